@@ -1,0 +1,1 @@
+"""The runtimes: one folder each, all behind the contract in `runtimes.base`. Nothing here imports the supervisor."""

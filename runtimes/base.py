@@ -1,0 +1,191 @@
+"""The adapter contract: how a configured model becomes a process that can be probed and talked to.
+
+An adapter is pure: it turns a validated model configuration and a `LaunchContext` into a `LaunchSpec`, says which
+endpoints the worker serves and how parameters map, and estimates memory by looking at files. It starts nothing itself.
+Every adapter passes the contract suite in tests/contract.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
+
+
+class ModelConfig(BaseModel):
+    """The keys every model has, whatever its runtime. Adapters subclass it with their own keys.
+
+    Strict: unknown keys and wrong types are errors. Paths are expanded (`~`, `$VAR`) by the catalog before validation.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    runtime: str = Field(description="The runtime that serves this model.", examples=["llama_server"])
+    type: ModelType = Field(default="llm", description="What the model is for; decides its default priority.")
+    priority: int | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="Eviction priority; the lowest goes first. Default by type: asr 300, tts 200, image 150, embedding 120, llm 100.",
+    )
+    pin: bool = Field(default=False, description="Never evict it.")
+    preload: bool = Field(default=False, description="Load it when the daemon starts.")
+    keep_alive_s: float | None = Field(
+        default=None, gt=0, description="Unload after this many idle seconds. Default: stay until the memory is needed."
+    )
+    vram_mib: int | None = Field(
+        default=None, gt=0, description="Memory it takes, in MiB. Default: learned, else estimated from its files."
+    )
+    devices: list[str] = Field(default_factory=list, description="Devices it may run on. Default: any.")
+    target_inflight: int | None = Field(
+        default=None, ge=0, description="Requests one worker gets at once; 0: no limit. Default: what the runtime serves."
+    )
+    modalities: list[Literal["text", "image", "audio"]] = Field(
+        default_factory=lambda: ["text"], description="What the model takes as input."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Further environment variables for the worker.")
+    startup_timeout_s: float = Field(
+        default=300.0, gt=0, description="Give up a start after this long without any progress (log, reads, memory)."
+    )
+    startup_limit_s: float = Field(default=1800.0, gt=0, description="Give up a start after this long, progress or not.")
+    grace_s: float = Field(default=10.0, ge=0, description="Seconds between SIGTERM and SIGKILL when it is stopped.")
+    enabled: bool = Field(default=True, description="False: as if it were not in the file.")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAssignment:
+    """Where the worker runs. `index` and `uuid` are None for host memory."""
+
+    id: str
+    kind: Literal["host", "cuda"]
+    index: int | None = None
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What the supervisor decided about this start."""
+
+    model: str
+    host: str
+    port: int
+    key: str  # per-spawn secret; the worker must refuse requests without it where the runtime can
+    device: DeviceAssignment
+    runtimes_dir: Path  # <runtimes_dir>/<runtime>/bin/python, where that runtime is installed
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """GET `path`: any 2xx means the model answers."""
+
+    path: str = "/health"
+    interval_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """Everything needed to start, probe, and talk to one worker."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)  # added to the allowlisted base environment
+    cwd: Path | None = None
+    library_path: tuple[str, ...] = ()  # prepended to LD_LIBRARY_PATH
+    health: HealthCheck = HealthCheck()
+    auth: str | None = None  # value of the Authorization header the proxy sends to this worker
+    stop_argv: tuple[str, ...] | None = None  # run instead of the first SIGTERM
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Endpoint:
+    """A public path this runtime's workers serve. Exact match; default deny for everything else."""
+
+    path: str
+    method: Literal["POST", "GET"] = "POST"
+    upstream_path: str | None = None  # where it differs from the public path
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A footprint computed without loading. `exact` formulas come from metadata, others from the file size."""
+
+    mib: int
+    source: Literal["computed", "file_size"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Request fields that switch reasoning on or off; merged into the body, objects key by key."""
+
+    enabled: Mapping[str, JsonValue]
+    disabled: Mapping[str, JsonValue]
+
+
+class RuntimeNotInstalledError(Exception):
+    """The runtime's program isn't there; `remedy` is the command that installs it."""
+
+    def __init__(self, runtime: str, message: str, remedy: str) -> None:
+        super().__init__(f"{message} Remedy: {remedy}")
+        self.runtime = runtime
+        self.remedy = remedy
+
+
+class ModelUnusableError(Exception):
+    """The model can't be launched as configured (file missing, option the found program lacks); says what to change."""
+
+
+C = TypeVar("C", bound=ModelConfig)
+
+
+class Adapter(abc.ABC, Generic[C]):
+    """One runtime. Stateless; one instance serves all of its models."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line for tables
+    requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one
+    config: type[C]
+
+    def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """Problems of this configuration that can be known without starting it, each a sentence naming the key.
+
+        Reads files' existence and metadata only. An empty tuple means it should start.
+        """
+        return ()
+
+    @abc.abstractmethod
+    def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
+        """How to start it. Raises RuntimeNotInstalledError or ModelUnusableError."""
+
+    @abc.abstractmethod
+    def endpoints(self, config: C) -> frozenset[Endpoint]:
+        """What its workers serve."""
+
+    def estimate(self, config: C) -> Estimate | None:
+        """Memory it will take, from metadata or file sizes; None when nothing can be told."""
+        return None
+
+    def target_inflight(self, config: C) -> int:
+        """Requests one worker serves well at once; 0: no limit."""
+        return config.target_inflight or 0
+
+    def thinking(self, config: C) -> Thinking | None:
+        """Fields for `enable_thinking`; None where the runtime has no such switch."""
+        return None
+
+    def upstream_model(self, config: C) -> str | None:
+        """The model name the worker insists on; None when it takes any."""
+        return None
+
+    def memory_definition(self, config: C) -> str:
+        """A stable text of what decides how the worker runs and what memory it takes; equal texts share learned footprints."""
+        return config.model_dump_json(
+            exclude={"priority", "pin", "preload", "keep_alive_s", "vram_mib", "devices", "target_inflight", "enabled"}
+        )

@@ -1,0 +1,488 @@
+"""The words the core speaks: ids, specifications, events, effects, snapshots, plans.
+
+Everything here is frozen. Time is a float of monotonic seconds that arrives as an argument; memory is whole MiB; a
+*model* is identified by its configured name and one *worker* of it by `(model, generation)`, where the generation grows
+with every start, so that a late message about an older process can be told apart and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+ModelId = NewType("ModelId", str)
+DeviceId = NewType("DeviceId", str)
+TicketId = NewType("TicketId", str)
+Generation = NewType("Generation", int)
+
+DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}
+"""Model priority by type; the lowest is evicted first. Source: docs/architecture.md, "Memory"."""
+
+
+# ---------------------------------------------------------------------------------------------------- specifications
+
+
+class FootprintSource(StrEnum):
+    """Where a footprint comes from, best first."""
+
+    EXPLICIT = "explicit"  # vram_mib in the configuration
+    LEARNED = "learned"  # measured on this device for these launch arguments
+    COMPUTED = "computed"  # from the file's own metadata
+    FILE_SIZE = "file_size"  # size on disk times a factor
+    NAME = "name"  # from "7b-q4" and the like in the name
+    DEFAULT = "default"  # nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a model is expected to take on a device, and why we think so."""
+
+    mib: int
+    source: FootprintSource
+    detail: str = ""
+
+
+class Eviction(StrEnum):
+    """May a model be evicted for one of lower priority?"""
+
+    LAST_RESORT = "last_resort"  # only when nothing lower would do
+    STRICT = "strict"  # never
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the core knows of a configured model."""
+
+    id: ModelId
+    type: str
+    priority: int
+    footprint: Footprint
+    learned: Mapping[DeviceId, Footprint] = field(default_factory=dict)
+    devices: tuple[DeviceId, ...] = ()  # where it may run; empty: anywhere
+    pin: bool = False
+    preload: bool = False
+    keep_alive_s: float | None = None  # None: until its memory is needed
+    target_inflight: int = 0  # requests one worker gets at once; 0: no limit
+    definition: str = ""  # fingerprint of everything that decides how the worker runs
+
+    def need_on(self, device: DeviceId) -> Footprint:
+        """The footprint to lease on `device`: explicit first, else learned there, else the general estimate."""
+        if self.footprint.source is FootprintSource.EXPLICIT:
+            return self.footprint
+        return self.learned.get(device, self.footprint)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A GPU, or host memory. `total_mib` is the budget the ledger shares out."""
+
+    id: DeviceId
+    total_mib: int
+    margin_mib: int
+    returns_at_exit: bool = False  # host memory is back before the exit is visible; VRAM may come later
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Numbers of the scheduler; defaults from docs/reliability.md. Seconds unless the name says otherwise."""
+
+    queue_total: int = 512
+    queue_per_model: int = 64
+    queue_wait_s: float = 600.0
+    min_residency_s: float = 30.0
+    linger_s: float = 0.25  # a young model counts as in demand this long after its last request
+    loads_per_device: int = 1
+    drain_s: float = 30.0
+    backoff_first_s: float = 1.0
+    backoff_max_s: float = 60.0
+    backoff_jitter: float = 0.25
+    backoff_reset_s: float = 600.0
+    crash_limit: int = 5
+    crash_window_s: float = 600.0
+    memory_warn_s: float = 5.0
+    memory_quarantine_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How models compete for memory."""
+
+    eviction: Eviction = Eviction.LAST_RESORT
+    max_loaded: Mapping[str, int] = field(default_factory=dict)  # by model type
+
+
+# --------------------------------------------------------------------------------------------------- planner's words
+
+
+class Hold(StrEnum):
+    """Why a resident can't be evicted now. PINNED is for good; all others pass."""
+
+    NONE = "none"
+    PINNED = "pinned"
+    BUSY = "busy"  # has requests in flight
+    STARTING = "starting"
+    STOPPING = "stopping"  # already going; its memory is on the way back
+    RESERVED = "reserved"  # its first request has not reached it, or another waiter claimed it
+    YOUNG = "young"  # below the minimum residency and in demand
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model that holds memory, as the planner sees it."""
+
+    model: ModelId
+    type: str
+    priority: int
+    device: DeviceId
+    held_mib: int  # max(lease, measured): what evicting it is expected to return
+    hold: Hold = Hold.NONE
+    idle_s: float = 0.0
+    reload_s: float = 1.0  # what loading it again is expected to cost
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device as the planner sees it; `free_mib` is what a new lease may take now, the margin already taken off."""
+
+    id: DeviceId
+    total_mib: int
+    usable_mib: int  # total minus margin: no model larger than this ever fits
+    free_mib: int
+    blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A place where the demanded model may go and what it would take there."""
+
+    device: DeviceId
+    need_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A model that somebody wants loaded."""
+
+    model: ModelId
+    type: str
+    priority: int
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the planner looks at."""
+
+    devices: tuple[DeviceView, ...]
+    residents: tuple[Resident, ...]
+    policy: Policy = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Load now, nothing has to go."""
+
+    device: DeviceId
+    need_mib: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Load on `device` once `victims` (in eviction order) are gone."""
+
+    device: DeviceId
+    need_mib: int
+    victims: tuple[ModelId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """It will fit once `waits_for` can go (or, when empty, once the device is unblocked)."""
+
+    device: DeviceId | None
+    need_mib: int
+    waits_for: tuple[ModelId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It can't fit whatever passes by itself: too large, or pinned/protected residents are in the way."""
+
+    reason: str
+
+
+Plan = Admit | Evict | Wait | Refuse
+
+
+# ---------------------------------------------------------------------------------------------------------- lifecycle
+
+
+class State(StrEnum):
+    """A model's worker, from the scheduler's side."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+
+class CrashClass(StrEnum):
+    """Why a worker ended although nobody stopped it."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    BAD_ARGUMENTS = "bad_arguments"
+    GPU_LOST = "gpu_lost"
+    PORT = "port"
+    START_TIMEOUT = "start_timeout"
+    UNRESPONSIVE = "unresponsive"
+    NOT_INSTALLED = "runtime_not_installed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A classified end: one line for people, the last log lines for the curious."""
+
+    kind: CrashClass
+    summary: str
+    log_tail: tuple[str, ...] = ()
+    exit_code: int | None = None  # negative: the signal's number
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The whole configuration, at boot and after every reload. Models not named any more are stopped and forgotten."""
+
+    models: tuple[ModelSpec, ...]
+    devices: tuple[DeviceSpec, ...]
+    limits: Limits = Limits()
+    policy: Policy = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A client wants `model`. `priority` orders the queue (higher first; all equal for now)."""
+
+    ticket: TicketId
+    model: ModelId
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """A dispatched or queued request is over, however it ended (its client may have left)."""
+
+    ticket: TicketId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAsked:
+    """An operator (or preload) wants the model loaded whatever the traffic. Clears FAILED."""
+
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAsked:
+    """An operator wants it gone: after its requests, or at once with `force`."""
+
+    model: ModelId
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """It answers its health check. Also sent when an unready worker recovers."""
+
+    model: ModelId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnready:
+    """Its readiness probe failed too often: no new requests until it recovers."""
+
+    model: ModelId
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """Its whole process tree is gone. `crash` is None when we stopped it."""
+
+    model: ModelId
+    generation: Generation
+    crash: Crash | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnkillable:
+    """SIGKILL was sent and the tree is still there after the bounded wait."""
+
+    model: ModelId
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One reading of a device. `outside_mib` is what others use, None where the process list can't tell."""
+
+    id: DeviceId
+    free_mib: int
+    stale: bool = False
+    outside_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """What one worker's tree takes on its device; None where it can't be told."""
+
+    model: ModelId
+    generation: Generation
+    used_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySampled:
+    """A reading of all devices and workers. `taken_at`: when the reading began, on the core's clock."""
+
+    devices: tuple[DeviceSample, ...]
+    workers: tuple[WorkerSample, ...]
+    taken_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; sent no later than `Scheduler.deadline()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownAsked:
+    """Take nothing new, drain, stop everything."""
+
+
+Event = (
+    Configured
+    | RequestArrived
+    | RequestFinished
+    | LoadAsked
+    | UnloadAsked
+    | WorkerReady
+    | WorkerUnready
+    | WorkerExited
+    | WorkerUnkillable
+    | MemorySampled
+    | Tick
+    | ShutdownAsked
+)
+
+
+# ------------------------------------------------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Spawn the model's worker on `device`. Answer: WorkerReady, or WorkerExited with a crash."""
+
+    model: ModelId
+    generation: Generation
+    device: DeviceId
+    lease_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """SIGTERM, grace, SIGKILL (at once with `force`). Answer: WorkerExited or WorkerUnkillable."""
+
+    model: ModelId
+    generation: Generation
+    reason: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """The ticket may go to this worker now. Answer: RequestFinished."""
+
+    ticket: TicketId
+    model: ModelId
+    generation: Generation
+
+
+class RejectCode(StrEnum):
+    """Why a request gets an error instead of a worker; the edge renders these."""
+
+    MODEL_NOT_FOUND = "model_not_found"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    MODEL_FAILED = "model_failed"
+    LOAD_FAILED = "load_failed"
+    INSUFFICIENT_MEMORY = "insufficient_memory"
+    RUNTIME_NOT_INSTALLED = "runtime_not_installed"
+    MODEL_UNLOADED = "model_unloaded"
+    SHUTTING_DOWN = "shutting_down"
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The ticket is over; tell its client. `detail` may hold last log lines."""
+
+    ticket: TicketId
+    code: RejectCode
+    message: str
+    retry_after_s: float | None = None
+    detail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CutRequest:
+    """A dispatched request must end now: its worker is being taken away."""
+
+    ticket: TicketId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Keep what this model took on this device for these launch arguments."""
+
+    model: ModelId
+    device: DeviceId
+    definition: str
+    mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something an operator should see; `code` is stable, e.g. `device.quarantined`."""
+
+    code: str
+    message: str
+    device: DeviceId | None = None
+    model: ModelId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision and its reason, for the journal and `llmux why`. `kind` is stable, e.g. `evict`, `admit`, `wait`."""
+
+    kind: str
+    model: ModelId | None
+    reason: str
+
+
+Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | Learn | Alert | Decided
