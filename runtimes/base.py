@@ -16,6 +16,7 @@ from typing import ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
+Modality = Literal["text", "image", "audio"]
 
 
 class ModelConfig(BaseModel):
@@ -44,16 +45,18 @@ class ModelConfig(BaseModel):
     )
     devices: list[str] = Field(default_factory=list, description="Devices it may run on. Default: any.")
     target_inflight: int | None = Field(
-        default=None, ge=0, description="Requests one worker gets at once; 0: no limit. Default: what the runtime serves."
+        default=None,
+        ge=0,
+        description="Requests one worker gets at once; 0: no limit. Default: what the runtime serves.",
     )
-    modalities: list[Literal["text", "image", "audio"]] = Field(
-        default_factory=lambda: ["text"], description="What the model takes as input."
-    )
+    modalities: list[Modality] = Field(default=["text"], description="What the model takes as input.")
     env: dict[str, str] = Field(default_factory=dict, description="Further environment variables for the worker.")
     startup_timeout_s: float = Field(
         default=300.0, gt=0, description="Give up a start after this long without any progress (log, reads, memory)."
     )
-    startup_limit_s: float = Field(default=1800.0, gt=0, description="Give up a start after this long, progress or not.")
+    startup_limit_s: float = Field(
+        default=1800.0, gt=0, description="Give up a start after this long, progress or not."
+    )
     grace_s: float = Field(default=10.0, ge=0, description="Seconds between SIGTERM and SIGKILL when it is stopped.")
     enabled: bool = Field(default=True, description="False: as if it were not in the file.")
 
