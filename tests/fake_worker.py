@@ -1,0 +1,363 @@
+"""A worker without a model: a real process with switches for everything a real one can do wrong. Standard library only.
+
+Serves GET /health, /stats and /env, POST /v1/chat/completions (JSON and SSE), /v1/completions, /v1/embeddings and /echo.
+Every switch is a command-line flag; those about one answer can also be given per request as a JSON object `"fake"` in
+the body, e.g. `{"fake": {"die_after": 2}}`. Run it with `python -I -S fake_worker.py --port 1234 …`.
+
+The usual suspects:
+
+- slow start: `--start-delay 2` (nothing listens until then), `--warmup 2` (listens, but /health is 503)
+- `--ignore-term`; `--term-delay 3` (exits that long after SIGTERM)
+- trees: `--fork` (a child in our group), `--daemonize` (a double-forked grandchild in a session of its own, which
+  ignores SIGTERM and keeps our stdout open), `--respawn` (that grandchild forks away from whoever looks at it);
+  `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
+- `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
+- `--die-after 2`: SIGKILL itself after two SSE chunks; `--hang`: accept requests but never answer them
+- `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers
+- `--flood-mib 50` (before ready), `--flood` (for ever); `--take-mib 100` of memory; `--grow-mib 5` a second
+- `--reuseport`: share the port; `--no-listen`: never open one
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+MIB = 1024 * 1024
+WORDS = ("Hello", " from", " a", " fake", " worker")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--host", default="127.0.0.1")
+    flags.add_argument("--port", type=int, default=0)
+    flags.add_argument("--name", default="fake", help="the model name in answers")
+    flags.add_argument("--start-delay", type=float, default=0.0)
+    flags.add_argument("--warmup", type=float, default=0.0)
+    flags.add_argument("--ignore-term", action="store_true")
+    flags.add_argument("--term-delay", type=float, default=0.0)
+    flags.add_argument("--fork", type=int, nargs="?", const=1, default=0)
+    flags.add_argument("--daemonize", type=int, nargs="?", const=1, default=0)
+    flags.add_argument("--respawn", action="store_true")
+    flags.add_argument("--leader-exits-after", type=float)
+    flags.add_argument("--thread-outlives", type=float, help="end the main thread; another lives this long")
+    flags.add_argument("--exit-code", type=int, help="exit with it before ready")
+    flags.add_argument("--exit-signal", type=int, help="die of it before ready")
+    flags.add_argument("--exit-after", type=float, help="exit this long after ready (code 0, or --exit-code)")
+    flags.add_argument("--log-text", default="", help="printed at start; \\n separates lines")
+    flags.add_argument("--log-env", action="store_true", help="print the environment as JSON at start")
+    flags.add_argument("--die-after", type=int, default=-1, help="SIGKILL itself after this many SSE chunks")
+    flags.add_argument("--hang", action="store_true")
+    flags.add_argument("--lie", action="store_true")
+    flags.add_argument("--mute", action="store_true")
+    flags.add_argument("--flood", action="store_true")
+    flags.add_argument("--flood-mib", type=int, default=0)
+    flags.add_argument("--take-mib", type=int, default=0)
+    flags.add_argument("--grow-mib", type=int, default=0)
+    flags.add_argument("--reuseport", action="store_true")
+    flags.add_argument("--no-listen", action="store_true")
+    flags.add_argument("--delay", type=float, default=0.0, help="before the head of each answer")
+    flags.add_argument("--chunks", type=int, default=len(WORDS), help="SSE chunks of content")
+    flags.add_argument("--chunk-delay", type=float, default=0.0)
+    flags.add_argument("--status", type=int, default=200, help="status of inference answers")
+    flags.add_argument("--key-env", help="the variable whose value requests must carry as bearer token")
+    return flags.parse_args(argv)
+
+
+class Stats:
+    """What this process has seen, for tests that count."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.requests = 0
+        self.active = 0
+        self.peak = 0
+        self.aborted = 0
+        self.ids: list[str] = []
+
+    def begin(self, request_id: str | None) -> None:
+        with self.lock:
+            self.requests += 1
+            self.active += 1
+            self.peak = max(self.peak, self.active)
+            if request_id:
+                self.ids.append(request_id)
+
+    def end(self, *, aborted: bool) -> None:
+        with self.lock:
+            self.active -= 1
+            self.aborted += aborted
+
+    def as_json(self) -> dict[str, object]:
+        with self.lock:
+            return {
+                "pid": os.getpid(),
+                "requests": self.requests,
+                "active": self.active,
+                "peak": self.peak,
+                "aborted": self.aborted,
+                "ids": list(self.ids),
+            }
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    options: argparse.Namespace
+    stats: Stats
+    ready_at: float
+
+    def log_message(self, *args: object) -> None:
+        print("request:", str(args[0]) % args[1:], flush=True)
+
+    def send_json(self, status: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/health":
+            while self.options.mute:
+                time.sleep(3600)
+            if time.monotonic() < self.ready_at:
+                self.send_json(503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
+            else:
+                self.send_json(200, {"status": "ok"})
+        elif path == "/stats":
+            self.send_json(200, self.stats.as_json())
+        elif path == "/env":
+            self.send_json(200, dict(os.environ))
+        elif path == "/v1/models":
+            self.send_json(200, {"object": "list", "data": [{"id": self.options.name, "object": "model"}]})
+        else:
+            self.send_json(404, {"error": {"message": "no such path", "type": "invalid_request_error"}})
+
+    def body(self) -> bytes:
+        if "chunked" in (self.headers.get("Transfer-Encoding") or ""):
+            parts = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def do_POST(self) -> None:
+        self.stats.begin(self.headers.get("X-Request-Id"))
+        aborted = True
+        try:
+            self.answer(self.body())
+            aborted = False
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+        finally:
+            self.stats.end(aborted=aborted)
+
+    def answer(self, raw: bytes) -> None:
+        path = self.path.partition("?")[0]
+        try:
+            request = json.loads(raw)
+        except ValueError:
+            request = {}
+        if not isinstance(request, dict):
+            request = {}
+        options = argparse.Namespace(**{**vars(self.options), **request.get("fake", {})})
+        if options.key_env and self.headers.get("Authorization") != f"Bearer {os.environ[options.key_env]}":
+            self.send_json(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
+            return
+        while options.hang:
+            time.sleep(3600)
+        if options.lie:
+            self.send_json(500, {"error": {"message": "I only pretend to be healthy", "type": "server_error"}})
+            return
+        time.sleep(options.delay)
+        if options.status != 200:
+            self.send_json(options.status, {"error": {"message": "as told", "type": "server_error"}})
+        elif path == "/echo":
+            self.send_response(200)
+            self.send_header("Content-Type", self.headers.get("Content-Type") or "application/octet-stream")
+            self.send_header("X-Echo-Headers", json.dumps(self.headers.items()))
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+        elif path == "/v1/chat/completions":
+            words = [WORDS[i % len(WORDS)] for i in range(options.chunks)]
+            if request.get("stream"):
+                self.stream(options, words)
+            else:
+                self.send_json(200, self.completion({"message": {"role": "assistant", "content": "".join(words)}}))
+        elif path == "/v1/completions":
+            self.send_json(200, self.completion({"text": "".join(WORDS)}, kind="text_completion"))
+        elif path == "/v1/embeddings":
+            vector = {"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}
+            self.send_json(200, {"object": "list", "model": options.name, "data": [vector], "usage": {}})
+        else:
+            self.send_json(404, {"error": {"message": "no such path", "type": "invalid_request_error"}})
+
+    def completion(self, choice: dict[str, object], kind: str = "chat.completion") -> dict[str, object]:
+        return {
+            "id": "chatcmpl-fake",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.options.name,
+            "choices": [{"index": 0, "finish_reason": "stop", **choice}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": len(WORDS), "total_tokens": 1 + len(WORDS)},
+            "pid": os.getpid(),
+        }
+
+    def stream(self, options: argparse.Namespace, words: list[str]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for i, word in enumerate(words):
+            if i == options.die_after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
+            time.sleep(options.chunk_delay)
+        self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self.chunk(b"data: [DONE]\n\n")
+        self.chunk(b"")
+
+    def event(self, value: dict[str, object]) -> None:
+        value = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "model": self.options.name, **value}
+        self.chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+    def chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.wfile.flush()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def server_bind(self) -> None:
+        if Answer.options.reuseport:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.socket.bind(self.server_address)
+        self.server_name, self.server_port = self.socket.getsockname()[:2]  # no reverse look-up of the host
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+def run_from(watcher_s: float) -> None:
+    """Fork and let the parent end, again and again: the pid changes faster than a scan of /proc takes."""
+    until = time.monotonic() + watcher_s
+    while time.monotonic() < until:
+        if os.fork():
+            os._exit(0)
+    sleep_for_ever()
+
+
+def grow_tree(options: argparse.Namespace) -> None:
+    for _ in range(options.fork):
+        if os.fork() == 0:
+            sleep_for_ever()
+    for _ in range(options.daemonize or options.respawn):
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if options.respawn:
+                run_from(30.0)
+            sleep_for_ever()
+        os.waitpid(child, 0)
+
+
+def flood(mib: float) -> None:
+    line = b"x" * 1023 + b"\n"
+    written = 0
+    while written < mib * MIB:
+        written += os.write(1, line * 64)
+
+
+def later(delay_s: float, code: int) -> None:
+    def end() -> None:
+        time.sleep(delay_s)
+        os._exit(code)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def main(argv: list[str]) -> int:
+    options = parse(argv)
+
+    def on_term(signum: int, frame: object) -> None:
+        if options.ignore_term:
+            print("ignoring SIGTERM", flush=True)
+        elif options.term_delay:
+            later(options.term_delay, 0)
+        else:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, on_term)
+    print(f"fake worker {os.getpid()} starting", flush=True)
+    if options.log_text:
+        print(options.log_text.replace("\\n", "\n"), flush=True)
+    if options.log_env:
+        print(json.dumps(dict(os.environ)), flush=True)
+    grow_tree(options)
+    if options.flood_mib:
+        flood(options.flood_mib)
+    if options.flood:
+        threading.Thread(target=flood, args=(float("inf"),), daemon=True).start()
+    taken = [bytearray(b"\1") * (options.take_mib * MIB)]
+    if options.grow_mib:
+
+        def grow() -> None:
+            while True:
+                taken.append(bytearray(b"\1") * (options.grow_mib * MIB))
+                time.sleep(1.0)
+
+        threading.Thread(target=grow, daemon=True).start()
+    if options.leader_exits_after is not None:
+        later(options.leader_exits_after, 0)
+    if options.thread_outlives is not None:
+        threading.Thread(target=lambda: (time.sleep(options.thread_outlives), os._exit(0))).start()
+        sys.stdout.flush()
+        import ctypes
+
+        ctypes.CDLL(None).pthread_exit(None)
+    time.sleep(options.start_delay)
+    if options.exit_after is None:
+        if options.exit_signal is not None:
+            signal.signal(options.exit_signal, signal.SIG_DFL) if options.exit_signal != signal.SIGKILL else None
+            os.kill(os.getpid(), options.exit_signal)
+        if options.exit_code is not None:
+            return options.exit_code
+    if options.no_listen:
+        print("ready", flush=True)
+        sleep_for_ever()
+
+    Answer.options, Answer.stats = options, Stats()
+    Answer.ready_at = time.monotonic() + options.warmup
+    try:
+        server = Server((options.host, options.port), Answer)
+    except OSError as error:
+        print(f"couldn't bind HTTP server socket, hostname: {options.host}, port: {options.port}: {error}", flush=True)
+        return 1
+    print(f"listening on {server.server_address[0]}:{server.server_port}", flush=True)
+    if options.exit_after is not None:
+        later(options.exit_after, options.exit_code or 0)
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
