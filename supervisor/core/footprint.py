@@ -1,0 +1,96 @@
+"""How much memory a model will take, from the best source there is.
+
+The chain, best first: what the configuration says; what was measured on this device with these launch arguments; what
+the runtime computes from the file's metadata; the size of the files times a factor; what its name suggests; a default.
+Every answer says where it comes from, so that a prediction can be shown beside the measurement.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+from supervisor.core.types import Footprint, FootprintSource
+
+FileFormat = Literal["gguf", "safetensors"]
+
+FILE_FACTOR: dict[FileFormat, float] = {"gguf": 1.1, "safetensors": 1.3}
+"""Memory per byte on disk: the weights as they are, plus cache, activations, and the larger context of PyTorch."""
+
+DEFAULT_MIB = 4096
+"""When nothing at all is known."""
+
+NAME_FACTOR = 1.2
+"""Cache and buffers, relative to the weights, when only the name is known."""
+
+_PARAMETERS = re.compile(r"(?<![a-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
+_K_QUANT = re.compile(r"(?<![a-z0-9])i?q([1-8])(?![0-9])")
+_FORMAT_BITS = (
+    (re.compile(r"(?<![a-z])(?:fp32|f32|float32)(?![0-9])"), 32.0),
+    (re.compile(r"(?<![a-z])(?:bf16|fp16|f16|float16)(?![0-9])"), 16.0),
+    (re.compile(r"(?<![a-z])(?:fp8|f8|int8|w8a8|w8a16)(?![0-9])|(?<![0-9])8-?bit"), 8.0),
+    (re.compile(r"(?<![a-z])(?:mxfp4|nvfp4|fp4|nf4|int4|w4a16|awq|gptq)(?![0-9])|(?<![0-9])4-?bit"), 4.5),
+)
+_UNQUANTISED_BITS = 16.0
+
+
+def choose(
+    *,
+    name: str,
+    explicit_mib: int | None = None,
+    learned: Footprint | None = None,
+    computed: Footprint | None = None,
+    files_mib: int | None = None,
+    files_format: FileFormat | None = None,
+) -> Footprint:
+    """The footprint from the best source given.
+
+    `computed` is the runtime's own estimate and keeps its source (`computed` or `file_size`); `files_mib` is what the
+    model's files take on disk. Raises nothing: there is always an answer of at least 1 MiB.
+    """
+    if explicit_mib is not None:
+        return Footprint(explicit_mib, FootprintSource.EXPLICIT, "vram_mib of the configuration")
+    if learned is not None:
+        return learned
+    if computed is not None:
+        return computed
+    if files_mib is not None and files_format is not None:
+        return from_files(files_mib, files_format)
+    return from_name(name) or Footprint(
+        DEFAULT_MIB, FootprintSource.DEFAULT, "nothing is known; set vram_mib, or load it once"
+    )
+
+
+def from_files(files_mib: int, files_format: FileFormat) -> Footprint:
+    """The size on disk times the factor of its format."""
+    factor = FILE_FACTOR[files_format]
+    # Rounded before the ceiling: 1000 * 1.1 is 1100.0000000000002 in binary.
+    mib = max(1, math.ceil(round(files_mib * factor, 6)))
+    return Footprint(mib, FootprintSource.FILE_SIZE, f"{files_mib} MiB of {files_format} x {factor}")
+
+
+def from_name(name: str) -> Footprint | None:
+    """Parameters and bits per weight as names give them ("qwen3-35b-a3b-q4_k_m"); None when there is no size in it.
+
+    Of several sizes the largest counts: a mixture of experts holds all of its weights, not the active ones.
+    """
+    text = name.lower()
+    sizes = [
+        int(experts or 1) * float(number) * (1e9 if unit == "b" else 1e6)
+        for experts, number, unit in _PARAMETERS.findall(text)
+    ]
+    parameters = max(sizes, default=0.0)
+    if parameters == 0:
+        return None
+    bits = _bits(text)
+    mib = max(1, math.ceil(parameters * bits / 8 * NAME_FACTOR / 2**20))
+    return Footprint(mib, FootprintSource.NAME, f"{parameters / 1e9:g}B parameters at {bits:g} bits, by its name")
+
+
+def _bits(text: str) -> float:
+    k_quant = _K_QUANT.search(text)
+    if k_quant is not None:
+        # Scales and the layers kept at higher precision: Q4_K_M is 4.85 bits a weight, Q6_K 6.56, Q8_0 8.5.
+        return int(k_quant[1]) + 0.75
+    return next((bits for pattern, bits in _FORMAT_BITS if pattern.search(text)), _UNQUANTISED_BITS)
