@@ -1,0 +1,104 @@
+"""The bounded memory of what was decided and why, and the proof that it can be decided again.
+
+The journal sits around the scheduler. It keeps the last events with their effects, starting from a checkpoint of the
+scheduler's whole state, so that `replay()` can run the very same events through a copy and compare; and it keeps the
+decisions apart, overall and by model, for `llmux why`. Memory is bounded by counts: at most two segments of events.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.types import Decided, Effect, Event, ModelId
+
+SEGMENT_EVENTS = 4096
+DECISIONS = 2000
+DECISIONS_PER_MODEL = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision. `at` is on the core's clock; `seq` grows by one with each."""
+
+    seq: int
+    at: float
+    kind: str
+    model: ModelId | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event and what came of it."""
+
+    at: float
+    event: Event
+    effects: tuple[Effect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """An entry whose replay gave other effects: the core looked at something that is not in its events. A bug."""
+
+    entry: Entry
+    replayed: tuple[Effect, ...]
+
+
+class _Segment:
+    __slots__ = ("checkpoint", "entries")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.checkpoint = pickle.dumps(scheduler)  # our own object, never read from outside
+        self.entries: list[Entry] = []
+
+
+class Journal:
+    """A scheduler that remembers. `handle` has the scheduler's contract."""
+
+    def __init__(self, scheduler: Scheduler | None = None, *, segment_events: int = SEGMENT_EVENTS) -> None:
+        self.scheduler = scheduler if scheduler is not None else Scheduler()
+        self._segment_events = segment_events
+        self._segments: deque[_Segment] = deque([_Segment(self.scheduler)], maxlen=2)
+        self._decisions: deque[Decision] = deque(maxlen=DECISIONS)
+        self._by_model: dict[ModelId, deque[Decision]] = {}
+        self._seq = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Let the scheduler take the event, and keep both."""
+        if len(self._segments[-1].entries) >= self._segment_events:
+            self._segments.append(_Segment(self.scheduler))
+        effects = self.scheduler.handle(event, now)
+        self._segments[-1].entries.append(Entry(now, event, tuple(effects)))
+        for effect in effects:
+            if type(effect) is Decided:
+                self._keep(Decision(self._seq, now, effect.kind, effect.model, effect.reason))
+        return effects
+
+    def _keep(self, decision: Decision) -> None:
+        self._seq += 1
+        self._decisions.append(decision)
+        if decision.model is not None:
+            self._by_model.setdefault(decision.model, deque(maxlen=DECISIONS_PER_MODEL)).append(decision)
+
+    def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
+        """The last decisions, oldest first; those about one model if named (kept even when others were many)."""
+        kept = self._decisions if model is None else self._by_model.get(model, deque())
+        return list(kept)[-limit:]
+
+    def entries(self) -> Iterator[Entry]:
+        """All events still kept, oldest first."""
+        for segment in self._segments:
+            yield from segment.entries
+
+    def replay(self) -> Divergence | None:
+        """Run all kept events through a copy of the scheduler as it was; None when every effect came out the same."""
+        scheduler: Scheduler = pickle.loads(self._segments[0].checkpoint)  # noqa: S301 (written by this object, in memory)
+        for entry in self.entries():
+            effects = tuple(scheduler.handle(entry.event, entry.at))
+            if effects != entry.effects:
+                return Divergence(entry, effects)
+        return None

@@ -1,0 +1,234 @@
+"""From wants to loads: builds what the planner looks at, asks it, and carries its answer out.
+
+Wanted models are taken in one order (request priority, then who waits longest), and each plan sees the plans before it
+as already carried out: their victims are gone, their models are there. So a later want can use what is left over but
+can never take memory that an earlier one is freeing, and nobody is overtaken for ever.
+
+A *claim* is how a waiter takes hold of a victim: an idle one is stopped at once; a busy one gets no new requests and is
+stopped when the running ones end. Claims are made anew in every round, so a waiter that leaves frees its victims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.core.ledger import Phase
+from supervisor.core.lifecycle import Step
+from supervisor.core.planner import plan
+from supervisor.core.types import (
+    Admit,
+    Demand,
+    DeviceId,
+    DeviceView,
+    Evict,
+    Generation,
+    Hold,
+    ModelId,
+    Option,
+    Refuse,
+    RejectCode,
+    Resident,
+    Snapshot,
+    StartWorker,
+    State,
+    Wait,
+)
+from supervisor.core.world import Record, Turn, World
+
+RELOAD_MIB_PER_S = 1024
+"""Guess of how fast a model loads before its first load was timed."""
+
+REFUSED_RETRY_S = 30.0
+
+
+@dataclass(slots=True)
+class _Round:
+    """What earlier plans of this round have taken: victims that will be gone, models that will be there."""
+
+    leaving: dict[ModelId, None]
+    coming: list[Resident]
+
+
+def place(world: World, turn: Turn) -> None:
+    """Plan every wanted model once and carry the plans out."""
+    claimed_before = [r for r in world.records.values() if r.claimed_by is not None]
+    if not world.wanted and not claimed_before:
+        return
+    for victim in claimed_before:
+        victim.claimed_by = None
+    round_ = _Round({}, [])
+    for model in _order(world):
+        record = world.records[model]
+        record.claims = ()
+        _place_one(world, turn, record, round_)
+    for victim in claimed_before:
+        if victim.claimed_by is not None:
+            continue
+        if victim.state is State.DRAINING and victim.stop_reason is None:
+            victim.life.step(Step.RESUME, turn.now, "the model it was to make room for is not wanted any more")
+            turn.decide("resume", victim.id, victim.life.reason)
+        world.dispatch(turn, victim)
+
+
+def _order(world: World) -> list[ModelId]:
+    def key(model: ModelId) -> tuple[int, float, ModelId]:
+        head, oldest = world.queue.peek(model), world.queue.oldest(model)
+        asked = world.records[model].asked_at
+        since = [at for at in (asked, oldest and oldest.arrived_at) if at is not None]
+        return (-head.priority if head is not None else 0, min(since, default=float("inf")), model)
+
+    return sorted(world.wanted, key=key)
+
+
+def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None:
+    demand = _demand(world, record)
+    answer = plan(demand, _snapshot(world, turn, record, round_))
+    only_restore = record.restore and record.asked_at is None and world.queue.count(record.id) == 0
+    if only_restore and not isinstance(answer, Admit):
+        record.restore = isinstance(answer, Wait)  # nothing is evicted, and nobody waits, for a model nobody asks for
+        world.want(record)
+        return
+    _journal(turn, record, answer)
+    match answer:
+        case Admit(device, need_mib, reason):
+            _start(world, turn, record, device, need_mib, reason)
+        case Evict(device, need_mib, victims):
+            record.claims = victims
+            round_.coming.append(_promise(record, device, need_mib))
+            for model in victims:
+                victim = world.records[model]
+                victim.claimed_by = record.id
+                round_.leaving[model] = None
+                world.stop(turn, victim, f"evicted for {record.id}")
+                turn.decide("evicted", model, f"made room for {record.id}: {answer.reason}")
+        case Wait(device, need_mib, waits_for):
+            record.claims = waits_for
+            if device is not None:
+                round_.coming.append(_promise(record, device, need_mib))
+            for model in waits_for:
+                round_.leaving[model] = None
+                _claim(world, turn, record, world.records[model])
+        case Refuse(reason):
+            record.life.reason = reason
+            world.reject_all(
+                turn,
+                record,
+                RejectCode.INSUFFICIENT_MEMORY,
+                f"{record.id} can't be loaded: {reason}",
+                retry_after_s=REFUSED_RETRY_S,
+            )
+            world.want(record)
+
+
+def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:
+    """No new requests for a busy victim, unless it is entitled to its minimum residency."""
+    victim.claimed_by = waiter.id
+    mature = turn.now - victim.ready_at >= world.limits.min_residency_s or waiter.spec.priority > victim.spec.priority
+    if victim.state is State.READY and mature:
+        reason = f"drains for {waiter.id}"
+        victim.life.step(Step.DRAIN, turn.now, reason)
+        turn.decide("drain", victim.id, reason)
+    elif not mature:
+        victim.claimed_by = None
+        world.wake(victim.ready_at + world.limits.min_residency_s, waiter.id)
+
+
+def _start(world: World, turn: Turn, record: Record, device: DeviceId, need_mib: int, reason: str) -> None:
+    record.generation = Generation(record.generation + 1)
+    record.device = device
+    record.restore = False
+    record.crash = None
+    record.stop_reason = None
+    record.life.step(Step.START, turn.now, reason)
+    world.ledger.begin(record.holder, device, need_mib)
+    world.want(record)
+    turn.emit(StartWorker(record.id, record.generation, device, need_mib))
+
+
+def _journal(turn: Turn, record: Record, answer: Admit | Evict | Wait | Refuse) -> None:
+    """Record a plan once, however often it is made again with only its numbers changed."""
+    kind = type(answer).__name__.lower()
+    others = answer.victims if isinstance(answer, Evict) else answer.waits_for if isinstance(answer, Wait) else ()
+    gist = f"{kind} {' '.join(others)}"
+    if gist != record.last_plan or isinstance(answer, Admit):
+        record.last_plan = gist
+        turn.decide(kind, record.id, answer.reason)
+
+
+def _promise(record: Record, device: DeviceId, need_mib: int) -> Resident:
+    return Resident(record.id, record.spec.type, record.spec.priority, device, need_mib, Hold.RESERVED)
+
+
+def _demand(world: World, record: Record) -> Demand:
+    spec = record.spec
+    places = spec.devices or world.ledger.device_ids()
+    options = tuple(Option(device, record.need_on(device).mib) for device in places)
+    return Demand(record.id, spec.type, spec.priority, options)
+
+
+def _snapshot(world: World, turn: Turn, wanted: Record, round_: _Round) -> Snapshot:
+    residents: list[Resident] = []
+    freed: dict[DeviceId, int] = {}
+    loading: dict[DeviceId, ModelId] = {}
+    for lease in world.ledger.leases():
+        model = lease.holder[0]
+        record = world.records.get(model)
+        if lease.phase is Phase.STARTING:
+            loading[lease.device] = model
+        if model in round_.leaving:
+            freed[lease.device] = freed.get(lease.device, 0) + lease.held_mib
+        elif record is None or lease.phase is Phase.RETURNING or record.generation != lease.holder[1]:
+            residents.append(Resident(model, "", 0, lease.device, lease.held_mib, Hold.STOPPING))
+        else:
+            residents.append(_resident(world, turn, record, lease.device, lease.held_mib))
+    for resident in round_.coming:
+        freed[resident.device] = freed.get(resident.device, 0) - resident.held_mib
+    residents.extend(round_.coming)
+    views = tuple(
+        _view(world, device, freed.get(device, 0), loading.get(device)) for device in world.ledger.device_ids()
+    )
+    return Snapshot(views, tuple(residents), world.policy)
+
+
+def _view(world: World, device: DeviceId, freed_mib: int, loading: ModelId | None) -> DeviceView:
+    view = world.ledger.view(device)
+    blocked = view.blocked
+    if blocked is None and loading is not None and world.limits.loads_per_device <= world.ledger.starting(device):
+        blocked = f"{loading} is loading"
+    # What is being freed for an earlier waiter isn't here yet; what it was promised isn't gone yet.
+    free = min(view.free_mib, view.free_mib + freed_mib)
+    return DeviceView(device, view.total_mib, view.usable_mib, free, blocked)
+
+
+def _resident(world: World, turn: Turn, record: Record, device: DeviceId, held_mib: int) -> Resident:
+    spec = record.spec
+    idle_s = max(0.0, turn.now - record.last_used)
+    match record.state:
+        case State.STARTING:
+            hold = Hold.STARTING
+        case State.STOPPING:
+            hold = Hold.STOPPING
+        case _ if spec.pin and not record.retired:
+            hold = Hold.PINNED
+        case _ if record.in_flight or record.state is State.DRAINING:
+            hold = Hold.BUSY
+        case _:
+            hold = _young(world, turn, record, idle_s)
+    reload_s = record.load_s if record.load_s is not None else max(1.0, held_mib / RELOAD_MIB_PER_S)
+    return Resident(
+        record.id, spec.type, spec.priority, device, held_mib, hold, idle_s, reload_s, len(record.in_flight)
+    )
+
+
+def _young(world: World, turn: Turn, record: Record, idle_s: float) -> Hold:
+    """An idle model keeps its place while it is below its minimum residency and still in demand."""
+    limits = world.limits
+    if turn.now - record.ready_at >= limits.min_residency_s:
+        return Hold.NONE
+    if idle_s < limits.linger_s:
+        world.wake(record.last_used + limits.linger_s, record.id)
+        return Hold.YOUNG
+    if world.queue.count(record.id) > 0:
+        world.wake(record.ready_at + limits.min_residency_s, record.id)
+        return Hold.YOUNG
+    return Hold.NONE

@@ -1,0 +1,201 @@
+"""What the scheduler remembers: one `Record` per configured model, the ledger, the queue, the timers.
+
+All of it is owned by one `Scheduler` and changed only inside its `handle()`. A `Turn` is one such call: the time, and
+the effects it collects.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from supervisor.core.ledger import Ledger
+from supervisor.core.lifecycle import HAS_WORKER, Lifecycle, Step
+from supervisor.core.queue import AdmissionQueue
+from supervisor.core.types import (
+    Crash,
+    Decided,
+    DeviceId,
+    Dispatch,
+    Effect,
+    Footprint,
+    FootprintSource,
+    Generation,
+    Limits,
+    ModelId,
+    ModelSpec,
+    Policy,
+    Reject,
+    RejectCode,
+    State,
+    StopWorker,
+    TicketId,
+)
+
+OUT_OF_MEMORY_EXTRA = 1.25
+"""Factor on the footprint for the one retry after a start that ran out of memory."""
+
+Holder = tuple[ModelId, Generation]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One call of `Scheduler.handle`."""
+
+    now: float
+    effects: list[Effect] = field(default_factory=list)
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def decide(self, kind: str, model: ModelId | None, reason: str) -> None:
+        self.effects.append(Decided(kind, model, reason))
+
+
+@dataclass(slots=True)
+class Record:
+    """One model: its worker's life, its requests, and who wants or claims it."""
+
+    spec: ModelSpec
+    life: Lifecycle
+    generation: Generation = Generation(0)
+    device: DeviceId | None = None
+    answering: bool = False  # readiness: False holds new requests back
+    in_flight: dict[TicketId, None] = field(default_factory=dict)
+    last_used: float = 0.0
+    ready_at: float = 0.0
+    load_s: float | None = None  # how long the last successful load took
+    asked_at: float | None = None  # an operator or preload wants it, since then
+    restore: bool = False  # it crashed while loaded: load it again if nothing has to go for it
+    claimed_by: ModelId | None = None  # it must go for this model
+    claims: tuple[ModelId, ...] = ()  # these must go for this one
+    stop_reason: str | None = None  # why it is drained, when not for a claim
+    drain_until: float | None = None
+    next_spec: ModelSpec | None = None  # a reload changed how it runs; takes effect when this worker is gone
+    retired: bool = False  # no longer configured; forgotten when its worker is gone
+    stuck: bool = False  # its process survived SIGKILL
+    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+    crash: Crash | None = None  # why it is in BACKOFF or FAILED
+    retry_at: float = 0.0
+    oom_retried: bool = False
+    last_plan: str = ""  # kind and reason of the last plan, so that the journal has each only once
+
+    @property
+    def id(self) -> ModelId:
+        return self.spec.id
+
+    @property
+    def state(self) -> State:
+        return self.life.state
+
+    @property
+    def has_worker(self) -> bool:
+        return self.life.state in HAS_WORKER
+
+    @property
+    def holder(self) -> Holder:
+        return (self.spec.id, self.generation)
+
+    def need_on(self, device: DeviceId) -> Footprint:
+        """The footprint to lease on `device`; larger on the one retry after running out of memory."""
+        footprint = self.spec.need_on(device)
+        if not self.oom_retried:
+            return footprint
+        return Footprint(
+            int(footprint.mib * OUT_OF_MEMORY_EXTRA), footprint.source, "raised after running out of memory"
+        )
+
+    def learn(self, device: DeviceId, mib: int) -> None:
+        """Use `mib` for the next load on `device`."""
+        learned = {**self.spec.learned, device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")}
+        self.spec = replace(self.spec, learned=learned)
+
+
+@dataclass(slots=True)
+class World:
+    """Everything the scheduler decides on."""
+
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+    ledger: Ledger = field(default_factory=Ledger)
+    queue: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(Limits()))
+    records: dict[ModelId, Record] = field(default_factory=dict)
+    tickets: dict[TicketId, ModelId] = field(default_factory=dict)  # dispatched ones
+    wanted: dict[ModelId, None] = field(default_factory=dict)  # models that somebody wants loaded and that aren't
+    timers: list[tuple[float, ModelId]] = field(default_factory=list)
+    shutting_down: bool = False
+
+    def wake(self, at: float, model: ModelId) -> None:
+        """Look at `model` again at `at`. Waking too often is harmless."""
+        heapq.heappush(self.timers, (at, model))
+
+    def due(self, now: float) -> list[ModelId]:
+        """The models whose timers have come, each once."""
+        due: dict[ModelId, None] = {}
+        while self.timers and self.timers[0][0] <= now:
+            due[heapq.heappop(self.timers)[1]] = None
+        return list(due)
+
+    def current(self, model: ModelId, generation: Generation) -> Record | None:
+        """The record, unless the message is about an older worker or a forgotten model."""
+        record = self.records.get(model)
+        return record if record is not None and record.generation == generation and record.has_worker else None
+
+    def dispatch(self, turn: Turn, record: Record) -> None:
+        """Send queued requests to the worker, as many as it takes and the state allows."""
+        while (
+            record.state is State.READY
+            and record.answering
+            and not self.is_full(record)
+            and (waiting := self.queue.pop(record.id)) is not None
+        ):
+            self.assign(turn, record, waiting.ticket)
+
+    def assign(self, turn: Turn, record: Record, ticket: TicketId) -> None:
+        """This ticket goes to the worker now."""
+        record.in_flight[ticket] = None
+        record.last_used = turn.now
+        self.tickets[ticket] = record.id
+        turn.emit(Dispatch(ticket, record.id, record.generation))
+
+    @staticmethod
+    def is_full(record: Record) -> bool:
+        """Has the worker all the requests it gets at once?"""
+        return 0 < record.spec.target_inflight <= len(record.in_flight)
+
+    def stop(self, turn: Turn, record: Record, reason: str, *, force: bool = False) -> None:
+        """Signals go out; its memory stays leased until the tree is gone and the device shows it back."""
+        record.life.step(Step.STOP, turn.now, reason)
+        record.answering = False
+        record.drain_until = None
+        turn.emit(StopWorker(record.id, record.generation, reason, force=force))
+
+    def want(self, record: Record) -> None:
+        """Keep `wanted` true for this model: it isn't loaded, may be, and somebody waits for it."""
+        if (
+            record.state is State.STOPPED
+            and not record.retired
+            and not record.stuck
+            and not self.shutting_down
+            and (record.asked_at is not None or record.restore or self.queue.count(record.id) > 0)
+        ):
+            self.wanted[record.id] = None
+        else:
+            self.wanted.pop(record.id, None)
+
+    def reject_all(
+        self,
+        turn: Turn,
+        record: Record,
+        code: RejectCode,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        detail: tuple[str, ...] = (),
+    ) -> None:
+        """Every queued request of the model gets this answer; nobody waits for it any more."""
+        for waiting in self.queue.clear(record.id):
+            turn.emit(Reject(waiting.ticket, code, message, retry_after_s, detail))
+        record.asked_at = None
+        record.restore = False
