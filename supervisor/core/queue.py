@@ -8,9 +8,11 @@ no decision slower: a heap per model gives the order, and entries that left in b
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Literal
 
 from supervisor.core.types import Limits, ModelId, TicketId
 
@@ -28,6 +30,15 @@ class Waiting:
     def order(self) -> tuple[int, int]:
         """Sort key: who is served first."""
         return -self.priority, self.seq
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Why a request was not queued: which queue is full, and how long it is."""
+
+    scope: Literal["total", "model"]
+    length: int
+    limit: int
 
 
 @dataclass(slots=True)
@@ -56,8 +67,8 @@ class _Line:
 class AdmissionQueue:
     """Tickets waiting for their models. A ticket is in it at most once."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
         self._arrivals: OrderedDict[TicketId, Waiting] = OrderedDict()
         self._lines: dict[ModelId, _Line] = {}
         self._models: list[tuple[int, int, ModelId]] = []  # (*order of its first ticket, model), sorted
@@ -73,14 +84,13 @@ class AdmissionQueue:
         """New limits. Those already queued stay, also beyond them; their waiting time is judged by the new one."""
         self._limits = limits
 
-    def push(self, ticket: TicketId, model: ModelId, priority: int, now: float) -> str | None:
-        """Queue it and return None, or return why the queue is full. `now` must not go backwards between calls."""
+    def push(self, ticket: TicketId, model: ModelId, priority: int, now: float) -> Full | None:
+        """Queue it and return None, or say which queue is full. `now` must not go backwards between calls."""
         assert ticket not in self._arrivals, f"{ticket} is queued already"
         if len(self._arrivals) >= self._limits.queue_total:
-            return f"{len(self._arrivals)} requests are queued, the limit is {self._limits.queue_total}"
-        queued = self.count(model)
-        if queued >= self._limits.queue_per_model:
-            return f"{queued} requests are queued for {model}, the limit is {self._limits.queue_per_model}"
+            return Full("total", len(self._arrivals), self._limits.queue_total)
+        if self.length(model) >= self._limits.queue_per_model:
+            return Full("model", self.length(model), self._limits.queue_per_model)
         self._seq += 1
         waiting = Waiting(ticket, model, priority, now, self._seq)
         line = self._lines.setdefault(model, _Line())
@@ -90,18 +100,21 @@ class AdmissionQueue:
         self._reorder(model, before, line.first())
         return None
 
-    def pop(self, model: ModelId) -> Waiting | None:
+    def pop(self, model: ModelId) -> TicketId | None:
         """Take the model's next request; None when nobody waits for it."""
-        waiting = self.peek(model)
-        return None if waiting is None else self.remove(waiting.ticket)
+        head = self.head(model)
+        if head is None:
+            return None
+        self.remove(head.ticket)
+        return head.ticket
 
-    def peek(self, model: ModelId) -> Waiting | None:
+    def head(self, model: ModelId) -> Waiting | None:
         """The model's next request, left where it is."""
         line = self._lines.get(model)
         return None if line is None else line.first()
 
-    def remove(self, ticket: TicketId) -> Waiting | None:
-        """Take this request out, wherever it stands; None when it isn't queued."""
+    def remove(self, ticket: TicketId) -> ModelId | None:
+        """Take this request out, wherever it stands; returns what it waited for, None when it isn't queued."""
         waiting = self._arrivals.pop(ticket, None)
         if waiting is None:
             return None
@@ -112,16 +125,10 @@ class AdmissionQueue:
             line.compact()
         else:
             del self._lines[waiting.model]
-        self._reorder(waiting.model, before, line.first() if line.arrivals else None)
-        return waiting
+        self._reorder(waiting.model, before, line.first())
+        return waiting.model
 
-    def clear(self, model: ModelId) -> list[Waiting]:
-        """Take out everybody who waits for the model, in order of arrival."""
-        line = self._lines.get(model)
-        tickets = [] if line is None else list(line.arrivals)
-        return [waiting for ticket in tickets if (waiting := self.remove(ticket)) is not None]
-
-    def count(self, model: ModelId) -> int:
+    def length(self, model: ModelId) -> int:
         """How many wait for the model."""
         line = self._lines.get(model)
         return 0 if line is None else len(line.arrivals)
@@ -135,19 +142,19 @@ class AdmissionQueue:
         """Models somebody waits for, in the order of their next requests. O(models)."""
         return [model for _, _, model in self._models]
 
-    def deadline(self) -> float | None:
-        """When the next request will have waited too long."""
+    def deadline(self) -> float:
+        """When the next request will have waited too long; infinity when nobody waits."""
         if not self._arrivals:
-            return None
+            return math.inf
         return next(iter(self._arrivals.values())).arrived_at + self._limits.queue_wait_s
 
-    def expired(self, now: float) -> list[Waiting]:
+    def expired(self, now: float) -> list[tuple[TicketId, ModelId]]:
         """Take out those that have waited `queue_wait_s` or longer, oldest first."""
-        gone: list[Waiting] = []
-        while (deadline := self.deadline()) is not None and deadline <= now:
-            oldest = self.remove(next(iter(self._arrivals)))
-            assert oldest is not None
-            gone.append(oldest)
+        gone: list[tuple[TicketId, ModelId]] = []
+        while self.deadline() <= now:
+            oldest = next(iter(self._arrivals.values()))
+            self.remove(oldest.ticket)
+            gone.append((oldest.ticket, oldest.model))
         return gone
 
     def _reorder(self, model: ModelId, before: Waiting | None, after: Waiting | None) -> None:
