@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Literal
 
 from supervisor.core.types import Limits, ModelId, TicketId
 
@@ -30,15 +29,6 @@ class Waiting:
     def order(self) -> tuple[int, int]:
         """Sort key: who is served first."""
         return -self.priority, self.seq
-
-
-@dataclass(frozen=True, slots=True)
-class Full:
-    """Why a request was not queued: which queue is full, and how long it is."""
-
-    scope: Literal["total", "model"]
-    length: int
-    limit: int
 
 
 @dataclass(slots=True)
@@ -84,13 +74,14 @@ class AdmissionQueue:
         """New limits. Those already queued stay, also beyond them; their waiting time is judged by the new one."""
         self._limits = limits
 
-    def push(self, ticket: TicketId, model: ModelId, priority: int, now: float) -> Full | None:
-        """Queue it and return None, or say which queue is full. `now` must not go backwards between calls."""
+    def push(self, ticket: TicketId, model: ModelId, priority: int, now: float) -> str | None:
+        """Queue it and return None, or return why the queue is full. `now` must not go backwards between calls."""
         assert ticket not in self._arrivals, f"{ticket} is queued already"
         if len(self._arrivals) >= self._limits.queue_total:
-            return Full("total", len(self._arrivals), self._limits.queue_total)
-        if self.length(model) >= self._limits.queue_per_model:
-            return Full("model", self.length(model), self._limits.queue_per_model)
+            return f"{len(self._arrivals)} requests are queued, the limit is {self._limits.queue_total}"
+        queued = self.count(model)
+        if queued >= self._limits.queue_per_model:
+            return f"{queued} requests are queued for {model}, the limit is {self._limits.queue_per_model}"
         self._seq += 1
         waiting = Waiting(ticket, model, priority, now, self._seq)
         line = self._lines.setdefault(model, _Line())
@@ -100,21 +91,18 @@ class AdmissionQueue:
         self._reorder(model, before, line.first())
         return None
 
-    def pop(self, model: ModelId) -> TicketId | None:
+    def pop(self, model: ModelId) -> Waiting | None:
         """Take the model's next request; None when nobody waits for it."""
-        head = self.head(model)
-        if head is None:
-            return None
-        self.remove(head.ticket)
-        return head.ticket
+        waiting = self.peek(model)
+        return None if waiting is None else self.remove(waiting.ticket)
 
-    def head(self, model: ModelId) -> Waiting | None:
+    def peek(self, model: ModelId) -> Waiting | None:
         """The model's next request, left where it is."""
         line = self._lines.get(model)
         return None if line is None else line.first()
 
-    def remove(self, ticket: TicketId) -> ModelId | None:
-        """Take this request out, wherever it stands; returns what it waited for, None when it isn't queued."""
+    def remove(self, ticket: TicketId) -> Waiting | None:
+        """Take this request out, wherever it stands; None when it isn't queued."""
         waiting = self._arrivals.pop(ticket, None)
         if waiting is None:
             return None
@@ -126,9 +114,15 @@ class AdmissionQueue:
         else:
             del self._lines[waiting.model]
         self._reorder(waiting.model, before, line.first())
-        return waiting.model
+        return waiting
 
-    def length(self, model: ModelId) -> int:
+    def clear(self, model: ModelId) -> list[Waiting]:
+        """Take out everybody who waits for the model, in order of arrival."""
+        line = self._lines.get(model)
+        tickets = [] if line is None else list(line.arrivals)
+        return [waiting for ticket in tickets if (waiting := self.remove(ticket)) is not None]
+
+    def count(self, model: ModelId) -> int:
         """How many wait for the model."""
         line = self._lines.get(model)
         return 0 if line is None else len(line.arrivals)
@@ -148,13 +142,13 @@ class AdmissionQueue:
             return math.inf
         return next(iter(self._arrivals.values())).arrived_at + self._limits.queue_wait_s
 
-    def expired(self, now: float) -> list[tuple[TicketId, ModelId]]:
+    def expired(self, now: float) -> list[Waiting]:
         """Take out those that have waited `queue_wait_s` or longer, oldest first."""
-        gone: list[tuple[TicketId, ModelId]] = []
+        gone: list[Waiting] = []
         while self.deadline() <= now:
-            oldest = next(iter(self._arrivals.values()))
-            self.remove(oldest.ticket)
-            gone.append((oldest.ticket, oldest.model))
+            oldest = self.remove(next(iter(self._arrivals)))
+            assert oldest is not None
+            gone.append(oldest)
         return gone
 
     def _reorder(self, model: ModelId, before: Waiting | None, after: Waiting | None) -> None:
