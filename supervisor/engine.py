@@ -31,7 +31,6 @@ from supervisor.core.types import (
     Generation,
     Learn,
     LoadAsked,
-    MemorySampled,
     ModelId,
     Reject,
     RejectCode,
@@ -265,7 +264,11 @@ class Engine:
             if record.state is State.READY and record.answering:
                 return
             if record.state is State.FAILED or (record.state is State.STOPPED and record.asked_at is None):
-                code = "runtime_not_installed" if record.crash and record.crash.kind == "runtime_not_installed" else "load_failed"
+                code = (
+                    "runtime_not_installed"
+                    if record.crash and record.crash.kind == "runtime_not_installed"
+                    else "load_failed"
+                )
                 detail = record.crash.log_tail if record.crash is not None else ()
                 raise UnavailableError(f"{model} was not loaded: {record.life.reason}", code=code, detail=detail)
             await self._changed.wait()
@@ -309,16 +312,16 @@ class Engine:
 
     async def sample(self) -> None:
         """Read all devices and workers once, and let the scheduler know."""
-        taken_at = self.clock()
-        reading = await self._sampler.sample(self._fleet.holders())
-        self.post(MemorySampled(reading.devices, reading.workers, taken_at))
+        self.post(await self._sampler.sample(self._fleet.holders()))
 
 
 def rejection(effect: Reject) -> LlmuxError:
     """The error a client gets for a core's Reject."""
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(effect.message, code="model_not_found", param="model")
-    return UnavailableError(effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s, detail=effect.detail)
+    return UnavailableError(
+        effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s, detail=effect.detail
+    )
 
 
 __all__ = ["Engine", "Fleet", "FootprintStore", "Ticket", "rejection"]

@@ -74,7 +74,7 @@ def _order(world: World) -> list[ModelId]:
     def key(model: ModelId) -> tuple[int, float, ModelId]:
         head, oldest = world.queue.peek(model), world.queue.oldest(model)
         asked = world.records[model].asked_at
-        since = [at for at in (asked, oldest and oldest.arrived_at) if at is not None]
+        since = [at for at in (asked, oldest) if at is not None]
         return (-head.priority if head is not None else 0, min(since, default=float("inf")), model)
 
     return sorted(world.wanted, key=key)

@@ -73,8 +73,7 @@ class Scheduler:
             if (record := self.world.records.get(model)) is not None:
                 self._on_time(turn, record)
                 replan = True
-        expires = self.world.queue.deadline()
-        if expires is not None and expires <= now:
+        if self.world.queue.deadline() <= now:
             self._expire(turn)
             replan = True
         if replan:
@@ -218,7 +217,7 @@ class Scheduler:
             record.oom_retried = False
             record.asked_at = None
             record.life.step(Step.READY, turn.now, f"loaded in {record.load_s:.1f} s")
-            self.world.ledger.settle(record.holder)
+            self.world.ledger.settle(record.holder, turn.now)
             turn.decide("ready", record.id, record.life.reason)
             self.world.wake(turn.now + self.world.limits.backoff_reset_s, record.id)
             if record.spec.keep_alive_s is not None:
@@ -309,7 +308,7 @@ class Scheduler:
             return
         record.stuck = True
         message = f"{record.id}: {event.reason}; {record.device} takes no new models until it is gone"
-        self.world.ledger.quarantine(record.device, message)
+        self.world.ledger.quarantine(record.holder, message)
         turn.emit(Alert("device.quarantined", message, device=record.device, model=record.id))
         turn.decide("quarantine", record.id, message)
         self.world.reject_all(turn, record, RejectCode.LOAD_FAILED, message, retry_after_s=60.0)

@@ -119,7 +119,7 @@ class World:
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
     ledger: Ledger = field(default_factory=Ledger)
-    queue: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(Limits()))
+    queue: AdmissionQueue = field(default_factory=AdmissionQueue)
     records: dict[ModelId, Record] = field(default_factory=dict)
     tickets: dict[TicketId, ModelId] = field(default_factory=dict)  # dispatched ones
     wanted: dict[ModelId, None] = field(default_factory=dict)  # models that somebody wants loaded and that aren't

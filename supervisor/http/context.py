@@ -1,0 +1,29 @@
+"""What the routes share: the parts of a running daemon, by name."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from supervisor.catalog.loader import Catalog
+from supervisor.engine import Engine
+from supervisor.http.gate import Gate
+from supervisor.io.memory import MemorySampler
+from supervisor.workers import Workers
+
+
+@dataclass(slots=True)
+class Context:
+    """A running daemon's parts. `catalog` and `gate` are replaced as a whole by a reload."""
+
+    engine: Engine
+    workers: Workers
+    sampler: MemorySampler
+    catalog: Catalog
+    gate: Gate
+    started: float = field(default_factory=time.monotonic)
+    _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
+
+    def wall_time(self, monotonic: float) -> float:
+        """Seconds since the epoch of a time on the core's clock."""
+        return monotonic + self._epoch

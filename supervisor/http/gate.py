@@ -1,0 +1,114 @@
+"""Who may come in: the allowed hosts and origins, the one credential extractor, and the scope each path asks for.
+
+Authorisation is by the path the application routes, and what no rule names is denied. With no keys configured the daemon
+listens on loopback only, and everything local is allowed; then the Host and Origin checks are what keeps a web page in
+the user's browser out (DNS rebinding, cross-site requests).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from supervisor.catalog.keys import Key, Keyring
+from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
+
+PUBLIC_PATHS = frozenset({"/", "/health"})
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+
+
+def scope_for(path: str) -> str | None:
+    """The key scope `path` asks for; None when it is open to all."""
+    if path in PUBLIC_PATHS:
+        return None
+    if path == "/metrics":
+        return "metrics"
+    if path.startswith("/v1/admin"):
+        return "admin"
+    return "inference"
+
+
+def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The one credential of a request: `Authorization: Bearer` or `x-api-key`.
+
+    Raises InvalidRequestError when two different ones are given: which of them counts must not depend on who looks.
+    """
+    found: set[bytes] = set()
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() != b"bearer" or not token.strip():
+                raise AuthenticationError("Use 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
+            found.add(token.strip())
+        elif name == b"x-api-key":
+            found.add(value.strip())
+    if len(found) > 1:
+        raise InvalidRequestError("The request carries two different credentials; send one.", code="conflicting_credentials")
+    return found.pop() if found else None
+
+
+class Gate:
+    """Checks every request before anything else looks at it."""
+
+    def __init__(self, keyring: Keyring, allowed_hosts: Iterable[str], allowed_origins: Iterable[str]) -> None:
+        self._keyring = keyring
+        self._hosts = LOOPBACK_NAMES | {host.lower() for host in allowed_hosts}
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
+
+    def admit(self, scope: Scope) -> Key | None:
+        """The key the request came with (None: an open path, or no keys are configured). Raises what the client is told."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._check_host(headers)
+        self._check_origin(headers)
+        secret = credential(headers)
+        wanted = scope_for(scope["path"])
+        if wanted is None or not self._keyring:
+            return None
+        if secret is None:
+            raise AuthenticationError("This needs a key: send 'Authorization: Bearer <key>' (see api_keys.yaml).")
+        key = self._keyring.authenticate(secret, time.time())
+        if key is None:
+            raise AuthenticationError("This key is not known, or it has expired.")
+        if wanted not in key.scopes:
+            raise ForbiddenError(f"The key {key.name!r} does not have the scope {wanted!r}.", code="insufficient_scope")
+        return key
+
+    def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
+        for name, value in headers:
+            if name == b"host":
+                host = _host_name(value.decode("latin-1"))
+                if not (host in self._hosts or _is_address(host) or "*" in self._hosts):
+                    raise ForbiddenError(
+                        f"The host {host!r} is not served here; add it to server.allowed_hosts.", code="host_not_allowed"
+                    )
+
+    def _check_origin(self, headers: list[tuple[bytes, bytes]]) -> None:
+        for name, value in headers:
+            if name == b"origin":
+                origin = value.decode("latin-1").lower().rstrip("/")
+                host = urlsplit(origin).hostname
+                if host not in LOOPBACK_NAMES and origin not in self._origins and "*" not in self._origins:
+                    raise ForbiddenError(
+                        f"The origin {origin!r} may not call this; add it to server.allowed_origins.", code="origin_not_allowed"
+                    )
+
+
+def _is_address(host: str) -> bool:
+    """An address can't be rebound: a page that reaches us by one was loaded from that very address."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _host_name(value: str) -> str:
+    """The Host field without its port, lowercase."""
+    value = value.strip().lower()
+    if value.startswith("["):
+        return value.partition("]")[0] + "]"
+    return value.partition(":")[0]

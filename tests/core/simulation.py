@@ -1,0 +1,236 @@
+"""A world for the scheduler: devices with memory, workers that load and exit, clients that come and go.
+
+Time is simulated; what the scheduler orders is carried out by `World.run`, each after its own delay. Used by the
+scenario tests and, with random delays and faults, by the stateful test.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from supervisor.core.journal import Journal
+from supervisor.core.types import (
+    Configured,
+    Crash,
+    CutRequest,
+    Decided,
+    DeviceId,
+    DeviceSample,
+    DeviceSpec,
+    Dispatch,
+    Effect,
+    Event,
+    Footprint,
+    FootprintSource,
+    Generation,
+    Limits,
+    MemorySampled,
+    ModelId,
+    ModelSpec,
+    Policy,
+    Reject,
+    RequestArrived,
+    RequestFinished,
+    StartWorker,
+    StopWorker,
+    Tick,
+    TicketId,
+    WorkerExited,
+    WorkerReady,
+    WorkerSample,
+)
+
+Key = tuple[ModelId, Generation]
+GPU = DeviceId("gpu0")
+
+
+def model(name: str, mib: int, type: str = "llm", priority: int | None = None, **more: object) -> ModelSpec:
+    default = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}[type]
+    return ModelSpec(
+        id=ModelId(name),
+        type=type,
+        priority=default if priority is None else priority,
+        footprint=Footprint(mib, FootprintSource.EXPLICIT),
+        definition=str(more.pop("definition", name)),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class World:
+    """A simulated machine. `load_s`, `exit_s` and `return_s` may be changed at any time."""
+
+    totals: dict[DeviceId, int] = field(default_factory=lambda: {GPU: 16384})
+    margin: int = 512
+    returns_at_exit: bool = False
+    load_s: float = 2.0
+    exit_s: float = 0.2
+    return_s: float = 0.1
+    now: float = 1000.0
+    outside: dict[DeviceId, int] = field(default_factory=dict)
+    crash_on_start: Callable[[ModelId], Crash | None] = lambda _model: None
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(segment_events=200)
+        self.using: dict[Key, tuple[DeviceId, int]] = {}  # memory really taken, also after the exit until it is back
+        self.alive: dict[Key, DeviceId] = {}
+        self.stopping: set[Key] = set()
+        self.starts: list[ModelId] = []
+        self.dispatched: dict[TicketId, Key] = {}
+        self.rejected: dict[TicketId, Reject] = {}
+        self.cut: list[TicketId] = []
+        self.open: dict[TicketId, ModelId] = {}
+        self.effects: list[Effect] = []
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._seq = count()
+        self._tickets = count(1)
+
+    # driving
+
+    def configure(self, *models: ModelSpec, limits: Limits | None = None, policy: Policy | None = None) -> None:
+        devices = tuple(
+            DeviceSpec(device, total, self.margin, returns_at_exit=self.returns_at_exit) for device, total in self.totals.items()
+        )
+        self.post(Configured(models, devices, limits or Limits(), policy or Policy()))
+        self.sample()
+
+    def request(self, name: str, priority: int = 0) -> TicketId:
+        ticket = TicketId(f"t{next(self._tickets)}")
+        self.open[ticket] = ModelId(name)
+        self.post(RequestArrived(ticket, ModelId(name), priority))
+        return ticket
+
+    def finish(self, ticket: TicketId) -> None:
+        if self.open.pop(ticket, None) is not None:
+            self.dispatched.pop(ticket, None)
+            self.post(RequestFinished(ticket))
+
+    def post(self, event: Event) -> None:
+        for effect in self.journal.handle(event, self.now):
+            self.effects.append(effect)
+            self._carry_out(effect)
+        self.check()
+
+    def sample(self) -> None:
+        devices = []
+        for device, total in self.totals.items():
+            used = sum(mib for where, mib in self.using.values() if where == device) + self.outside.get(device, 0)
+            devices.append(DeviceSample(device, max(0, total - used), outside_mib=self.outside.get(device, 0)))
+        workers = tuple(WorkerSample(*key, self.using.get(key, (device, 0))[1]) for key, device in self.alive.items())
+        self.post(MemorySampled(tuple(devices), workers, self.now))
+
+    def later(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + delay, next(self._seq), action))
+
+    def run(self, seconds: float) -> None:
+        """Let time pass: due actions, ticks when the scheduler asks for them, a sample every quarter second."""
+        end = self.now + seconds
+        sample_at = self.now + 0.25
+        while True:
+            deadline = self.journal.scheduler.deadline(self.now)
+            at = min(sample_at, max(self.now, deadline), self._due[0][0] if self._due else end, end)
+            self.now = at
+            if at >= end:
+                return
+            if self._due and self._due[0][0] <= at:
+                heapq.heappop(self._due)[2]()
+            elif deadline <= at:
+                before = deadline
+                self.post(Tick())
+                if self.journal.scheduler.deadline(self.now) <= before:
+                    self.now += 1e-6  # a tick that changes nothing must not stop the clock
+            else:
+                self.sample()
+                sample_at = at + 0.25
+
+    # what the scheduler orders
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case StartWorker(name, generation, device, lease):
+                key = (name, generation)
+                assert key not in self.alive
+                assert all(alive != name for alive, _ in self.alive), f"two workers of {name}"
+                self.starts.append(name)
+                self.alive[key] = device
+                self.using[key] = (device, lease)
+                crash = self.crash_on_start(name)
+                self.later(self.load_s, lambda: self._loaded(key, crash))
+            case StopWorker(name, generation):
+                key = (name, generation)
+                assert key in self.alive
+                if key not in self.stopping:
+                    self.stopping.add(key)
+                    self.later(self.exit_s, lambda: self._exited(key, None))
+            case Dispatch(ticket, name, generation):
+                assert ticket in self.open
+                assert ticket not in self.dispatched, "an upstream sees each request once"
+                assert (name, generation) in self.alive
+                assert (name, generation) not in self.stopping
+                self.dispatched[ticket] = (name, generation)
+            case Reject(ticket):
+                assert self.open.pop(ticket, None) is not None, "a request ends once"
+                assert ticket not in self.dispatched
+                self.rejected[ticket] = effect
+            case CutRequest(ticket):
+                self.cut.append(ticket)
+                self.later(0.0, lambda: self.finish(ticket))
+            case _:
+                pass
+
+    def _loaded(self, key: Key, crash: Crash | None) -> None:
+        if key in self.alive and key not in self.stopping:
+            if crash is not None:
+                self._exited(key, crash)
+            else:
+                self.post(WorkerReady(*key))
+
+    def crash(self, name: str, crash: Crash | None = None) -> None:
+        key = next(key for key in self.alive if key[0] == name)
+        for ticket in [ticket for ticket, where in self.dispatched.items() if where == key]:
+            self.later(0.0, lambda ticket=ticket: self.finish(ticket))  # type: ignore[misc]
+        self._exited(key, crash)
+
+    def _exited(self, key: Key, crash: Crash | None) -> None:
+        if key not in self.alive:
+            return
+        del self.alive[key]
+        self.stopping.discard(key)
+        if self.returns_at_exit:
+            self.using.pop(key)
+        else:
+            self.later(self.return_s, lambda: self.using.pop(key, None) and None)
+        self.post(WorkerExited(*key, crash))
+
+    # laws
+
+    def check(self) -> None:
+        """What must hold after every event."""
+        world = self.journal.scheduler.world
+        world.ledger.check()
+        world.queue.check()
+        for device, total in self.totals.items():
+            taken = sum(mib for where, mib in self.using.values() if where == device)
+            assert taken + self.outside.get(device, 0) <= max(total, self.outside.get(device, 0)), "over-committed"
+        queued = {ticket for ticket in self.open if ticket in world.queue}
+        assert queued | set(self.dispatched) == set(self.open), "a waiter was lost"
+        assert not queued & set(self.dispatched)
+        for record in world.records.values():
+            assert (record.holder in self.alive) == (record.has_worker and record.holder in self.alive)
+            if record.in_flight:
+                assert record.state.value in {"ready", "draining", "stopping"}
+
+    def state(self, name: str) -> str:
+        return self.journal.scheduler.world.records[ModelId(name)].state.value
+
+    def loaded(self) -> set[str]:
+        return {r.id for r in self.journal.scheduler.world.records.values() if r.state.value == "ready"}
+
+    def reasons(self, name: str) -> list[tuple[str, str]]:
+        return [(d.kind, d.reason) for d in self.journal.decisions(ModelId(name))]
+
+    def decided(self) -> list[Decided]:
+        return [effect for effect in self.effects if isinstance(effect, Decided)]
