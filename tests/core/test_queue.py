@@ -1,0 +1,254 @@
+"""The admission queue against a plain sorted list, and its cost when it is long."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from supervisor.core.queue import AdmissionQueue
+from supervisor.core.types import Limits, ModelId, TicketId
+
+A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
+
+
+def ticket(number: int) -> TicketId:
+    return TicketId(f"t{number}")
+
+
+def drained(queue: AdmissionQueue, model: ModelId) -> list[TicketId]:
+    served = []
+    while (waiting := queue.pop(model)) is not None:
+        served.append(waiting.ticket)
+    return served
+
+
+class TestOrder:
+    """Higher priority first, then first in, first out."""
+
+    def test_equal_priorities_are_served_in_order_of_arrival(self):
+        queue = AdmissionQueue()
+        for number in range(5):
+            assert queue.push(ticket(number), A, 0, float(number)) is None
+
+        assert [ticket(n) for n in range(5)] == drained(queue, A)
+
+    def test_a_higher_priority_overtakes_but_does_not_become_the_oldest(self):
+        queue = AdmissionQueue()
+        queue.push(ticket(1), A, 0, 1.0)
+        queue.push(ticket(2), A, 5, 2.0)
+        queue.push(ticket(3), A, 5, 3.0)
+
+        oldest = queue.oldest(A)
+        assert oldest is not None
+        assert oldest.ticket == ticket(1)
+        assert [ticket(2), ticket(3), ticket(1)] == drained(queue, A)
+
+    def test_models_come_in_the_order_of_their_next_requests(self):
+        queue = AdmissionQueue()
+        queue.push(ticket(1), B, 0, 1.0)
+        queue.push(ticket(2), A, 0, 2.0)
+        queue.push(ticket(3), C, 1, 3.0)
+        assert queue.models() == [C, B, A]
+
+        queue.push(ticket(4), A, 2, 4.0)
+        assert queue.models() == [A, C, B]
+
+        queue.remove(ticket(4))
+        queue.remove(ticket(1))
+        assert queue.models() == [C, A]
+
+    def test_one_models_requests_are_not_another_ones(self):
+        queue = AdmissionQueue()
+        queue.push(ticket(1), A, 0, 1.0)
+
+        assert queue.pop(B) is None
+        assert queue.peek(B) is None
+        assert queue.oldest(B) is None
+        assert queue.clear(B) == []
+        assert (queue.count(A), queue.count(B), len(queue)) == (1, 0, 1)
+
+
+class TestLimits:
+    """A full queue refuses at once and says by how much it is full."""
+
+    def test_the_total_is_limited(self):
+        queue = AdmissionQueue(Limits(queue_total=2))
+        queue.push(ticket(1), A, 0, 0.0)
+        queue.push(ticket(2), B, 0, 0.0)
+
+        assert queue.push(ticket(3), C, 0, 0.0) == "2 requests are queued, the limit is 2"
+        assert ticket(3) not in queue
+
+    def test_one_model_cannot_take_all_of_it(self):
+        queue = AdmissionQueue(Limits(queue_per_model=1))
+        queue.push(ticket(1), A, 0, 0.0)
+
+        assert queue.push(ticket(2), A, 9, 0.0) == "1 requests are queued for a, the limit is 1"
+        assert queue.push(ticket(3), B, 0, 0.0) is None
+
+    def test_smaller_limits_keep_who_is_queued_already(self):
+        queue = AdmissionQueue()
+        for number in range(3):
+            queue.push(ticket(number), A, 0, 0.0)
+        queue.configure(Limits(queue_total=1))
+
+        assert len(queue) == 3
+        assert queue.push(ticket(9), B, 0, 0.0) is not None
+
+    def test_a_ticket_is_queued_once(self):
+        queue = AdmissionQueue()
+        queue.push(ticket(1), A, 0, 0.0)
+
+        with pytest.raises(AssertionError, match="queued already"):
+            queue.push(ticket(1), B, 0, 0.0)
+
+
+class TestExpiry:
+    """Nobody waits longer than `queue_wait_s`."""
+
+    def test_the_oldest_decides_the_deadline_whatever_its_priority(self):
+        queue = AdmissionQueue(Limits(queue_wait_s=10.0))
+        assert queue.deadline() == math.inf
+        queue.push(ticket(1), A, 0, 1.0)
+        queue.push(ticket(2), A, 9, 2.0)
+        assert queue.deadline() == 11.0
+
+        assert queue.expired(10.9) == []
+        assert [ticket(1)] == [waiting.ticket for waiting in queue.expired(11.0)]
+        assert queue.deadline() == 12.0
+
+    def test_a_new_limit_counts_for_those_already_waiting(self):
+        queue = AdmissionQueue(Limits(queue_wait_s=10.0))
+        queue.push(ticket(1), A, 0, 0.0)
+        queue.push(ticket(2), B, 0, 4.0)
+        queue.configure(Limits(queue_wait_s=3.0))
+
+        assert [ticket(1)] == [waiting.ticket for waiting in queue.expired(5.0)]
+        assert queue.models() == [B]
+
+
+class TestCost:
+    """A long queue makes nothing slower."""
+
+    @staticmethod
+    def _turnover_s(queued: int) -> float:
+        """CPU time of 200 rounds of push, peek, remove and pop beside `queued` others; the best of five."""
+        queue = AdmissionQueue(Limits(queue_total=10**6, queue_per_model=10**6))
+        for number in range(queued):
+            queue.push(ticket(number), ModelId(f"m{number % 100}"), 0, float(number))
+        queue.push(ticket(-1), ModelId("m0"), 0, float(queued))
+        best = math.inf
+        for attempt in range(5):
+            started = time.process_time()
+            for number in range(200):
+                fresh = TicketId(f"x{attempt}-{number}")
+                queue.push(fresh, ModelId("m1"), 1, float(queued))
+                queue.peek(ModelId("m1"))
+                queue.deadline()
+                queue.remove(fresh)
+                served = queue.pop(ModelId("m2"))
+                if served is not None:
+                    queue.push(served.ticket, ModelId("m2"), 0, float(queued))
+            best = min(best, time.process_time() - started)
+        queue.check()
+        return best
+
+    def test_it_does_not_grow_with_ten_thousand_queued(self):
+        assert self._turnover_s(10_000) < 8 * self._turnover_s(200)
+
+    def test_cancelled_requests_do_not_pile_up_behind_a_stuck_model(self):
+        queue = AdmissionQueue()
+        queue.push(ticket(0), A, 9, 0.0)
+        for number in range(1, 1000):
+            queue.push(ticket(number), A, 0, 0.0)
+            queue.remove(ticket(number))
+            queue.check()
+
+
+@dataclass(frozen=True)
+class Expected:
+    ticket: TicketId
+    model: ModelId
+    priority: int
+    arrived_at: float
+    seq: int
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Every operation beside the same one on a list that is sorted and searched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = Limits(queue_total=12, queue_per_model=6, queue_wait_s=20.0)
+        self.queue = AdmissionQueue(self.limits)
+        self.list: list[Expected] = []
+        self.now = 0.0
+        self.seq = 0
+
+    def line(self, model: ModelId) -> list[Expected]:
+        mine = [entry for entry in self.list if entry.model == model]
+        return sorted(mine, key=lambda entry: (-entry.priority, entry.seq))
+
+    @rule(model=st.sampled_from([A, B, C]), priority=st.integers(-2, 2))
+    def push(self, model, priority):
+        self.seq += 1
+        full = self.queue.push(ticket(self.seq), model, priority, self.now)
+        if len(self.list) >= 12 or len(self.line(model)) >= 6:
+            assert full is not None
+        else:
+            assert full is None
+            self.list.append(Expected(ticket(self.seq), model, priority, self.now, self.seq))
+
+    @rule(model=st.sampled_from([A, B, C]))
+    def pop(self, model):
+        line = self.line(model)
+        served = self.queue.pop(model)
+        assert (line[0].ticket if line else None) == (served.ticket if served else None)
+        if line:
+            self.list.remove(line[0])
+
+    @precondition(lambda self: self.list)
+    @rule(data=st.data())
+    def remove(self, data):
+        entry = data.draw(st.sampled_from(self.list))
+        removed = self.queue.remove(entry.ticket)
+        assert removed is not None
+        assert (entry.ticket, entry.model) == (removed.ticket, removed.model)
+        assert self.queue.remove(entry.ticket) is None
+        self.list.remove(entry)
+
+    @rule(model=st.sampled_from([A, B, C]))
+    def clear(self, model):
+        gone = self.queue.clear(model)
+        assert [e.ticket for e in self.list if e.model == model] == [waiting.ticket for waiting in gone]
+        self.list = [e for e in self.list if e.model != model]
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 7.0]))
+    def pass_time(self, seconds):
+        self.now += seconds
+
+    @rule()
+    def expire(self):
+        gone = self.queue.expired(self.now)
+        assert [e.ticket for e in self.list if e.arrived_at + 20.0 <= self.now] == [w.ticket for w in gone]
+        self.list = [e for e in self.list if e.arrived_at + 20.0 > self.now]
+
+    @invariant()
+    def agrees(self):
+        self.queue.check()
+        assert len(self.list) == len(self.queue)
+        assert min((e.arrived_at + 20.0 for e in self.list), default=math.inf) == self.queue.deadline()
+        for model in (A, B, C):
+            line = self.line(model)
+            assert len(line) == self.queue.count(model)
+            assert min((e.seq for e in line), default=None) == getattr(self.queue.oldest(model), "seq", None)
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
