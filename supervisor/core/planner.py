@@ -25,13 +25,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from supervisor.core.types import (
     Admit,
     Demand,
+    DeviceId,
     DeviceView,
     Evict,
     Eviction,
@@ -144,13 +146,24 @@ class _Case:
             ),
             key=eviction_order,
         )
+        self.coming = _by_device(resident for resident in self.residents if resident.hold is Hold.STOPPING)
 
     def best(self, *, spare_higher: bool, held: bool) -> Fit | None:
         """The cheapest fit over all places; None when there is none.
 
         `held`: residents with a passing hold may go too, and blocked devices count.
         """
-        pool = [
+        pool = self._pool(spare_higher=spare_higher, held=held)
+        typed = tuple(resident for resident in pool if resident.type == self.demand.type)[: self.excess]
+        if len(typed) < self.excess:
+            return None
+        here = _by_device(resident for resident in pool if resident not in typed and resident.held_mib > 0)
+        fits = [self._fit(place, typed, here) for place in self.places if held or place.view.blocked is None]
+        return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
+
+    def _pool(self, *, spare_higher: bool, held: bool) -> list[Resident]:
+        """Who may be a victim, in eviction order."""
+        return [
             resident
             for resident in self.residents
             if resident.hold is not Hold.STOPPING
@@ -158,25 +171,16 @@ class _Case:
             and (held or not self._is_held(resident))
             and not (spare_higher and resident.priority > self.demand.priority)
         ]
-        fits = [self._fit(place, pool) for place in self.places if held or place.view.blocked is None]
-        return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
-    def _fit(self, place: Place, pool: Sequence[Resident]) -> Fit | None:
-        typed = [resident for resident in pool if resident.type == self.demand.type][: self.excess]
-        if len(typed) < self.excess:
-            return None
+    def _fit(self, place: Place, typed: tuple[Resident, ...], here: Mapping[DeviceId, list[Resident]]) -> Fit | None:
         device = place.view.id
-        chosen = {resident.model for resident in typed}
-        coming = tuple(r for r in self.residents if r.device == device and r.hold is Hold.STOPPING)
         short = place.option.need_mib - place.view.free_mib - _held(r for r in typed if r.device == device)
-        space = _space(
-            [r for r in pool if r.device == device and r.held_mib > 0 and r.model not in chosen],
-            short - _held(coming),
-        )
+        coming = self.coming.get(device, [])
+        space = _space(here.get(device, []), short - _held(coming))
         if space is None:
             return None
         victims = tuple(sorted((*typed, *space), key=eviction_order))
-        return Fit(place, victims, coming if short > _held(space) else ())
+        return Fit(place, victims, tuple(coming) if short > _held(space) else ())
 
     def _is_held(self, resident: Resident) -> bool:
         if resident.hold is Hold.YOUNG:
@@ -218,23 +222,28 @@ class _Case:
         return "; ".join(shown)
 
     def _obstacles(self, place: Place) -> str:
+        """Only what matters: the limit by type where it can't be met, memory where it would not suffice."""
         device = place.view.id
-        ways = []
-        if self.excess:
-            ways.append(self._limit())
-        for resident in self.residents:
-            counts = resident.device == device or (self.excess and resident.type == self.demand.type)
-            if not counts or resident.hold is Hold.STOPPING:
-                continue
-            if resident.hold is Hold.PINNED:
-                ways.append(f"pinned {resident.model} holds {_mib(resident.held_mib)}")
-            elif self.policy.eviction is Eviction.STRICT and resident.priority > self.demand.priority:
-                ways.append(
-                    f"the strict policy protects {resident.model} "
-                    f"({resident.type}, priority {resident.priority}, {_mib(resident.held_mib)})"
-                )
+        pool = self._pool(spare_higher=self.policy.eviction is Eviction.STRICT, held=True)
+        limited = sum(r.type == self.demand.type for r in pool) < self.excess
+        going = {*pool, *(r for r in self.residents if r.hold is Hold.STOPPING)}
+        is_short = place.option.need_mib > place.view.free_mib + _held(r for r in going if r.device == device)
+        staying = [
+            r
+            for r in self.residents
+            if r not in going and ((is_short and r.device == device) or (limited and r.type == self.demand.type))
+        ]
+        ways = [self._limit()] if limited else []
+        ways += [f"pinned {r.model} holds {_mib(r.held_mib)}" for r in staying if r.hold is Hold.PINNED]
+        protected = [
+            f"{r.model} ({r.type}, priority {r.priority}, {_mib(r.held_mib)})"
+            for r in staying
+            if r.hold is not Hold.PINNED
+        ]
+        if protected:
+            ways.append(f"the strict policy protects {' and '.join(protected)}")
         outside = place.view.usable_mib - place.view.free_mib - _held(r for r in self.residents if r.device == device)
-        if outside > 0:
+        if is_short and outside > 0:
             ways.append(f"{_mib(outside)} are used outside or promised to others")
         return f"{_needs(place)}; in the way: {', '.join(ways)}"
 
@@ -282,6 +291,13 @@ def _smallest(ordered: Sequence[Resident], short_mib: int) -> list[Resident]:
             if rest == 0:
                 break
     return taken
+
+
+def _by_device(residents: Iterable[Resident]) -> dict[DeviceId, list[Resident]]:
+    devices: defaultdict[DeviceId, list[Resident]] = defaultdict(list)
+    for resident in residents:
+        devices[resident.device].append(resident)
+    return devices
 
 
 def _held(residents: Iterable[Resident]) -> int:

@@ -127,10 +127,10 @@ class AdmissionQueue:
         line = self._lines.get(model)
         return 0 if line is None else len(line.arrivals)
 
-    def oldest(self, model: ModelId) -> Waiting | None:
-        """Who has waited longest for the model, whatever its priority."""
+    def oldest(self, model: ModelId) -> float | None:
+        """When the one arrived who has waited longest for the model, whatever its priority; None when nobody waits."""
         line = self._lines.get(model)
-        return None if line is None else next(iter(line.arrivals.values()))
+        return None if line is None else next(iter(line.arrivals.values())).arrived_at
 
     def models(self) -> list[ModelId]:
         """Models somebody waits for, in the order of their next requests. O(models)."""
