@@ -1,0 +1,116 @@
+"""Host memory as a device: a budget that models share, measured.
+
+What counts as a worker's use is the physical memory of its whole process tree, shared pages divided among their users
+(PSS). That includes the pages of model files it maps: the kernel could take them back and read them again from disk,
+but a model whose weights are on disk is not loaded. So they are also taken off what the kernel calls available, where
+they are still counted. Swapped-out pages don't count.
+
+    free    = min(available - mapped file pages of our workers, budget - use of our workers), within 0 .. budget
+    outside = budget - use of our workers - free: what others have taken out of the budget
+
+so budget = use + free + outside, and others may fill what the budget leaves of the machine without being seen here.
+`available` is the kernel's MemAvailable, or less where a control group limits us.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.core.types import DeviceId, DeviceSample, WorkerSample
+from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
+from supervisor.io.memory import MIB, DeviceInfo, Holders, Reading, default_margin_mib, mib_up
+from supervisor.io.proc_tree import ProcessTable, Resident, resident, resident_quickly
+
+HOST = DeviceId("host")
+BUDGET_SHARE = 0.8
+"""Of the machine's (or the control group's) memory, where no budget is configured."""
+
+MEASURING_SHARE = 0.05
+"""Most of one core that looking at one process may take: a full look costs about 10 ms a GiB."""
+
+
+@dataclass(slots=True)
+class _Looked:
+    """The last full look at a process, and its quick figure then."""
+
+    found: Resident
+    quick: Resident
+    again_at: float
+
+
+class HostMemory:
+    """A MemoryReader for host memory. `budget_mib` is cut to what the machine has."""
+
+    def __init__(
+        self,
+        *,
+        budget_mib: int | None = None,
+        margin_mib: int | None = None,
+        meminfo: Path = Path("/proc/meminfo"),
+        groups: tuple[MemoryGroup, ...] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._meminfo = meminfo
+        self._groups = limited_groups() if groups is None else groups
+        self._clock = clock
+        self._looked: dict[int, _Looked] = {}
+        limits = [limit for group in self._groups if (limit := group.limit()) is not None]
+        self.physical_mib = min([self._kernel("MemTotal"), *limits]) // MIB
+        total_mib = min(budget_mib or int(self.physical_mib * BUDGET_SHARE), self.physical_mib)
+        margin_mib = default_margin_mib(total_mib) if margin_mib is None else margin_mib
+        self._device = DeviceInfo(HOST, "host", f"{platform.machine()} host memory", total_mib, margin_mib)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return (self._device,)
+
+    def read(self, holders: Holders) -> Reading:
+        mine = {key: holder for key, holder in holders.items() if holder.device == HOST}
+        table = ProcessTable.scan() if mine else ProcessTable({})
+        trees = {key: table.tree(holder.roots) for key, holder in mine.items()}
+        uses = {key: self._use(tree) for key, tree in trees.items()}
+        self._looked = {pid: self._looked[pid] for tree in trees.values() for pid in tree if pid in self._looked}
+
+        taken = sum(uses.values(), Resident())
+        budget = self._device.total_mib
+        left = budget - mib_up(taken.total_bytes)
+        free = max(0, min((self._available() - taken.file_bytes) // MIB, left))
+        outside = max(0, left) - free
+        return Reading(
+            (DeviceSample(HOST, free, outside_mib=outside),),
+            tuple(WorkerSample(*key, mib_up(use.total_bytes)) for key, use in uses.items()),
+        )
+
+    def _use(self, tree: Iterable[int]) -> Resident:
+        return sum((self._look(pid) for pid in tree), Resident())
+
+    def _look(self, pid: int) -> Resident:
+        """A process's use: looked at in full when that is affordable, else the last full look plus the RSS since then."""
+        now = self._clock()
+        quick = resident_quickly(pid)
+        last = self._looked.get(pid)
+        if last is not None and now < last.again_at:
+            return Resident(
+                max(0, last.found.total_bytes + quick.total_bytes - last.quick.total_bytes),
+                max(0, last.found.file_bytes + quick.file_bytes - last.quick.file_bytes),
+            )
+        began = time.perf_counter()
+        found = resident(pid)
+        cost = time.perf_counter() - began
+        self._looked[pid] = _Looked(found, quick, now + cost / MEASURING_SHARE)
+        return found
+
+    def _available(self) -> int:
+        limits = [left for group in self._groups if (left := group.available()) is not None]
+        return min([self._kernel("MemAvailable"), *limits])
+
+    def _kernel(self, field: str) -> int:
+        for line in self._meminfo.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name == field:
+                return int(rest.split()[0]) * 1024
+        raise OSError(errno.ENODATA, f"no {field}", str(self._meminfo))

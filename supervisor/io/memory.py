@@ -1,0 +1,234 @@
+"""Device memory: what is free and who uses it, measured off the event loop.
+
+A `MemoryReader` knows one kind of device and blocks; `ThreadedSampler` runs its readings in threads, one at a time, and
+gives the last values marked stale when a reading does not come in time. Memory is whole MiB: free is rounded down, use
+is rounded up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar
+
+import structlog
+
+from runtimes.base import DeviceAssignment
+from supervisor.core.types import (
+    DeviceId,
+    DeviceSample,
+    DeviceSpec,
+    Generation,
+    MemorySampled,
+    ModelId,
+    WorkerSample,
+)
+
+T = TypeVar("T")
+WorkerKey = tuple[ModelId, Generation]
+
+MIB = 1024 * 1024
+SAMPLE_TIMEOUT_S = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+def default_margin_mib(total_mib: int) -> int:
+    """What is never leased, so that small errors of an estimate are not an out-of-memory."""
+    return max(512, total_mib * 3 // 100)
+
+
+def mib_up(size: int) -> int:
+    """Bytes as MiB, rounded up."""
+    return -(-size // MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device as found. `total_mib` is what could be free on it if nothing ran (host: the budget)."""
+
+    id: DeviceId
+    kind: Literal["host", "cuda"]
+    name: str
+    total_mib: int
+    margin_mib: int
+    index: int | None = None
+    uuid: str | None = None
+    driver: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What learned footprints are kept under: the same card keeps its key when others are added or removed."""
+        return self.uuid or self.id
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """The core's view of it."""
+        return DeviceSpec(self.id, self.total_mib, self.margin_mib, returns_at_exit=self.kind == "host")
+
+    @property
+    def assignment(self) -> DeviceAssignment:
+        """The adapters' view of it."""
+        return DeviceAssignment(id=self.id, kind=self.kind, index=self.index, uuid=self.uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderPids:
+    """A worker that holds memory on `device`: the trees below `roots` are its processes.
+
+    `roots` may be empty while it is being spawned. `loading` is True until it is ready; only a loading worker's use can
+    be told from the fall of the device's free memory, where nothing better is known.
+    """
+
+    device: DeviceId
+    roots: tuple[int, ...]
+    loading: bool
+
+
+Holders = Mapping[WorkerKey, HolderPids]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading of a reader's devices and of the workers on them."""
+
+    devices: tuple[DeviceSample, ...]
+    workers: tuple[WorkerSample, ...]
+
+
+class MemoryReader(Protocol):
+    """One kind of device. Everything here blocks; readings are never made by two threads at once."""
+
+    def devices(self) -> tuple[DeviceInfo, ...]: ...
+
+    def read(self, holders: Holders) -> Reading:
+        """Measure now; `holders` on devices of others are ignored. Raises OSError when nothing can be read."""
+        ...
+
+
+class MemorySampler(Protocol):
+    """What the engine polls."""
+
+    def devices(self) -> tuple[DeviceInfo, ...]: ...
+
+    async def sample(self, holders: Holders) -> MemorySampled:
+        """Free memory of every device, and what each of `holders` takes. Bounded in time; never fails (see `stale`)."""
+        ...
+
+
+class ThreadedSampler:
+    """Runs a reader off the event loop. A reading that hangs costs one thread and marks what it would measure stale.
+
+    While a reading is under way further calls wait for that one instead of starting another, each no longer than
+    `timeout_s`. The result says when its reading began, so that a late one can be told from a fresh one. The threads
+    are daemonic: a reading stuck in a driver must not keep the daemon from exiting.
+    """
+
+    def __init__(
+        self,
+        reader: MemoryReader,
+        *,
+        timeout_s: float = SAMPLE_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reader = reader
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._running: asyncio.Future[MemorySampled] | None = None
+        self._last: MemorySampled | None = None
+        self._trouble: str | None = None
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self._reader.devices()
+
+    async def sample(self, holders: Holders) -> MemorySampled:
+        if self._running is None:
+            wanted = dict(holders)  # the caller's may change while the thread looks at it
+            self._running = in_thread(lambda: self._read(wanted))
+            self._running.add_done_callback(self._settle)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                sampled = await asyncio.shield(self._running)
+        except TimeoutError:
+            self._note(f"no answer within {self._timeout_s:g} s")
+        except OSError as error:
+            self._note(str(error))
+        else:
+            self._note(None)
+            return sampled
+        return self._stale(holders)
+
+    def _read(self, holders: Holders) -> MemorySampled:
+        taken_at = self._clock()
+        reading = self._reader.read(holders)
+        return MemorySampled(reading.devices, reading.workers, taken_at)
+
+    def _settle(self, running: asyncio.Future[MemorySampled]) -> None:
+        self._running = None
+        if not running.cancelled() and running.exception() is None:
+            self._last = running.result()
+
+    def _stale(self, holders: Holders) -> MemorySampled:
+        last = self._last or MemorySampled((), (), 0.0)
+        known = {device.id: device for device in last.devices}
+        used = {(worker.model, worker.generation): worker.used_mib for worker in last.workers}
+        ids = [device.id for device in self.devices()]
+        return MemorySampled(
+            tuple(replace(known.get(i, DeviceSample(i, 0)), stale=True) for i in ids),
+            tuple(WorkerSample(*key, used.get(key)) for key, holder in holders.items() if holder.device in ids),
+            last.taken_at,
+        )
+
+    def _note(self, trouble: str | None) -> None:
+        if trouble != self._trouble:
+            if trouble:
+                log.warning("memory.stale", devices=[device.id for device in self.devices()], reason=trouble)
+            else:
+                log.info("memory.readable", devices=[device.id for device in self.devices()])
+            self._trouble = trouble
+
+
+class CompositeSampler:
+    """Several samplers as one: a GPU driver that hangs doesn't hold up the reading of host memory."""
+
+    def __init__(self, samplers: Sequence[MemorySampler]) -> None:
+        self._samplers = tuple(samplers)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return tuple(device for sampler in self._samplers for device in sampler.devices())
+
+    async def sample(self, holders: Holders) -> MemorySampled:
+        parts = await asyncio.gather(*(sampler.sample(holders) for sampler in self._samplers))
+        return MemorySampled(
+            tuple(device for part in parts for device in part.devices),
+            tuple(worker for part in parts for worker in part.workers),
+            min(part.taken_at for part in parts),
+        )
+
+
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `work` in a daemon thread of its own. Cancelling the future leaves the thread to its end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(settle: Callable[[], None]) -> None:
+        if not future.done():
+            settle()
+
+    def run() -> None:
+        settle: Callable[[], None]
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001  # handed on to whoever awaits the future
+            failure = error
+            settle = lambda: future.set_exception(failure)  # noqa: E731  # one of two ways to settle, side by side
+        else:
+            settle = lambda: future.set_result(result)  # noqa: E731
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, settle)
+
+    threading.Thread(target=run, name="memory", daemon=True).start()
+    return future

@@ -1,0 +1,293 @@
+"""NVIDIA GPUs through NVML: free memory and, where the driver can tell, what each process takes.
+
+NVML only asks the driver; no CUDA context is ever created here (one would cost hundreds of MiB on every GPU). Decisions
+rest on `free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it
+shows our own processes or at least processes that exist here: inside a container it may be empty, or hold the host's
+pids. Where it isn't believed a worker's use is told from the fall of free memory (`free_delta`), and what others take
+is unknown. A GPU that can't be read keeps its last values, marked stale, while NVML is initialised anew with backoff.
+
+Tests set LLMUX_NVML_MODULE to a module's name or path: it is loaded instead of `pynvml`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import structlog
+
+from supervisor.core.types import DeviceId, DeviceSample, WorkerSample
+from supervisor.io.free_delta import FreeDelta
+from supervisor.io.memory import (
+    MIB,
+    DeviceInfo,
+    HolderPids,
+    Holders,
+    Reading,
+    WorkerKey,
+    default_margin_mib,
+    mib_up,
+)
+from supervisor.io.proc_tree import ProcessTable
+
+RETRY_FIRST_S = 1.0
+RETRY_MAX_S = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+class _Memory(Protocol):
+    total: int
+    free: int
+
+
+class _Memory2(_Memory, Protocol):
+    reserved: int
+
+
+class _Process(Protocol):
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815  # NVML's name
+
+
+class Nvml(Protocol):
+    """What we use of the `pynvml` module. Its functions raise its `NVMLError`."""
+
+    NVMLError: type[Exception]
+    nvmlMemory_v2: int  # noqa: N815  # NVML's name, like all below
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+    def nvmlShutdown(self) -> None: ...  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str | bytes: ...  # noqa: N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> object: ...  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
+    def nvmlDeviceGetName(self, handle: object) -> str | bytes: ...  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: object) -> Sequence[int]: ...  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: object, version: int | None = None) -> _Memory: ...  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> Sequence[_Process]: ...  # noqa: N802
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: object) -> Sequence[_Process]: ...  # noqa: N802
+
+
+class NvmlUnavailableError(Exception):
+    """No NVIDIA driver here, or none that answers; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFound:
+    """A GPU that can be used, or the reason why it can't."""
+
+    index: int
+    uuid: str
+    name: str
+    total_mib: int = 0
+    handle: object = None
+    unusable: str | None = None
+
+
+@dataclass(slots=True)
+class _Gpu:
+    info: DeviceInfo
+    handle: object
+    deltas: FreeDelta = field(default_factory=FreeDelta)
+    last: DeviceSample | None = None
+    used: dict[WorkerKey, int | None] = field(default_factory=dict)
+    trouble: str | None = None
+
+
+Listed = Mapping[int, int | None]
+"""A device's process list: pid to bytes, None where the driver does not say."""
+
+
+def load_nvml() -> Nvml:
+    """Import `pynvml`, or what LLMUX_NVML_MODULE names. Importing talks to no driver."""
+    name = os.environ.get("LLMUX_NVML_MODULE", "pynvml")
+    if name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("llmux_nvml", name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return cast("Nvml", module)
+    return cast("Nvml", importlib.import_module(name))
+
+
+class NvmlSession:
+    """An initialised NVML. Raises NvmlUnavailableError where there is none. Blocks, up to seconds on an idle GPU."""
+
+    def __init__(self, nvml: Nvml | None = None) -> None:
+        self.nvml = nvml or load_nvml()
+        try:
+            self.nvml.nvmlInit()
+            self.driver = _text(self.nvml.nvmlSystemGetDriverVersion())
+        except self.nvml.NVMLError as error:
+            raise NvmlUnavailableError(str(error)) from error
+
+    def find(self) -> tuple[GpuFound, ...]:
+        """Every GPU, usable or not, by index. Raises NvmlUnavailableError."""
+        try:
+            return tuple(self._look(index) for index in range(self.nvml.nvmlDeviceGetCount()))
+        except self.nvml.NVMLError as error:
+            raise NvmlUnavailableError(str(error)) from error
+
+    def _look(self, index: int) -> GpuFound:
+        nvml, name, uuid = self.nvml, "GPU", ""
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
+            if self._in_mig_mode(handle):
+                return GpuFound(index, uuid, name, unusable="is in MIG mode, whose partitions are not supported")
+            return GpuFound(index, uuid, name, self._total(handle) // MIB, handle)
+        except nvml.NVMLError as error:
+            return GpuFound(index, uuid, name, unusable=f"can't be read: {error}")
+
+    def _in_mig_mode(self, handle: object) -> bool:
+        try:
+            return self.nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+        except self.nvml.NVMLError:
+            return False  # not supported: most GPUs
+
+    def _total(self, handle: object) -> int:
+        """What is free when nothing runs: version 2 tells what the driver keeps for itself, version 1 doesn't."""
+        try:
+            memory = cast("_Memory2", self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2))
+        except self.nvml.NVMLError:
+            return self.nvml.nvmlDeviceGetMemoryInfo(handle).total
+        return memory.total - memory.reserved
+
+
+class NvmlReader:
+    """A MemoryReader for some of a session's GPUs, each with its margin in MiB (None: the default)."""
+
+    def __init__(
+        self,
+        session: NvmlSession,
+        gpus: Iterable[tuple[GpuFound, int | None]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nvml = session.nvml
+        self._clock = clock
+        self._gpus = tuple(_Gpu(_info(gpu, margin_mib, session.driver), gpu.handle) for gpu, margin_mib in gpus)
+        self._pids_are_ours = False  # the list has shown our own processes: same pid namespace
+        self._retry_after_s = RETRY_FIRST_S
+        self._retry_at: float | None = None  # set while something can't be read
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return tuple(gpu.info for gpu in self._gpus)
+
+    def read(self, holders: Holders) -> Reading:
+        self._revive()
+        ids = {gpu.info.id for gpu in self._gpus}
+        table = ProcessTable.scan() if any(holder.device in ids for holder in holders.values()) else None
+        workers: list[WorkerSample] = []
+        for gpu in self._gpus:
+            mine = {key: holder for key, holder in holders.items() if holder.device == gpu.info.id}
+            try:
+                self._read_gpu(gpu, mine, table)
+            except self._nvml.NVMLError as error:
+                self._lost(gpu, str(error))
+            workers += [WorkerSample(*key, gpu.used.get(key)) for key in mine]
+        if not any(gpu.trouble for gpu in self._gpus):
+            self._retry_at, self._retry_after_s = None, RETRY_FIRST_S
+        return Reading(
+            tuple(gpu.last or DeviceSample(gpu.info.id, 0, stale=True) for gpu in self._gpus), tuple(workers)
+        )
+
+    def _read_gpu(self, gpu: _Gpu, mine: Mapping[WorkerKey, HolderPids], table: ProcessTable | None) -> None:
+        free_mib = self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).free // MIB
+        listed = self._processes(gpu.handle)
+        deltas = gpu.deltas.update(free_mib, {key: holder.loading for key, holder in mine.items()})
+        trees = {key: table.tree(holder.roots) if table else frozenset[int]() for key, holder in mine.items()}
+        ours = frozenset[int]().union(*trees.values())
+        outside_mib = None
+        gpu.used = deltas
+        if listed is not None:
+            if any(pid in listed for pid in ours):
+                self._pids_are_ours = True
+            # Memory that no listed process explains: the list hides somebody, or a dead process's is not back yet.
+            hidden_mib = gpu.info.total_mib - free_mib - sum(mib_up(size or 0) for size in listed.values())
+            complete = hidden_mib <= max(gpu.info.margin_mib, default_margin_mib(gpu.info.total_mib))
+            gpu.used = {key: self._use(listed, trees[key], deltas[key], complete=complete) for key in mine}
+            foreign = [size for pid, size in listed.items() if pid not in ours]
+            believed = (
+                not mine or self._pids_are_ours or (table is not None and all(p in table.parents for p in listed))
+            )
+            if believed and complete and None not in foreign:
+                outside_mib = mib_up(sum(size or 0 for size in foreign))
+        gpu.last = DeviceSample(gpu.info.id, free_mib, outside_mib=outside_mib)
+        if gpu.trouble is not None:
+            log.info("gpu.readable", device=gpu.info.id)
+            gpu.trouble = None
+
+    def _use(self, listed: Listed, tree: frozenset[int], delta: int | None, *, complete: bool) -> int | None:
+        sizes = [listed[pid] for pid in tree if pid in listed]
+        known = [size for size in sizes if size is not None]
+        if sizes and len(known) == len(sizes):
+            return mib_up(sum(known))
+        if not sizes and self._pids_are_ours and complete:
+            return 0  # it has nothing on the GPU yet
+        return delta
+
+    def _processes(self, handle: object) -> Listed | None:
+        """Bytes by pid; None where the driver gives no list. A process that both computes and draws is in both lists."""
+        try:
+            compute = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self._nvml.NVMLError:
+            return None
+        try:
+            graphics = self._nvml.nvmlDeviceGetGraphicsRunningProcesses(handle)
+        except self._nvml.NVMLError:
+            graphics = ()  # not supported by compute-only cards
+        listed: dict[int, int | None] = {}
+        for process in (*compute, *graphics):
+            sizes = [size for size in (listed.get(process.pid), process.usedGpuMemory) if size is not None]
+            listed[process.pid] = max(sizes, default=None)
+        return listed
+
+    def _lost(self, gpu: _Gpu, reason: str) -> None:
+        if gpu.trouble != reason:
+            log.warning("gpu.unreadable", device=gpu.info.id, reason=reason)
+        gpu.trouble = reason
+        gpu.last = DeviceSample(gpu.info.id, gpu.last.free_mib if gpu.last else 0, stale=True)
+        if self._retry_at is None:
+            self._retry_at = self._clock() + self._retry_after_s
+
+    def _revive(self) -> None:
+        if self._retry_at is None or self._clock() < self._retry_at:
+            return
+        self._retry_after_s = min(2 * self._retry_after_s, RETRY_MAX_S)
+        self._retry_at = self._clock() + self._retry_after_s
+        try:
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError:
+            log.debug("nvml.shutdown_failed")  # it was not initialised: that is why we are here
+        try:
+            self._nvml.nvmlInit()
+            for gpu in self._gpus:
+                gpu.handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu.info.uuid or "")
+        except self._nvml.NVMLError as error:
+            log.debug("nvml.init_failed", reason=str(error))
+
+
+def _info(gpu: GpuFound, margin_mib: int | None, driver: str) -> DeviceInfo:
+    return DeviceInfo(
+        DeviceId(f"gpu{gpu.index}"),
+        "cuda",
+        gpu.name,
+        gpu.total_mib,
+        default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib,
+        index=gpu.index,
+        uuid=gpu.uuid,
+        driver=driver,
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
