@@ -1,0 +1,224 @@
+"""Any program that speaks HTTP as a model: a command line with placeholders, a health path, a list of endpoints.
+
+The command is a list of words, or one string that is split like a shell would, without ever running one. `${port}`,
+`${host}` and `${model}` are filled in inside single words, so a value can never become two; `$${` stands for `${`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+
+from runtimes.base import (
+    Adapter,
+    Endpoint,
+    Estimate,
+    HealthCheck,
+    LaunchContext,
+    LaunchSpec,
+    ModelConfig,
+    ModelUnusableError,
+    Thinking,
+)
+from runtimes.cuda import visible_devices
+
+KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
+PLACEHOLDERS: Final = ("port", "host", "model")
+DEFAULT_ENDPOINTS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/moderations",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/images/variations",
+)
+
+_PLACEHOLDER = re.compile(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[^}]*)\}|(?P<open>\$\{)")
+_ENDPOINT = re.compile(r"(?:(?P<method>[A-Z]+) +)?(?P<path>/[^\s?#]*)")
+
+
+def _endpoint(text: str) -> Endpoint:
+    """Raises ValueError, saying what is expected."""
+    match = _ENDPOINT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not 'METHOD /path' or '/path'")
+    path = match["path"]
+    if match["method"] in (None, "POST"):
+        return Endpoint(path)
+    if match["method"] == "GET":
+        return Endpoint(path, "GET")
+    raise ValueError(f"{text!r}: the method is {match['method']}, but must be GET or POST")
+
+
+def _checked_endpoint(text: str) -> str:
+    _endpoint(text)
+    return text
+
+
+def _unknown(word: str) -> Iterator[str]:
+    for match in _PLACEHOLDER.finditer(word):
+        if match["open"]:
+            yield "${ without its }"
+        elif match["escaped"] is None and match["name"] not in PLACEHOLDERS:
+            yield match[0]
+
+
+def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
+    """A command that can be split and filled in. Raises ValueError naming what is wrong."""
+    if value is None:
+        return None
+    words = shlex.split(value) if isinstance(value, str) else value  # shlex raises ValueError for an open quote
+    if not words or not words[0]:
+        raise ValueError("the command is empty")
+    for word in words:
+        _checked_word(word)
+    return value
+
+
+def _checked_word(word: str) -> str:
+    if unknown := list(dict.fromkeys(_unknown(word))):
+        known = ", ".join(f"${{{name}}}" for name in PLACEHOLDERS)
+        raise ValueError(f"{', '.join(unknown)}: not a placeholder; there are {known}, and $${{ for a plain ${{")
+    return word
+
+
+Command = Annotated[list[str] | str, AfterValidator(_checked_words)]
+
+
+class CommandConfig(ModelConfig):
+    """A model served by a program of your own."""
+
+    cmd: Command = Field(
+        description="The program and its arguments, as a list or one string (split, never given to a shell).",
+        examples=[["my-server", "--port", "${port}"]],
+    )
+    env: dict[str, Annotated[str, AfterValidator(_checked_word)]] = Field(
+        default_factory=dict, description="Further environment variables; placeholders work here too."
+    )
+    health_path: str = Field(default="/health", pattern=r"^/", description="Answers 2xx once the model is ready.")
+    stop_cmd: Command | None = Field(default=None, description="Run instead of the first SIGTERM.")
+    cwd: Annotated[Path, Field(strict=False)] | None = Field(default=None, description="Where the program is run.")
+    endpoints: list[Annotated[str, AfterValidator(_checked_endpoint)]] = Field(
+        default_factory=lambda: list(DEFAULT_ENDPOINTS),
+        description="Paths it serves: '/path' or 'METHOD /path'. Default: OpenAI's inference paths.",
+    )
+    auth: Literal["none", "bearer"] = Field(
+        default="none",
+        description=f"bearer: it must refuse requests without the key that it finds in {KEY_VARIABLE}.",
+    )
+    upstream_model: str | None = Field(
+        default=None, description="Model name the program insists on. Default: it takes any."
+    )
+    thinking: bool = Field(default=False, description="It understands chat_template_kwargs.enable_thinking.")
+    library_path: list[str] = Field(default_factory=list, description="Folders put before LD_LIBRARY_PATH.")
+    files: list[Annotated[Path, Field(strict=False)]] = Field(
+        default_factory=list, description="Model files; without vram_mib their size is the estimate of its memory."
+    )
+
+
+class CommandAdapter(Adapter[CommandConfig]):
+    """Any HTTP program."""
+
+    name = "command"
+    summary = "Any program that speaks HTTP: a command line with ${port}."
+    config = CommandConfig
+
+    def check(self, config: CommandConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """A program or folder that isn't there, a key that llmux sets."""
+        return tuple(_problems(config))
+
+    def launch(self, config: CommandConfig, context: LaunchContext) -> LaunchSpec:
+        """Raises ModelUnusableError when the program isn't there."""
+        values = {"port": str(context.port), "host": context.host, "model": context.model}
+        return LaunchSpec(
+            argv=_runnable("cmd", _filled(config.cmd, values), config),
+            env={
+                **{name: _filled_word(value, values) for name, value in config.env.items()},
+                **visible_devices(context.device),
+                **({KEY_VARIABLE: context.key} if config.auth == "bearer" else {}),
+            },
+            cwd=config.cwd,
+            library_path=tuple(config.library_path),
+            health=HealthCheck(config.health_path),
+            auth=f"Bearer {context.key}" if config.auth == "bearer" else None,
+            stop_argv=_runnable("stop_cmd", _filled(config.stop_cmd, values), config) if config.stop_cmd else None,
+            host=context.host,
+            port=context.port,
+        )
+
+    def endpoints(self, config: CommandConfig) -> frozenset[Endpoint]:
+        """What the configuration lists."""
+        return frozenset(_endpoint(text) for text in config.endpoints)
+
+    def estimate(self, config: CommandConfig) -> Estimate | None:
+        """The size of `files` and a third; None without any."""
+        sizes = [path.stat().st_size for path in config.files if path.is_file()]
+        if not sizes:
+            return None
+        size_mib = -(-sum(sizes) // (1 << 20))
+        return Estimate(
+            mib=-(-size_mib * 13 // 10), source="file_size", detail=f"{len(sizes)} files of {size_mib} MiB, times 1.3"
+        )
+
+    def thinking(self, config: CommandConfig) -> Thinking | None:
+        """By chat template arguments, where the configuration says that the program knows them."""
+        if not config.thinking:
+            return None
+        return Thinking(
+            enabled={"chat_template_kwargs": {"enable_thinking": True}},
+            disabled={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+
+    def upstream_model(self, config: CommandConfig) -> str | None:
+        """As configured."""
+        return config.upstream_model
+
+
+def _filled(command: list[str] | str, values: Mapping[str, str]) -> list[str]:
+    words = shlex.split(command) if isinstance(command, str) else command
+    return [_filled_word(word, values) for word in words]
+
+
+def _filled_word(word: str, values: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: "${" if match["escaped"] else values[match["name"]], word)
+
+
+def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, ...]:
+    program = _program(words[0], config)
+    if program is None:
+        raise ModelUnusableError(f"{key}: {words[0]} is not a program on PATH")
+    return (program, *words[1:])
+
+
+def _program(word: str, config: CommandConfig) -> str | None:
+    """The program's full path: of a bare name by PATH (the model's own, if `env` sets one), else from `cwd`."""
+    if "/" in word:
+        path = (config.cwd or Path()) / word
+        return str(path.absolute()) if path.is_file() and os.access(path, os.X_OK) else None
+    return shutil.which(word, path=config.env.get("PATH"))
+
+
+def _problems(config: CommandConfig) -> Iterator[str]:
+    sample = {"port": "8100", "host": "127.0.0.1", "model": "model"}
+    for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd)):
+        if command is not None and _program(_filled(command, sample)[0], config) is None:
+            yield f"{key}: {_filled(command, sample)[0]} is not a program on PATH"
+    if config.cwd is not None and not config.cwd.is_dir():
+        yield f"cwd: {config.cwd}: there is no such folder"
+    if KEY_VARIABLE in config.env:
+        yield f"env: {KEY_VARIABLE} is set by llmux"
