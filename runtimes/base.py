@@ -58,6 +58,10 @@ class ModelConfig(BaseModel):
         default=1800.0, gt=0, description="Give up a start after this long, progress or not."
     )
     grace_s: float = Field(default=10.0, ge=0, description="Seconds between SIGTERM and SIGKILL when it is stopped.")
+    public: bool | None = Field(
+        default=None,
+        description="List it under its own name? Default: only where no virtual model refers to it.",
+    )
     enabled: bool = Field(default=True, description="False: as if it were not in the file.")
 
 
@@ -190,5 +194,15 @@ class Adapter(abc.ABC, Generic[C]):
     def memory_definition(self, config: C) -> str:
         """A stable text of what decides how the worker runs and what memory it takes; equal texts share learned footprints."""
         return config.model_dump_json(
-            exclude={"priority", "pin", "preload", "keep_alive_s", "vram_mib", "devices", "target_inflight", "enabled"}
+            exclude={
+                "priority",
+                "pin",
+                "preload",
+                "keep_alive_s",
+                "vram_mib",
+                "devices",
+                "target_inflight",
+                "public",
+                "enabled",
+            }
         )

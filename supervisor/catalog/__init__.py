@@ -1,0 +1,18 @@
+"""What to serve: the configuration, read strictly and turned into a frozen `Catalog`."""
+
+from supervisor.catalog.catalog import Catalog, CatalogModel, Listing, Route, VirtualModel, check_devices
+from supervisor.catalog.loader import find_config, load
+from supervisor.catalog.rewrite import Rewrite, model_of
+
+__all__ = [
+    "Catalog",
+    "CatalogModel",
+    "Listing",
+    "Rewrite",
+    "Route",
+    "VirtualModel",
+    "check_devices",
+    "find_config",
+    "load",
+    "model_of",
+]

@@ -1,0 +1,52 @@
+"""Which runtimes there are: a name stands for an adapter class that is imported when a model first asks for it.
+
+A daemon with one kind of model must not pay for importing the others; adding a runtime is one line here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, cast
+
+from runtimes.base import Adapter
+
+AnyAdapter = Adapter[Any]
+"""An adapter whose own configuration class the caller doesn't know: only `Registry` pairs it with its configs."""
+
+
+class Registry:
+    """Names → adapters. An entry is `module:Class`, imported once, or a ready instance."""
+
+    def __init__(self, entries: Mapping[str, str | AnyAdapter]) -> None:
+        self._entries = dict(entries)
+
+    def names(self) -> tuple[str, ...]:
+        """All runtimes, in the order of the table."""
+        return tuple(self._entries)
+
+    def get(self, name: str) -> AnyAdapter:
+        """The one adapter of that name. Raises KeyError."""
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            adapter_class = cast("type[AnyAdapter]", getattr(importlib.import_module(module), attribute))
+            entry = self._entries[name] = adapter_class()
+        return entry
+
+    def infer(self, model: Mapping[str, object]) -> str | None:
+        """The runtime meant by a model that doesn't name one, from the keys it has; None when they don't tell."""
+        path = model.get("path")
+        if isinstance(path, str) and path.lower().endswith(".gguf"):
+            return "llama_server"
+        if "cmd" in model:
+            return "command"
+        return None
+
+
+REGISTRY = Registry(
+    {
+        "llama_server": "runtimes.llama_server.adapter:LlamaServerAdapter",
+        "command": "runtimes.command.adapter:CommandAdapter",
+    }
+)

@@ -1,0 +1,205 @@
+"""pydantic's complaints, retold for the person who wrote the file: where, what was expected, what came, what to write.
+
+Every key is checked and every problem is told at once; a misspelt key comes with the nearest one that exists.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeGuard, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from supervisor.catalog.document import Key, Leaf, Node, Problem, Table, Trail, find, plain
+
+M = TypeVar("M", bound=BaseModel)
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "path_type": "a path",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "frozen_set_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "none_required": "nothing",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+_YES_NO = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The word somebody probably meant, whatever its case."""
+    by_folded = {candidate.casefold(): candidate for candidate in words}
+    found = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
+    return by_folded[found[0]] if found else None
+
+
+def suggestion(word: str, words: Iterable[str], *, what: str = "valid") -> str:
+    """`; did you mean "x"?`, or the whole choice where it is short, or nothing."""
+    known = list(words)
+    match = nearest(word, known)
+    if match is not None:
+        return f'; did you mean "{match}"?'
+    return f"; {what}: {', '.join(known)}" if 0 < len(known) <= 12 else ""
+
+
+def validate(model: type[M], node: Node, trail: Trail, *, secret: bool = False) -> tuple[M | None, list[Problem]]:
+    """The validated section, or None and all its problems. `secret`: no value is repeated in a problem.
+
+    Through JSON, because pydantic's strict mode then takes a list for a tuple and text for a path, and nothing else
+    that isn't what it should be.
+    """
+    try:
+        return model.model_validate_json(json.dumps(plain(node))), []
+    except ValidationError as error:
+        return None, _retell(error.errors(include_url=False), model, node, trail, secret=secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What may stand somewhere: the branches of its type's union, and its keys where it is a mapping with fixed ones."""
+
+    branches: tuple[object, ...]
+    keys: frozenset[str]
+
+
+def fields_at(model: object, trail: Trail) -> Shape:
+    """What may stand at `trail` below `model`; no branches where that is open."""
+    branches = _branches(model)
+    for key in trail:
+        branches = tuple(below for branch in branches for below in _below(branch, key))
+    keys = [name for branch in branches if _is_model(branch) for name in branch.model_fields]
+    return Shape(branches, frozenset(keys))
+
+
+def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _branches(annotation: object) -> tuple[object, ...]:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        return _branches(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return tuple(member for branch in typing.get_args(annotation) for member in _branches(branch))
+    return (annotation,)
+
+
+def _below(annotation: object, key: Key) -> tuple[object, ...]:
+    if _is_model(annotation):
+        field = annotation.model_fields.get(str(key))
+        return _branches(field.annotation) if field else ()
+    arguments = typing.get_args(annotation)
+    if not arguments or typing.get_origin(annotation) is typing.Literal:
+        return ()
+    return _branches(arguments[-1] if isinstance(key, str) else arguments[0])
+
+
+def _retell(
+    errors: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool
+) -> list[Problem]:
+    # A value that fits no branch of a union gives one error a branch: they are one problem with several expectations.
+    grouped: dict[tuple[Trail, bool], list[ErrorDetails]] = {}
+    for error in errors:
+        known_by_itself = error["type"] in {"missing", "extra_forbidden"}
+        location = error["loc"][:-1] if error["type"] == "missing" else error["loc"]
+        walked = find(node, location)[1]
+        key = (error["loc"] if known_by_itself else walked, known_by_itself)
+        grouped.setdefault(key, []).append(error)
+    return [_tell(group, model, node, trail, secret=secret) for group in grouped.values()]
+
+
+def _tell(group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool) -> Problem:
+    first = group[0]
+    if first["type"] == "missing":
+        parent, walked = find(node, first["loc"][:-1])
+        field = first["loc"][-1]
+        return Problem(parent.place, (*trail, *walked), f'the key "{field}" is missing')
+    at, walked = find(node, first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = fields_at(model, walked[:-1]).keys
+        present = find(node, walked[:-1])[0]
+        absent = known - set(present.entries) if isinstance(present, Table) else known
+        return Problem(at.place, (*trail, *walked), f"unknown key{suggestion(str(walked[-1]), sorted(absent))}")
+    value = plain(at)
+    got = "" if secret else f", got {_show(value)}"
+    own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
+    if own:
+        return Problem(at.place, (*trail, *walked), str(own[0].get("ctx", {}).get("error", own[0]["msg"])))
+    expected = " or ".join(dict.fromkeys(_expected(error) for error in group))
+    hint = _hint(group, value)
+    return Problem(at.place, (*trail, *walked), f"expected {expected}{got}{hint}")
+
+
+def _expected(error: ErrorDetails) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _EXPECTED:
+        return _EXPECTED[kind]
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"{words} {context[name]}"
+    if kind in {"literal_error", "enum"}:
+        return str(context["expected"]).replace("'", '"')
+    if kind == "string_pattern_mismatch":
+        return f"text like {context['pattern']}"
+    if kind in {"too_short", "too_long"}:
+        few = kind == "too_short"
+        return f"{'at least' if few else 'at most'} {context['min_length' if few else 'max_length']} entries"
+    if kind in {"string_too_short", "string_too_long"}:
+        few = kind == "string_too_short"
+        return f"{'at least' if few else 'at most'} {context['min_length' if few else 'max_length']} characters"
+    message = error["msg"]
+    return message[:1].lower() + message[1:]
+
+
+def _hint(group: list[ErrorDetails], value: object) -> str:
+    kinds = {error["type"] for error in group}
+    if isinstance(value, str):
+        if kinds & {"bool_type", "bool_parsing"} and value.lower() in _YES_NO:
+            return f"; write {str(_YES_NO[value.lower()]).lower()}"
+        if kinds & {"int_type", "float_type"} and value[:-1].isdigit() and value[-1:].lower() == "k":
+            return f"; write {int(value[:-1]) * 1024}"
+        choices = [word for error in group for word in str(error.get("ctx", {}).get("expected", "")).split("'")[1::2]]
+        match = nearest(value, choices)
+        return f'; did you mean "{match}"?' if match else ""
+    if "string_type" in kinds and isinstance(value, int | float):
+        return f'; quote it: "{str(value).lower() if isinstance(value, bool) else value}"'
+    return ""
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:56]}…{text[-1] if text.endswith(chr(34)) else ''}"
+
+
+def is_null(node: Node | None) -> bool:
+    """Is the value absent or written as nothing (`models:` without anything below)?"""
+    return node is None or (isinstance(node, Leaf) and node.value is None)

@@ -1,0 +1,265 @@
+"""The sections of the configuration file besides `models:`, as strict, frozen pydantic models.
+
+Every key has a purpose, a unit in its name, a default and an example; config/llmux.example.yaml and the JSON schema are
+checked against them. Numbers of the scheduler repeat those of `core.types.Limits`, which a test holds equal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from supervisor.core.types import DeviceId, Eviction, Limits, Policy
+
+
+def config_dir() -> Path:
+    """$XDG_CONFIG_HOME/llmux: llmux.yaml, local.yaml, api_keys.yaml."""
+    return _xdg("XDG_CONFIG_HOME", ".config")
+
+
+def state_dir() -> Path:
+    """$XDG_STATE_HOME/llmux: the store, worker logs."""
+    return _xdg("XDG_STATE_HOME", ".local/state")
+
+
+def runtimes_dir() -> Path:
+    """$XDG_DATA_HOME/llmux/runtimes: one virtual environment a runtime."""
+    return _xdg("XDG_DATA_HOME", ".local/share") / "runtimes"
+
+
+def _xdg(variable: str, below_home: str) -> Path:
+    value = os.environ.get(variable, "")
+    # The XDG specification: a relative path is invalid and to be ignored.
+    return (Path(value) if value.startswith("/") else Path.home() / below_home) / "llmux"
+
+
+class Section(BaseModel):
+    """Unknown keys and wrong types are errors; a validated section doesn't change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class ServerConfig(Section):
+    """Where the daemon listens and what it keeps where."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="Address to listen on. Any other than loopback needs API keys.",
+        examples=["0.0.0.0"],
+    )
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=8081, description="Port to listen on; 0 takes any that is free.", examples=[8081]
+    )
+    worker_port_first: Port = Field(default=18100, description="First port given to workers.", examples=[18100])
+    worker_port_last: Port = Field(default=18999, description="Last port given to workers.", examples=[18999])
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        description="Names that may stand in the Host header besides loopback and `host`; guards against DNS rebinding.",
+        examples=[["llm.example.org"]],
+    )
+    allowed_origins: tuple[str, ...] = Field(
+        default=(),
+        description="Web origins whose pages may call the inference API from a browser.",
+        examples=[["https://chat.example.org"]],
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe events to log.", examples=["info"]
+    )
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="auto: console on a terminal, else json.", examples=["json"]
+    )
+    state_dir: Path = Field(
+        default_factory=state_dir,
+        description="Learned footprints, tasks, worker logs. Default: $XDG_STATE_HOME/llmux.",
+        examples=["~/.local/state/llmux"],
+    )
+    runtimes_dir: Path = Field(
+        default_factory=runtimes_dir,
+        description="Virtual environments of the runtimes. Default: $XDG_DATA_HOME/llmux/runtimes.",
+        examples=["~/.local/share/llmux/runtimes"],
+    )
+    api_keys: Path | None = Field(
+        default=None,
+        description="File of API keys. Default: api_keys.yaml beside this file, where there is one.",
+        examples=["~/.config/llmux/api_keys.yaml"],
+    )
+
+    @model_validator(mode="after")
+    def _ports_in_order(self) -> Self:
+        if self.worker_port_first > self.worker_port_last:
+            raise ValueError(
+                f"worker_port_first {self.worker_port_first} lies above worker_port_last {self.worker_port_last}"
+            )
+        if self.worker_port_first <= self.port <= self.worker_port_last:
+            raise ValueError(f"port {self.port} lies among the workers' own")
+        return self
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+LoadedByType = Annotated[int, Field(ge=1, le=1000)]
+
+
+class LimitsConfig(Section):
+    """Numbers of scheduling, failure handling and HTTP."""
+
+    queue_total: Count = Field(default=512, description="Requests that may wait in all.", examples=[512])
+    queue_per_model: Count = Field(default=64, description="Requests that may wait for one model.", examples=[64])
+    queue_wait_s: Seconds = Field(default=600.0, description="Longest a request waits, in seconds.", examples=[600])
+    min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=30.0, description="A model in demand stays at least this long before another evicts it.", examples=[30]
+    )
+    linger_s: Annotated[float, Field(ge=0, le=60)] = Field(
+        default=0.25, description="A young model counts as in demand this long after its last request.", examples=[0.25]
+    )
+    loads_per_device: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, description="Models that may load on one device at once.", examples=[1]
+    )
+    drain_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=30.0, description="Time running requests get to end before their worker is stopped.", examples=[30]
+    )
+    backoff_first_s: Seconds = Field(default=1.0, description="Pause after the first crash; doubles.", examples=[1])
+    backoff_max_s: Seconds = Field(default=60.0, description="Longest pause between starts.", examples=[60])
+    backoff_jitter: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.25, description="Share by which a pause varies at random.", examples=[0.25]
+    )
+    backoff_reset_s: Seconds = Field(
+        default=600.0, description="Ready for this long, a model's crashes are forgotten.", examples=[600]
+    )
+    crash_limit: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=5, description="Crashes within `crash_window_s` after which a model is given up.", examples=[5]
+    )
+    crash_window_s: Seconds = Field(default=600.0, description="Window of `crash_limit`.", examples=[600])
+    memory_warn_s: Seconds = Field(
+        default=5.0, description="Warn when memory isn't back this long after its worker ended.", examples=[5]
+    )
+    memory_quarantine_s: Seconds = Field(
+        default=30.0, description="Stop loading on the device when it isn't back after this long.", examples=[30]
+    )
+    eviction: Literal["last_resort", "strict"] = Field(
+        default="last_resort",
+        description="May a model go for one of lower priority? last_resort: if nothing lower would do; strict: never.",
+        examples=["strict"],
+    )
+    max_loaded: dict[str, LoadedByType] = Field(
+        default_factory=dict, description="Models of a type that may be loaded at once.", examples=[{"llm": 1}]
+    )
+    body_mib: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=32, description="Largest request body, in MiB.", examples=[32]
+    )
+    header_kib: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=64, description="Largest request head, in KiB.", examples=[64]
+    )
+    header_s: Seconds = Field(default=10.0, description="Time a client has to send its head.", examples=[10])
+    connect_s: Seconds = Field(default=2.0, description="Time to connect to a worker.", examples=[2])
+    first_byte_s: Seconds = Field(default=300.0, description="Time a worker has to begin its answer.", examples=[300])
+    stream_idle_s: Seconds = Field(default=120.0, description="Longest silence within an answer.", examples=[120])
+    keepalive_s: Seconds = Field(
+        default=10.0, description="Interval of comments to a streaming client that waits for its model.", examples=[10]
+    )
+
+    def limits(self) -> Limits:
+        """What the scheduler takes of them."""
+        return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
+
+    def policy(self) -> Policy:
+        """How models compete for memory."""
+        return Policy(eviction=Eviction(self.eviction), max_loaded=dict(self.max_loaded))
+
+
+class DeviceConfig(Section):
+    """One device to use, where `devices:` is a list instead of `auto`."""
+
+    kind: Literal["host", "cuda"] = Field(description="host: main memory; cuda: a GPU.", examples=["cuda"])
+    index: Annotated[int, Field(ge=0, le=1023)] | None = Field(
+        default=None, description="Which GPU, by its number in nvidia-smi.", examples=[0]
+    )
+    uuid: str | None = Field(
+        default=None,
+        pattern=r"^GPU-[0-9a-fA-F-]+$",
+        description="Which GPU, by its UUID; survives a change of order.",
+        examples=["GPU-6f1e2d3c-1111-2222-3333-444455556666"],
+    )
+    name: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$",
+        description="What models and the API call it. Default: host, gpu0, or the UUID.",
+        examples=["big"],
+    )
+    budget_mib: Annotated[int, Field(gt=0)] | None = Field(
+        default=None,
+        description="Memory llmux may use there, in MiB. Default: all of a GPU; of the host what is free at the start.",
+        examples=[16000],
+    )
+    margin_mib: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Memory always left free, in MiB. Default: on a GPU 512 or 3 %, whichever is more.",
+        examples=[512],
+    )
+
+    @model_validator(mode="after")
+    def _one_address(self) -> Self:
+        given = [name for name in ("index", "uuid") if getattr(self, name) is not None]
+        if self.kind == "cuda" and len(given) != 1:
+            raise ValueError('a cuda device is given by either "index" or "uuid"')
+        if self.kind == "host" and given:
+            raise ValueError(f'the host has no "{given[0]}"')
+        return self
+
+    @property
+    def id(self) -> DeviceId:
+        """Its name everywhere."""
+        return DeviceId(self.name or self.uuid or ("host" if self.kind == "host" else f"gpu{self.index}"))
+
+
+V = TypeVar("V", bound=Container[str])
+
+
+class VirtualModelConfig(Section):
+    """A public name: a model and what is done to its requests."""
+
+    model: str = Field(
+        min_length=1, description="The model that answers. Also accepted: `physical`.", examples=["qwen"]
+    )
+    description: str | None = Field(
+        default=None, description="Shown in the list of models.", examples=["Quick answers, no thinking"]
+    )
+    enable_thinking: bool | None = Field(
+        default=None,
+        description="Turn reasoning on or off, whatever the client says. Default: as the client or the model likes.",
+        examples=[False],
+    )
+    system_prompt_prefix: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Put before the client's system prompt, or instead of a missing one.",
+        examples=["Reasoning: low"],
+    )
+    defaults: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Request fields for clients that don't send them.",
+        examples=[{"temperature": 0.7}],
+    )
+    force: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Request fields set whatever the client sends.", examples=[{"top_k": 20}]
+    )
+    strip: tuple[str, ...] = Field(
+        default=(), description="Request fields taken away, before `defaults` fill in.", examples=[["logit_bias"]]
+    )
+
+    @field_validator("defaults", "force", "strip")
+    @classmethod
+    def _llmux_owns_routing(cls, value: V) -> V:
+        for field in ("model", "stream"):
+            if field in value:
+                raise ValueError(f'"{field}" can\'t be changed: it decides who answers, and how')
+        return value
