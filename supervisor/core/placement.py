@@ -71,11 +71,13 @@ def place(world: World, turn: Turn) -> None:
 
 
 def _order(world: World) -> list[ModelId]:
-    def key(model: ModelId) -> tuple[int, float, ModelId]:
+    def key(model: ModelId) -> tuple[int, float, int, ModelId]:
         head, oldest = world.queue.peek(model), world.queue.oldest(model)
-        asked = world.records[model].asked_at
-        since = [at for at in (asked, oldest) if at is not None]
-        return (-head.priority if head is not None else 0, min(since, default=float("inf")), model)
+        record = world.records[model]
+        since = min((at for at in (record.asked_at, oldest) if at is not None), default=float("inf"))
+        priority, seq = (head.priority, head.seq) if head is not None else (0, 0)
+        # A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
+        return (-priority, max(since, record.turn_ended), seq, model)
 
     return sorted(world.wanted, key=key)
 
@@ -178,7 +180,8 @@ def _snapshot(world: World, turn: Turn, wanted: Record, round_: _Round) -> Snaps
         if model in round_.leaving:
             freed[lease.device] = freed.get(lease.device, 0) + lease.held_mib
         elif record is None or lease.phase is Phase.RETURNING or record.generation != lease.holder[1]:
-            residents.append(Resident(model, "", 0, lease.device, lease.held_mib, Hold.STOPPING))
+            kind, priority = (record.spec.type, record.spec.priority) if record is not None else ("removed", 0)
+            residents.append(Resident(model, kind, priority, lease.device, lease.held_mib, Hold.STOPPING))
         else:
             residents.append(_resident(world, turn, record, lease.device, lease.held_mib))
     for resident in round_.coming:

@@ -65,6 +65,7 @@ class Record:
     in_flight: dict[TicketId, None] = field(default_factory=dict)
     last_used: float = 0.0
     ready_at: float = 0.0
+    turn_ended: float = float("-inf")  # when it was last stopped
     load_s: float | None = None  # how long the last successful load took
     asked_at: float | None = None  # an operator or preload wants it, since then
     restore: bool = False  # it crashed while loaded: load it again if nothing has to go for it
@@ -169,6 +170,7 @@ class World:
         record.life.step(Step.STOP, turn.now, reason)
         record.answering = False
         record.drain_until = None
+        record.turn_ended = turn.now
         turn.emit(StopWorker(record.id, record.generation, reason, force=force))
 
     def want(self, record: Record) -> None:
