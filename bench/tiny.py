@@ -1,0 +1,66 @@
+"""The smallest application around the data path: no auth, no resolving, no admission. Shows what forwarding alone costs."""
+
+from __future__ import annotations
+
+import argparse
+
+import uvicorn
+
+from supervisor.departure import Receive, Scope, Send, UntilGone
+from supervisor.envelope import error_body, error_headers
+from supervisor.errors import LlmuxError
+from supervisor.http.body import read_body
+from supervisor.http.protocol import GuardedProtocol
+from supervisor.io.upstream import UpstreamPool
+from supervisor.proxy import Outcome, forward
+
+BODY_LIMIT = 64 * 1024 * 1024
+
+
+class Tiny:
+    """Forwards every request to one upstream."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._pool: UpstreamPool | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        pool = self._pool = self._pool or UpstreamPool("127.0.0.1", self._port, "Bearer worker-key")
+        try:
+            body = await read_body(scope, receive, BODY_LIMIT)
+            with UntilGone(scope, receive):
+                await forward(
+                    scope, send, Outcome(), upstream=pool, target=scope["raw_path"], body=body, request_id=b"bench"
+                )
+        except LlmuxError as error:
+            data = error_body(error)
+            await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, data)})
+            await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def main() -> None:
+    """`python -m bench.tiny --port P --upstream Q`."""
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--port", type=int, required=True)
+    flags.add_argument("--upstream", type=int, required=True)
+    flags.add_argument("--loop", default="uvloop")
+    given = flags.parse_args()
+    uvicorn.run(
+        Tiny(given.upstream),
+        host="127.0.0.1",
+        port=given.port,
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        loop=given.loop,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+    )
+
+
+if __name__ == "__main__":
+    main()

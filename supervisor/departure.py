@@ -1,0 +1,111 @@
+"""Noticing that a client left, while nothing is being read from it or written to it.
+
+The server protocol knows at once (`connection_lost`) and says so through a `Departure` in the ASGI scope; `UntilGone` turns
+that into the cancellation of whatever the request is waiting for. Nothing is started for a request that runs its course.
+Under a server without our protocol one task per request awaits `receive()` instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+EXTENSION: Final = "llmux.departure"
+
+
+class ExchangeOverError(Exception):
+    """Nothing more can be told to this client; the server cuts the connection. Not an error to render."""
+
+
+class ClientGoneError(ExchangeOverError):
+    """The client closed its connection."""
+
+
+class ResponseBrokenError(ExchangeOverError):
+    """The response had begun and can't be completed: it must not look like a clean end."""
+
+
+class Departure:
+    """One client connection's end, known to the server protocol; one request at a time watches it."""
+
+    __slots__ = ("_callback", "_resume_reading", "gone")
+
+    def __init__(self, resume_reading: Callable[[], None]) -> None:
+        self.gone = False
+        self._resume_reading = resume_reading
+        self._callback: Callable[[], None] | None = None
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call `callback` from the loop when the client leaves. A paused connection would not notice: reading resumes."""
+        self._callback = callback
+        self._resume_reading()
+
+    def unwatch(self) -> None:
+        self._callback = None
+
+    def happened(self) -> None:
+        """The connection is lost."""
+        self.gone = True
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class UntilGone:
+    """`with UntilGone(scope, receive):` cancels what the current task awaits in it when the client leaves.
+
+    Leaves the block with ClientGoneError then. Enter it after the body was read: `receive` is ours inside. Not nestable.
+    """
+
+    __slots__ = ("_cancelling", "_departure", "_left", "_receive", "_task", "_watcher")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        extensions = scope.get("extensions") or {}
+        self._departure: Departure | None = extensions.get(EXTENSION)
+        self._receive = receive
+        self._watcher: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._left = False
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None
+        self._cancelling = self._task.cancelling()
+        if self._departure is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        elif self._departure.gone:
+            raise ClientGoneError
+        else:
+            self._departure.watch(self._leave)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._departure is not None:
+            self._departure.unwatch()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._left:
+            assert self._task is not None
+            ours = self._task.uncancel() <= self._cancelling
+            if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+                raise ClientGoneError from error
+
+    def _leave(self) -> None:
+        assert self._task is not None
+        self._left = True
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()

@@ -1,0 +1,258 @@
+"""uvicorn's httptools protocol with the guards it lacks.
+
+A request's head has a deadline and a size, its body may not stall, a client may not stop reading for ever; what could be
+read in two ways (Content-Length with Transfer-Encoding, several Hosts) is refused before it gets a scope. Refusals are
+JSON in our envelope, and the connection closes. The scope carries a `Departure`, so a request learns at once that its
+client left. An application that fails after its response began has its connection cut: never a clean end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from supervisor.departure import EXTENSION, Departure, ExchangeOverError
+from supervisor.envelope import error_body, error_headers
+from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
+
+METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+HEAD_LIMIT: Final = 64 * 1024
+PIPELINE_LIMIT: Final = 16
+_UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
+
+
+class HeadersTooLargeError(TooLargeError):
+    """Request line and headers over their limit."""
+
+    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    code = "headers_too_large"
+
+
+class RequestTimeoutError(LlmuxError):
+    """The client began a request and did not finish its head in time."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """Give it to uvicorn as `http=GuardedProtocol`, with `ws="none"`. One instance per connection."""
+
+    head_s = 10.0  # from a request's first byte (or the connection's start) to the end of its headers
+    body_stall_s = 30.0  # between two pieces of a body
+    write_stall_s = 120.0  # a client that reads nothing while we have something to send
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.access_log = False  # one canonical line per request is the application's
+        self._in_head = True
+        self._in_message = True
+        self._head_bytes = 0
+        self._waiting_since = 0.0
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._refusal: LlmuxError | None = None
+        self._upgrading = False
+        self._departure: Departure
+        self._extensions: dict[str, Departure]
+
+    # connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self._departure = Departure(self.flow.resume_reading)
+        self._extensions = {EXTENSION: self._departure}
+        self._waiting_since = self.loop.time()
+        self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._receive_timer, self._write_timer, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+        self._departure.happened()
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or InvalidRequestError("This is not a valid HTTP/1.1 request."))
+            return
+        if self._in_message:
+            if self._in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > HEAD_LIMIT:
+                    self._refuse(_headers_too_large())
+                    return
+            else:
+                self._waiting_since = self.loop.time()
+            if self._receive_timer is None:
+                limit_s = self.head_s if self._in_head else self.body_stall_s
+                self._receive_timer = self.loop.call_later(limit_s, self._check_progress)
+        elif self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.write_stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _check_progress(self) -> None:
+        self._receive_timer = None
+        if self.transport.is_closing() or not self._in_message:
+            return
+        now = self.loop.time()
+        if not self._in_head and self.flow.read_paused:
+            self._waiting_since = now  # we are the slow ones
+        limit_s = self.head_s if self._in_head else self.body_stall_s
+        left_s = self._waiting_since + limit_s - now
+        if left_s > 0:
+            self._receive_timer = self.loop.call_later(left_s, self._check_progress)
+        elif self._in_head:
+            self._refuse(RequestTimeoutError(f"The request's headers were not complete after {limit_s:g} s."))
+        else:
+            self.transport.abort()
+
+    # parser callbacks
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # uvicorn types none of its own
+        self._in_message = self._in_head = True
+        self._head_bytes = 0
+        self._waiting_since = self.loop.time()
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        self._in_head = False
+        if self.parser.should_upgrade():
+            self._upgrading = True
+            return
+        super().on_headers_complete()
+        if len(self.pipeline) > PIPELINE_LIMIT:
+            self.transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._upgrading:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        if not self._upgrading:
+            super().on_message_complete()
+
+    def _check_head(self) -> None:
+        """Raises for what llhttp lets pass and we don't; raising inside a callback makes the parser fail."""
+        hosts = framings = 0
+        size = len(self.url)
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                framings += 1
+            elif name == b"transfer-encoding":
+                framings += 1
+                if value.strip().lower() != b"chunked":
+                    self._refusal = InvalidRequestError("Transfer-Encoding other than chunked is not supported.")
+        if size > HEAD_LIMIT:
+            self._refusal = _headers_too_large()
+        elif hosts > 1 or framings > 1:
+            self._refusal = InvalidRequestError(
+                "The request has several Host, Content-Length or Transfer-Encoding fields."
+            )
+        elif self.parser.get_method() not in METHODS:
+            self._refusal = MethodNotAllowedError("This method is not supported.")
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1: some clients offer h2c with every request, and the parser leaves out the body then."""
+        method = self.parser.get_method()
+        head = [method, b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name not in _UPGRADE_FIELDS:
+                head += (name, b": ", value, b"\r\n")
+        self._upgrading = False
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"".join((*head, b"\r\n", rest)))
+
+    def _refuse(self, error: LlmuxError) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()  # an answer would land in the middle of another
+            return
+        body = error_body(error)
+        lines = [STATUS_LINE[error.status]]
+        for name, value in (*error_headers(error, body), (b"connection", b"close")):
+            lines += (name, b": ", value, b"\r\n")
+        self.transport.write(b"".join((*lines, b"\r\n", body)))
+        self.transport.close()
+
+    # application
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        task = self.loop.create_task(self._run(cycle, app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
+        try:
+            await app(cycle.scope, cycle.receive, cycle.send)
+        except ExchangeOverError:
+            self.transport.close()
+        except asyncio.CancelledError:
+            self.transport.close()
+            raise
+        except Exception:
+            self.logger.exception("http.application_failed")
+            if cycle.response_started:
+                self.transport.close()
+            else:
+                await _send_internal_error(cycle)
+        else:
+            if not cycle.response_complete and not cycle.disconnected:
+                self.logger.error("http.response_incomplete")
+                self.transport.close()
+        finally:
+            cycle.on_response = _nothing  # breaks a reference cycle
+
+
+async def _send_internal_error(cycle: RequestResponseCycle) -> None:
+    error = LlmuxError("An internal error occurred; the daemon's log has the details.")
+    body = error_body(error)
+    headers = [*error_headers(error, body), (b"connection", b"close")]
+    await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _headers_too_large() -> HeadersTooLargeError:
+    return HeadersTooLargeError(f"The request's headers are larger than {HEAD_LIMIT} bytes.")
+
+
+def _nothing() -> None:
+    pass

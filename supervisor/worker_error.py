@@ -1,0 +1,104 @@
+"""Putting a worker's error answers into OpenAI's shape.
+
+Workers say what went wrong as plain text, as `{"error": "text"}`, as FastAPI's `{"detail": …}`, or in OpenAI's shape, which
+is all that OpenAI's clients can show to a person.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from supervisor.envelope import error_body
+from supervisor.errors import LlmuxError
+
+_TEXT_LIMIT: Final = 1000
+_TYPES: Final = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "forbidden"),
+    404: ("invalid_request_error", "not_found"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+}
+
+
+class WorkerAnswerError(LlmuxError):
+    """An error answer of a worker."""
+
+    def __init__(self, status: int, message: str, *, kind: str, code: str, param: str | None = None) -> None:
+        super().__init__(message, code=code, param=param)
+        try:
+            self.status = HTTPStatus(status)
+        except ValueError:  # a number of its own making
+            self.status = HTTPStatus.BAD_GATEWAY
+        self.type = kind
+
+    @property
+    def body(self) -> bytes:
+        return error_body(self)
+
+
+def is_openai_error(data: bytes) -> bool:
+    """It is `{"error": {"message": text, …}}`, so clients understand it as it is."""
+    document = _decode(data)
+    error = document.get("error") if isinstance(document, dict) else None
+    return isinstance(error, dict) and isinstance(error.get("message"), str)
+
+
+def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:
+    """The error an answer with `status` and (possibly cut off) body `data` speaks of.
+
+    A status below 400 means that the worker answered something else than the event stream it was asked for.
+    """
+    if status < 400:
+        return WorkerAnswerError(
+            502, "The worker did not answer with a stream.", kind="server_error", code="upstream_error"
+        )
+    kind, code = _TYPES.get(
+        status,
+        ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error"),
+    )
+    param: str | None = None
+    document = _decode(data)
+    message = _message(document)
+    error = document.get("error") if isinstance(document, dict) else None
+    if isinstance(error, dict):
+        kind = _text(error.get("type")) or kind
+        code = _text(error.get("code")) or code
+        param = _text(error.get("param")) or None
+    elif not message and b"html" not in content_type:
+        message = data[:_TEXT_LIMIT].decode("utf-8", "replace").strip()
+    return WorkerAnswerError(
+        status, message or f"The worker answered with status {status}.", kind=kind, code=code, param=param
+    )
+
+
+def _decode(data: bytes) -> object:
+    try:
+        document: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return document
+
+
+def _message(document: object) -> str:
+    if isinstance(document, str):
+        return document[:_TEXT_LIMIT]
+    if isinstance(document, list):  # FastAPI's list of validation errors
+        return "; ".join(filter(None, map(_message, document)))[:_TEXT_LIMIT]
+    if not isinstance(document, dict):
+        return ""
+    text = _text(document.get("message")) or _text(document.get("msg"))
+    if text:
+        place = document.get("loc")
+        return f"{'.'.join(map(str, place))}: {text}" if isinstance(place, list) else text
+    for key in ("error", "detail"):
+        if text := _message(document.get(key)):
+            return text
+    return ""
+
+
+def _text(value: object) -> str:
+    return value[:_TEXT_LIMIT] if isinstance(value, str) else ""
