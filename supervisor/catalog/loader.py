@@ -1,8 +1,6 @@
-"""From files, environment and flags to a `Catalog`, or to every problem at once.
+"""Where configuration comes from: the base file, `local.yaml` beside it, `LLMUX_*` variables, flags.
 
-Later layers win, key by key: the base file, `local.yaml` beside it, `LLMUX_*` variables, flags. Whatever can still be
-checked after a mistake is checked, so that one run shows all of them; nothing is returned from a configuration that
-has any.
+Later layers win, key by key, and every value remembers the layer and the place it came from.
 """
 
 from __future__ import annotations
@@ -10,52 +8,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
 
-from pydantic import BaseModel
-
-from runtimes.base import ModelConfig
-from runtimes.registry import REGISTRY, AnyAdapter, Registry
-from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
-from supervisor.catalog.document import (
-    Items,
-    Layer,
-    Leaf,
-    Node,
-    Place,
-    Problem,
-    Source,
-    Table,
-    Trail,
-    find,
-    grow,
-    merge,
-    places,
-    plain,
-    read,
-)
-from supervisor.catalog.problems import fields_at, nearest, suggestion, validate
-from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import (
-    DeviceConfig,
-    LimitsConfig,
-    ServerConfig,
-    VirtualModelConfig,
-    config_dir,
-    runtimes_dir,
-)
-from supervisor.core.types import DEFAULT_PRIORITY, ModelId
+from runtimes.registry import REGISTRY, Registry
+from supervisor.catalog.assembly import SECTIONS, Assembly, fail
+from supervisor.catalog.catalog import Catalog
+from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, grow, merge, read
+from supervisor.catalog.sections import config_dir
 from supervisor.errors import ConfigError
 
 FILE_NAME = "llmux.yaml"
 LOCAL_NAME = "local.yaml"
-KEYS_NAME = "api_keys.yaml"
 
-_SECTIONS = ("models", "virtual_models", "devices", "limits", "server")
-_NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_SETTING = re.compile(r"LLMUX_(SERVER|LIMITS|DEVICES)", re.IGNORECASE)
 
 
 def find_config(explicit: Path | None = None) -> Path | None:
@@ -63,7 +28,7 @@ def find_config(explicit: Path | None = None) -> Path | None:
 
     Raises ConfigError when a named one isn't there.
     """
-    named = explicit or (Path(os.environ["LLMUX_CONFIG"]) if os.environ.get("LLMUX_CONFIG") else None)
+    named = explicit or _path_variable("LLMUX_CONFIG")
     if named is not None:
         if not named.is_file():
             raise ConfigError((f"{named}: there is no such file",))
@@ -94,317 +59,61 @@ def load(
     if base is None:
         looked = ", ".join(str(path) for path in search_path())
         raise ConfigError((f"no configuration found; looked for {looked}",))
-    loading = _Loading(base.absolute(), registry, check_files=check_files)
-    loading.take_file(base.absolute(), Layer.FILE)
-    beside = base.absolute().with_name(LOCAL_NAME)
-    named_local = local or (Path(os.environ["LLMUX_LOCAL_CONFIG"]) if os.environ.get("LLMUX_LOCAL_CONFIG") else None)
-    if named_local is not None or (beside.is_file() and beside != base.absolute()):
-        loading.take_file((named_local or beside).absolute(), Layer.LOCAL)
-    if any(re.match(r"LLMUX_(SERVER|LIMITS|DEVICES)", name.upper()) for name in os.environ):
+    base = base.absolute()
+    root, problems = _merged(_layers(base, local or _path_variable("LLMUX_LOCAL_CONFIG"), flags or {}), base)
+    return Assembly(root, base, registry, check_files=check_files).catalog(problems)
+
+
+def _path_variable(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value) if value else None
+
+
+Layers = list[tuple[Node | None, list[Problem]]]
+
+
+def _layers(base: Path, local: Path | None, flags: Mapping[str, object]) -> Layers:
+    layers: Layers = [read(base, Source(Layer.FILE, _label(base), base.parent))]
+    beside = base.with_name(LOCAL_NAME)
+    if local is not None or (beside.is_file() and beside != base):
+        path = (local or beside).absolute()
+        layers.append(read(path, Source(Layer.LOCAL, _label(path), path.parent)))
+    if any(node is None and problems for node, problems in layers):
+        # What is missing because a file couldn't be read is no problem of its own.
+        raise fail([problem for _, problems in layers for problem in problems])
+    if any(map(_SETTING.match, os.environ)):
         # Imported here, because it costs as much as everything else together.
         from supervisor.catalog.environment import read_environment  # noqa: PLC0415
 
-        tree, problems = read_environment(Path.cwd())
-        loading.take(tree, problems)
-    loading.take_flags(flags or {})
-    return loading.finish()
+        layers.append(read_environment(Path.cwd()))
+    layers += [(_flag(key, value), []) for key, value in flags.items() if value is not None]
+    return layers
 
 
-S = TypeVar("S", bound=BaseModel)
+def _flag(dotted_key: str, value: object) -> Node:
+    *parents, key = dotted_key.split(".")
+    place = Place(Source(Layer.FLAG, f"--{key.replace('_', '-')}", Path.cwd()))
+    node: Node = Table({key: grow(value, place)}, place)
+    for parent in reversed(parents):
+        node = Table({parent: node}, place)
+    return node
 
 
-class _Loading:
-    """One run of `load()`: the merged tree so far and the problems so far."""
-
-    def __init__(self, base: Path, registry: Registry, *, check_files: bool) -> None:
-        self.base = base
-        self.registry = registry
-        self.check_files = check_files
-        self.problems: list[Problem] = []
-        self.root: Table = Table({}, Place(Source(Layer.FILE, _label(base), base.parent)))
-
-    # ------------------------------------------------------------------------------------------------------ layers
-
-    def take_file(self, path: Path, layer: Layer) -> None:
-        tree, problems = read(path, Source(layer, _label(path), path.parent))
-        self.take(tree, problems)
-
-    def take(self, tree: Node | None, problems: list[Problem]) -> None:
-        self.problems += problems
-        if tree is None or (isinstance(tree, Leaf) and tree.value is None):
-            return
-        if not isinstance(tree, Table):
-            self.problems.append(Problem(tree.place, (), f"expected the sections {', '.join(_SECTIONS)}"))
-            return
-        merged = merge(self.root, tree)
-        assert isinstance(merged, Table)
-        self.root = merged
-
-    def take_flags(self, flags: Mapping[str, object]) -> None:
-        for dotted_key, value in flags.items():
-            if value is None:
-                continue
-            *parents, key = dotted_key.split(".")
-            place = Place(Source(Layer.FLAG, f"--{key.replace('_', '-')}", Path.cwd()))
-            node: Node = Table({key: grow(value, place)}, place)
-            for parent in reversed(parents):
-                node = Table({parent: node}, place)
-            self.take(node, [])
-
-    # ---------------------------------------------------------------------------------------------------- sections
-
-    def finish(self) -> Catalog:
-        for name, node in self.root.entries.items():
-            if name not in _SECTIONS and not name.startswith("x-"):
-                self._problem(node, (name,), f"unknown section{suggestion(name, _SECTIONS)}")
-        server = self._section(ServerConfig, "server")
-        limits = self._section(LimitsConfig, "limits")
-        self._check_types_loaded(limits)
-        devices = self._devices()
-        own_runtimes_dir = server.runtimes_dir if server else runtimes_dir()
-        models = self._models(devices, own_runtimes_dir)
-        virtual = self._virtual_models(models)
-        if self.problems or server is None or limits is None:
-            ordered = sorted(self.problems, key=_position)
-            raise ConfigError(tuple(dict.fromkeys(str(problem) for problem in ordered)))
-        if server.api_keys is None and (keys := self.base.with_name(KEYS_NAME)).is_file():
-            server = server.model_copy(update={"api_keys": keys})
-        return Catalog(
-            models={ModelId(name): model for name, model in models.items() if model and model.config.enabled},
-            virtual=virtual,
-            server=server,
-            limits=limits,
-            devices=devices,
-            origins=places(self.root),
-        )
-
-    def _problem(self, node: Node, trail: Trail, message: str) -> None:
-        self.problems.append(Problem(node.place, trail, message))
-
-    def _section(self, model: type[S], name: str) -> S | None:
-        node = self.root.entries.get(name)
-        if node is None or (isinstance(node, Leaf) and node.value is None):
-            node = Table({}, self.root.place)
-        return self._validated(model, node, (name,))
-
-    def _validated(self, model: type[S], node: Node, trail: Trail) -> S | None:
-        value, problems = validate(model, self._expanded(node, model, trail, ()), trail)
-        self.problems += problems
-        return value
-
-    def _expanded(self, node: Node, model: type[BaseModel], trail: Trail, below: Trail) -> Node:
-        """Paths made absolute: `~` and variables filled in, relative ones from the folder of the file that has them."""
-        match node:
-            case Table():
-                return replace(
-                    node,
-                    entries={
-                        key: self._expanded(value, model, trail, (*below, key)) for key, value in node.entries.items()
-                    },
-                )
-            case Items():
-                nodes = (self._expanded(item, model, trail, (*below, i)) for i, item in enumerate(node.nodes))
-                return replace(node, nodes=tuple(nodes))
-            case Leaf(value=str(text)) if Path in fields_at(model, below).branches:
-                unset = [a or b for a, b in _VARIABLE.findall(text) if (a or b) not in os.environ]
-                for name in unset:
-                    self._problem(node, (*trail, *below), f"the environment variable {name} is not set")
-                path = Path(os.path.expandvars(text)).expanduser() if text else Path()
-                return replace(node, value=str(node.place.source.directory / path))
-            case Leaf():
-                return node
-
-    def _table(self, name: str) -> Mapping[str, Node]:
-        """The entries of a section that maps names to things; empty where it is absent or no mapping."""
-        node = self.root.entries.get(name)
-        if node is None or (isinstance(node, Leaf) and node.value is None):
-            return {}
-        if not isinstance(node, Table):
-            self._problem(node, (name,), "expected a mapping of names")
-            return {}
-        return node.entries
-
-    def _check_types_loaded(self, limits: LimitsConfig | None) -> None:
-        for name in limits.max_loaded if limits else ():
-            if name not in DEFAULT_PRIORITY:
-                trail = ("limits", "max_loaded", name)
-                node = find(self.root, trail)[0]
-                self._problem(node, trail, f"no model type{suggestion(name, DEFAULT_PRIORITY)}")
-
-    def _devices(self) -> tuple[DeviceConfig, ...] | Literal["auto"]:
-        node = self.root.entries.get("devices")
-        match node:
-            case None | Leaf(value=None) | Leaf(value="auto"):
-                return "auto"
-            case Items():
-                pass
-            case _:
-                self._problem(node, ("devices",), 'expected "auto" or a list of devices')
-                return "auto"
-        devices: list[DeviceConfig] = []
-        for index, item in enumerate(node.nodes):
-            device = self._validated(DeviceConfig, item, ("devices", index))
-            if device is None:
-                continue
-            if device.id in {other.id for other in devices}:
-                self._problem(item, ("devices", index), f'a second device called "{device.id}"; give it a name')
-            devices.append(device)
-        if not node.nodes:
-            self._problem(node, ("devices",), 'an empty list: nothing could run; write "auto" or name a device')
-        return tuple(devices)
-
-    # ------------------------------------------------------------------------------------------------------ models
-
-    def _models(
-        self, devices: tuple[DeviceConfig, ...] | Literal["auto"], own_runtimes_dir: Path
-    ) -> dict[str, CatalogModel | None]:
-        """Every model of the file; None where it is too wrong to use."""
-        models: dict[str, CatalogModel | None] = {}
-        for name, node in self._table("models").items():
-            trail = ("models", name)
-            self._check_name(name, node, trail)
-            model = models[name] = self._model(name, node, trail)
-            if model is None:
-                continue
-            if devices != "auto":
-                self._check_device_names(model, [device.id for device in devices])
-            if self.check_files and model.config.enabled:
-                for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
-                    self._adapter_problem(message, node, trail)
-        return models
-
-    def _check_name(self, name: str, node: Node, trail: Trail) -> None:
-        if not (_NAME.fullmatch(name) and name.isprintable()):
-            self._problem(node, trail, "not a name: up to 200 visible characters without spaces, no leading slash")
-
-    def _model(self, name: str, node: Node, trail: Trail) -> CatalogModel | None:
-        if not isinstance(node, Table):
-            self._problem(node, trail, 'expected the keys of a model, such as "path"')
-            return None
-        adapter = self._adapter(node, trail)
-        if adapter is None:
-            return None
-        entries = {"runtime": Leaf(adapter.name, node.place), **node.entries}
-        config: ModelConfig | None = self._validated(adapter.config, replace(node, entries=entries), trail)
-        if config is None:
-            return None
-        rewrite = Rewrite.compile(upstream_model=adapter.upstream_model(config))
-        return CatalogModel(ModelId(name), config, adapter, rewrite)
-
-    def _adapter(self, node: Table, trail: Trail) -> AnyAdapter | None:
-        at = node.entries.get("runtime")
-        values = {key: plain(value) for key, value in node.entries.items()}
-        name = values["runtime"] if at is not None else self.registry.infer(values)
-        if isinstance(name, str) and name in self.registry.names():
-            return self.registry.get(name)
-        known = self.registry.names()
-        if at is not None:
-            hint = suggestion(str(name), known, what="there is")
-            self._problem(at, (*trail, "runtime"), f"no such runtime{hint}")
-            return None
-        slips = [key for key in values if key not in ModelConfig.model_fields and nearest(key, ("path", "cmd"))]
-        hint = f'; did you mean "{nearest(slips[0], ("path", "cmd"))}" where it says "{slips[0]}"?' if slips else ""
-        self._problem(
-            node,
-            trail,
-            'no "runtime", and nothing to tell it from (a path ending in .gguf: llama_server, a cmd: command)' + hint,
-        )
-        return None
-
-    def _check_device_names(self, model: CatalogModel, known: list[str]) -> None:
-        for index, name in enumerate(model.config.devices):
-            if name not in known:
-                trail = ("models", model.id, "devices", index)
-                node = find(self.root, trail)[0]
-                self._problem(node, trail, f'no device "{name}"{suggestion(name, known, what="there is")}')
-
-    def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:
-        """Adapters name the key first; the place is the key's, where the file has it."""
-        word = re.match(r"\W*(\w+)", message)
-        key = word[1] if word else ""
-        if isinstance(node, Table) and key in node.entries:
-            node, trail = node.entries[key], (*trail, key)
-            message = re.sub(r"^\W*\w+\W*\s+", "", message) or message
-        self._problem(node, trail, message)
-
-    # ---------------------------------------------------------------------------------------------- virtual models
-
-    def _virtual_models(self, models: Mapping[str, CatalogModel | None]) -> dict[str, VirtualModel]:
-        section = self._table("virtual_models")
-        virtual: dict[str, VirtualModel] = {}
-        for name, node in section.items():
-            trail = ("virtual_models", name)
-            self._check_name(name, node, trail)
-            config = self._validated(VirtualModelConfig, self._unfolded(node, trail), trail)
-            if config is None:
-                continue
-            if config.model not in models:
-                self._unknown_model(config.model, node, trail, models, section)
-                continue
-            if name in models and name != config.model:
-                self._problem(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
-            model = models[config.model]
-            if model is not None and model.config.enabled:
-                rewrite = self._rewrite(config, model, node, trail)
-                virtual[name] = VirtualModel(name, model, rewrite, config.description)
-        return virtual
-
-    def _unfolded(self, node: Node, trail: Trail) -> Node:
-        """`physical` read as `model`, and what stands under `params` as if it stood beside it."""
-        if not isinstance(node, Table):
-            return node
-        entries = dict(node.entries)
-        params = entries.pop("params", None)
-        moved: dict[str, Node] = {}
-        if isinstance(params, Table):
-            moved.update(params.entries)
-        elif params is not None:
-            self._problem(params, (*trail, "params"), "expected a mapping")
-        if "physical" in entries:
-            moved["model"] = entries.pop("physical")
-        for key, value in moved.items():
-            if key in entries:
-                self._problem(value, trail, f'"{key}" is given twice')
-            entries[key] = value
-        return replace(node, entries=entries)
-
-    def _unknown_model(
-        self, wanted: str, node: Node, trail: Trail, models: Mapping[str, object], virtual: Mapping[str, object]
-    ) -> None:
-        key = "physical" if isinstance(node, Table) and "physical" in node.entries else "model"
-        at = node.entries[key] if isinstance(node, Table) and key in node.entries else node
-        message = (
-            f'"{wanted}" is itself a virtual model; refer to a model'
-            if wanted in virtual
-            else f'no model "{wanted}"{suggestion(wanted, models, what="there is")}'
-        )
-        self._problem(at, (*trail, key), message)
-
-    def _rewrite(self, config: VirtualModelConfig, model: CatalogModel, node: Node, trail: Trail) -> Rewrite:
-        thinking = None
-        if config.enable_thinking is not None:
-            switch = model.adapter.thinking(model.config)
-            if switch is None:
-                message = f'"enable_thinking": the runtime {model.adapter.name} has no such switch for {model.id}'
-                self._problem(node, trail, message)
-            else:
-                thinking = switch.enabled if config.enable_thinking else switch.disabled
-        return Rewrite.compile(
-            upstream_model=model.adapter.upstream_model(model.config),
-            strip=config.strip,
-            defaults=config.defaults,
-            force=config.force,
-            thinking=thinking,
-            system_prompt_prefix=config.system_prompt_prefix,
-        )
+def _merged(layers: Layers, base: Path) -> tuple[Table, list[Problem]]:
+    root = Table({}, Place(Source(Layer.FILE, _label(base), base.parent)))
+    found: list[Problem] = []
+    for node, problems in layers:
+        found += problems
+        if isinstance(node, Table):
+            merged = merge(root, node)
+            assert isinstance(merged, Table)
+            root = merged
+        elif node is not None and node != Leaf(None, node.place):
+            found.append(Problem(node.place, (), f"expected sections: {', '.join(SECTIONS)}"))
+    return root, found
 
 
 def _label(path: Path) -> str:
     """How problems name a file: from the current folder where it lies below it."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)
-
-
-def _position(problem: Problem) -> tuple[int, int, int]:
-    place = problem.place
-    return list(Layer).index(place.source.layer), place.line, place.column

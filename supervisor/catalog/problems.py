@@ -16,7 +16,7 @@ from typing import TypeGuard, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from supervisor.catalog.document import Key, Leaf, Node, Problem, Table, Trail, find, plain
+from supervisor.catalog.document import Key, Node, Problem, Table, Trail, find, plain
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -144,13 +144,12 @@ def _tell(group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: 
         absent = known - set(present.entries) if isinstance(present, Table) else known
         return Problem(at.place, (*trail, *walked), f"unknown key{suggestion(str(walked[-1]), sorted(absent))}")
     value = plain(at)
-    got = "" if secret else f", got {_show(value)}"
     own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
     if own:
         return Problem(at.place, (*trail, *walked), str(own[0].get("ctx", {}).get("error", own[0]["msg"])))
     expected = " or ".join(dict.fromkeys(_expected(error) for error in group))
-    hint = _hint(group, value)
-    return Problem(at.place, (*trail, *walked), f"expected {expected}{got}{hint}")
+    got = "" if secret else f", got {_show(value)}{_hint(group, value)}"
+    return Problem(at.place, (*trail, *walked), f"expected {expected}{got}")
 
 
 def _expected(error: ErrorDetails) -> str:
@@ -198,8 +197,3 @@ def _show(value: object) -> str:
         return "a list"
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:56]}…{text[-1] if text.endswith(chr(34)) else ''}"
-
-
-def is_null(node: Node | None) -> bool:
-    """Is the value absent or written as nothing (`models:` without anything below)?"""
-    return node is None or (isinstance(node, Leaf) and node.value is None)

@@ -1,0 +1,197 @@
+"""API keys: who may call what, until when.
+
+`api_keys.yaml` is a list of keys, read as strictly as the configuration. Only SHA-256 digests stay in memory, and a
+credential is compared with all of them in constant time. Keys have 256 random bits, so a plain digest is enough: there
+is nothing to guess, and a slow hash would only slow the requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from supervisor.catalog.assembly import fail
+from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail, read
+from supervisor.catalog.problems import validate
+from supervisor.catalog.sections import Section, ServerConfig
+
+PREFIX = "sk-llmux-"
+_HASHED = "sha256:"
+_LEAST_LENGTH = 16
+
+
+class Scope(StrEnum):
+    """What a key opens."""
+
+    INFERENCE = "inference"
+    ADMIN = "admin"
+    METRICS = "metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it is kept: its name, never its secret."""
+
+    name: str
+    digest: bytes  # SHA-256
+    scopes: frozenset[Scope]
+    expires: float | None = None  # Unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Keyring:
+    """All keys; falsy when there are none. `warnings`: what an operator should mend, a line each."""
+
+    keys: tuple[Key, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.keys)
+
+    def authenticate(self, secret: bytes | str, now: float) -> Key | None:
+        """The key this credential is, unless it has expired by `now` (Unix seconds)."""
+        raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
+        digest = hashlib.sha256(raw).digest()
+        found = None
+        for key in self.keys:
+            # All of them, and by digest: neither time nor order tells how close a guess was.
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return None if found is None or (found.expires is not None and found.expires <= now) else found
+
+
+class _KeyConfig(Section):
+    name: str = Field(min_length=1, max_length=100)
+    key: str | None = None
+    key_sha256: str | None = None
+    scopes: tuple[Literal["inference", "admin", "metrics"], ...] = Field(default=("inference",), min_length=1)
+    expires: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> _KeyConfig:
+        if (self.key is None) == (self.key_sha256 is None):
+            raise ValueError('a key is given by either "key" or "key_sha256"')
+        self.digest()
+        self.expires_at()
+        return self
+
+    @property
+    def is_plain(self) -> bool:
+        return self.key is not None and not self.key.startswith(_HASHED)
+
+    def digest(self) -> bytes:
+        if self.key is not None and self.is_plain:
+            if len(self.key) < _LEAST_LENGTH:
+                raise ValueError(f"the key is shorter than {_LEAST_LENGTH} characters and could be guessed")
+            return hashlib.sha256(self.key.encode()).digest()
+        text = (self.key or self.key_sha256 or "").removeprefix(_HASHED)
+        try:
+            digest = bytes.fromhex(text)
+        except ValueError:
+            digest = b""
+        if len(digest) != hashlib.sha256().digest_size:
+            raise ValueError("a SHA-256 digest has 64 hexadecimal digits")
+        return digest
+
+    def expires_at(self) -> float | None:
+        if self.expires is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(self.expires)
+        except ValueError as error:
+            raise ValueError(
+                f'"expires" must be a date or time such as 2030-01-31 or 2030-01-31T12:00:00Z, got "{self.expires}"'
+            ) from error
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def load_keys(path: Path) -> Keyring:
+    """The keys of a file: a list, or a list under `keys:`. Blocks on it. Raises ConfigError with every problem."""
+    root, problems = read(path, Source(Layer.FILE, str(path), path.parent))
+    keys: dict[str, Key] = {}
+    plain_names = []
+    for trail, node in _entries(root, problems):
+        config, found = validate(_KeyConfig, node, trail, secret=True)
+        problems += found
+        if config is None:
+            continue
+        key = Key(config.name, config.digest(), frozenset(map(Scope, config.scopes)), config.expires_at())
+        if key.name in keys:
+            problems.append(Problem(node.place, trail, f'a second key named "{key.name}"'))
+        twin = next((other.name for other in keys.values() if other.digest == key.digest), None)
+        if twin is not None:
+            problems.append(Problem(node.place, trail, f'the same key as "{twin}"'))
+        keys.setdefault(key.name, key)
+        plain_names += [key.name] if config.is_plain else []
+    if problems:
+        raise fail(problems)
+    return Keyring(tuple(keys.values()), tuple(_exposures(path, plain_names)))
+
+
+def _entries(root: Node | None, problems: list[Problem]) -> Iterator[tuple[Trail, Node]]:
+    trail: Trail = ()
+    if isinstance(root, Table) and "keys" in root.entries:
+        for name, node in root.entries.items():
+            if name != "keys":
+                problems.append(Problem(node.place, (name,), 'unknown key; there is only "keys"'))
+        root, trail = root.entries["keys"], ("keys",)
+    match root:
+        case None | Leaf(value=None):
+            return
+        case Items():
+            for index, node in enumerate(root.nodes):
+                yield (*trail, index), node
+        case _:
+            problems.append(Problem(root.place, trail, "expected a list of keys"))
+
+
+def _exposures(path: Path, plain_names: Iterable[str]) -> Iterator[str]:
+    mode = path.stat().st_mode & 0o777
+    if mode & 0o044 and (names := ", ".join(plain_names)):
+        yield (
+            f"{path}: others on this machine can read it (mode {mode:03o}) and it holds plain keys ({names}); "
+            f"chmod 600, or keep only their key_sha256"
+        )
+
+
+def new_key(
+    name: str, scopes: Iterable[Scope] = (Scope.INFERENCE,), expires: str | None = None
+) -> tuple[str, dict[str, str | list[str]]]:
+    """A fresh secret of 256 random bits, to be shown once, and the entry for the file, which doesn't hold it."""
+    secret = PREFIX + secrets.token_urlsafe(32)
+    entry: dict[str, str | list[str]] = {
+        "name": name,
+        "key_sha256": hashlib.sha256(secret.encode()).hexdigest(),
+        "scopes": [str(scope) for scope in scopes],
+    }
+    return secret, entry | ({"expires": expires} if expires is not None else {})
+
+
+def is_loopback(host: str) -> bool:
+    """Can only this machine reach what listens there?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def refuse_exposed(server: ServerConfig, keyring: Keyring) -> str | None:
+    """Why the daemon must not start: it would serve everybody on the network. None: it may."""
+    if keyring or is_loopback(server.host):
+        return None
+    return (
+        f"server.host is {server.host}, which others can reach, and there are no API keys: anybody could use and stop "
+        f"your models. Make a key (`llmux keys new NAME`), or listen on 127.0.0.1"
+    )
