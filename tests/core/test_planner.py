@@ -345,6 +345,14 @@ class TestHolds:
         assert answer.victims == ("a",)
         assert answer.reason.endswith("evicting a (llm, 3 MiB, idle 0 s), after going (llm, 6 MiB, stopping)")
 
+    def test_memory_on_its_way_that_is_not_needed_is_not_waited_for(self):
+        residents = [on("d0", "going", 1, hold=Hold.STOPPING), on("d0", "busy", 6, hold=Hold.BUSY)]
+
+        answer = plan(want(5), world(view("d0", 0), *residents))
+
+        assert isinstance(answer, Wait)
+        assert answer.waits_for == ("busy",)
+
     def test_promised_memory_makes_free_negative_and_is_not_promised_twice(self):
         """6 MiB are on their way back and promised to another waiter."""
         residents = [on("d0", "going", 6, hold=Hold.STOPPING), on("d0", "waiter", 6, hold=Hold.RESERVED)]

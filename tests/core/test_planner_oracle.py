@@ -1,0 +1,299 @@
+"""The planner against an oracle that tries every set of victims on every device.
+
+The oracle shares no code with the planner. For each rule it enumerates all subsets, keeps those that are valid by
+definition (limits met, space suffices, nothing lower kept for something higher), and takes the best by definition. On
+top of that, each answer is proven by itself: what it says would work does, and what the earlier rules offer does not,
+even if everything that they allow went at once.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import chain, combinations
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from supervisor.core.planner import plan
+from supervisor.core.types import (
+    Admit,
+    Demand,
+    DeviceId,
+    DeviceView,
+    Evict,
+    Eviction,
+    Hold,
+    ModelId,
+    Option,
+    Policy,
+    Refuse,
+    Resident,
+    Snapshot,
+    Wait,
+)
+
+TYPES = ("llm", "tts")
+
+
+@st.composite
+def cases(draw) -> tuple[Demand, Snapshot]:
+    """Few small numbers, so that ties and exact fits are common; free may be negative (promised beyond)."""
+    devices = []
+    for number in range(draw(st.integers(1, 3))):
+        usable = draw(st.sampled_from([6, 12, 16]))
+        blocked = draw(st.sampled_from([None, None, None, "busy loading"]))
+        devices.append(DeviceView(DeviceId(f"d{number}"), usable + 1, usable, draw(st.integers(-2, 4)), blocked))
+    names = draw(st.permutations([f"m{number}" for number in range(7)]))
+    residents = tuple(
+        Resident(
+            model=ModelId(name),
+            type=draw(st.sampled_from(TYPES)),
+            priority=draw(st.sampled_from([100, 100, 200, 300])),
+            device=draw(st.sampled_from(devices)).id,
+            held_mib=draw(st.integers(0, 6)),
+            hold=draw(st.sampled_from([Hold.NONE] * 8 + list(Hold))),
+            idle_s=draw(st.sampled_from([0.0, 1.0, 4.0])),
+            reload_s=draw(st.sampled_from([0.0, 1.0, 2.0])),
+        )
+        for name in names[: draw(st.sampled_from([7, 6, 5, 3, 1, 0]))]
+    )
+    known = [device.id for device in devices]
+    places = draw(st.one_of(st.just(known), st.lists(st.sampled_from([*known, DeviceId("gone")]), unique=True)))
+    demand = Demand(
+        ModelId("new"),
+        draw(st.sampled_from(TYPES)),
+        draw(st.sampled_from([100, 200, 300])),
+        tuple(Option(place, draw(st.integers(2, 13))) for place in places),
+    )
+    limits = draw(st.dictionaries(st.sampled_from(TYPES), st.sampled_from([1, 2, 3, 4, 0])))
+    return demand, Snapshot(tuple(devices), residents, Policy(draw(st.sampled_from(Eviction)), limits))
+
+
+class Oracle:
+    """One case, looked at exhaustively."""
+
+    def __init__(self, demand: Demand, snapshot: Snapshot) -> None:
+        self.demand = demand
+        self.snapshot = snapshot
+        views = {view.id: view for view in snapshot.devices}
+        self.places = [
+            (views[option.device], option.need_mib)
+            for option in demand.options
+            if option.device in views and option.need_mib <= views[option.device].usable_mib
+        ]
+        counted = [r for r in snapshot.residents if r.type == demand.type and r.hold != "stopping"]
+        limit = snapshot.policy.max_loaded.get(demand.type, 10**6)
+        self.excess = max(0, len(counted) + 1 - limit)
+
+    # ------------------------------------------------------------------------------------------------ definitions
+
+    def held_now(self, resident: Resident) -> bool:
+        if resident.hold == "young" and resident.priority < self.demand.priority:
+            return False
+        return resident.hold != "none"
+
+    def pool(self, rule: int) -> list[Resident]:
+        """Whom the rule allows to go."""
+        allowed = [r for r in self.snapshot.residents if r.hold not in {"pinned", "stopping"}]
+        if rule in {2, 4}:
+            allowed = [r for r in allowed if not self.held_now(r)]
+        if rule in {2, 3}:
+            allowed = [r for r in allowed if r.priority <= self.demand.priority]
+        return allowed
+
+    @staticmethod
+    def rank(resident: Resident) -> tuple[int, float, str]:
+        cost = resident.reload_s / (resident.idle_s or 0.001)
+        return (resident.priority, cost, resident.model)
+
+    def coming(self, device: str) -> list[Resident]:
+        return [r for r in self.snapshot.residents if r.device == device and r.hold == "stopping"]
+
+    def allowed_places(self, rule: int) -> list[tuple[DeviceView, int]]:
+        return [(view, need) for view, need in self.places if rule in {3, 5} or view.blocked is None]
+
+    def is_possible(self, rule: int) -> bool:
+        """Would it work if all that the rule allows went at once? No order, no closure, no search."""
+        pool = self.pool(rule)
+        if sum(r.type == self.demand.type for r in pool) < self.excess:
+            return False
+        return any(
+            need <= view.free_mib + sum(r.held_mib for r in [*pool, *self.coming(view.id)] if r.device == view.id)
+            for view, need in self.allowed_places(rule)
+        )
+
+    # -------------------------------------------------------------------------------------------------- the search
+
+    def best(self, rule: int) -> tuple[DeviceView, int, list[Resident]] | None:
+        pool = self.pool(rule)
+        found = []
+        for view, need in self.allowed_places(rule):
+            subsets = [victims for victims in powerset(pool) if self.is_valid(view, need, victims, pool)]
+            if subsets:
+                victims = min(subsets, key=lambda v: self.subset_key(v, pool))
+                found.append((self.device_key(view, victims), view, need, sorted(victims, key=self.rank)))
+        if not found:
+            return None
+        _, view, need, victims = min(found, key=lambda entry: entry[0])
+        return view, need, victims
+
+    def typed(self, pool: list[Resident]) -> list[Resident]:
+        return sorted((r for r in pool if r.type == self.demand.type), key=self.rank)[: self.excess]
+
+    def is_valid(self, view: DeviceView, need: int, victims: tuple[Resident, ...], pool: list[Resident]) -> bool:
+        typed = self.typed(pool)
+        if len(typed) < self.excess or any(t not in victims for t in typed):
+            return False
+        space = [v for v in victims if v not in typed]
+        if any(v.device != view.id or v.held_mib == 0 for v in space):
+            return False
+        candidates = [r for r in pool if r.device == view.id and r.held_mib > 0 and r not in typed]
+        if any(low.priority < v.priority and low not in space for v in space for low in candidates):
+            return False
+        returned = sum(r.held_mib for r in [*victims, *self.coming(view.id)] if r.device == view.id)
+        return view.free_mib + returned >= need
+
+    def subset_key(self, victims: tuple[Resident, ...], pool: list[Resident]) -> tuple:
+        typed = self.typed(pool)
+        space = sorted((v for v in victims if v not in typed), key=self.rank)
+        return (max((v.priority for v in space), default=-math.inf), len(space), [self.rank(v) for v in space])
+
+    def device_key(self, view: DeviceView, victims: tuple[Resident, ...]) -> tuple:
+        return (
+            view.blocked is not None,
+            max((v.priority for v in victims), default=-math.inf),
+            len(victims),
+            math.fsum(self.rank(v)[1] for v in victims),
+            view.id,
+        )
+
+    def needs_coming(self, view: DeviceView, need: int, victims: list[Resident]) -> bool:
+        return need > view.free_mib + sum(v.held_mib for v in victims if v.device == view.id)
+
+    def expected(self) -> tuple:
+        """(kind, device, need, models) of the right plan."""
+        if not self.places:
+            return ("Refuse",)
+        fitting = [(v.id, need) for v, need in self.places if v.blocked is None and need <= v.free_mib]
+        if fitting and self.excess == 0:
+            return ("Admit", *min(fitting))
+        for rule in (2, 3) if self.snapshot.policy.eviction == "strict" else (2, 3, 4, 5):
+            best = self.best(rule)
+            if best is None:
+                continue
+            view, need, victims = best
+            coming = self.coming(view.id) if self.needs_coming(view, need, victims) else []
+            coming = sorted(coming, key=self.rank)
+            if rule in {2, 4} and victims:
+                return ("Evict", view.id, need, tuple(v.model for v in victims))
+            waits_for = [*coming, *(v for v in victims if self.held_now(v))]
+            return ("Wait", view.id, need, tuple(r.model for r in waits_for))
+        return ("Refuse",)
+
+
+def powerset(items):
+    return chain.from_iterable(combinations(items, size) for size in range(len(items) + 1))
+
+
+def outline(answer) -> tuple:
+    match answer:
+        case Admit(device, need, _):
+            return ("Admit", device, need)
+        case Evict(device, need, models, _) | Wait(device, need, models, _):
+            return (type(answer).__name__, device, need, models)
+        case Refuse():
+            return ("Refuse",)
+
+
+class TestOracle:
+    """The plan is the one that trying everything finds."""
+
+    @settings(max_examples=600, deadline=None)
+    @given(cases())
+    def test_the_plan_is_the_best_of_all(self, case):
+        demand, snapshot = case
+        expected = Oracle(demand, snapshot).expected()
+        event(expected[0])
+
+        assert outline(plan(demand, snapshot)) == expected
+
+    @settings(max_examples=300, deadline=None)
+    @given(cases(), st.randoms())
+    def test_it_does_not_depend_on_the_order_of_its_input(self, case, random):
+        demand, snapshot = case
+        devices, residents, options = list(snapshot.devices), list(snapshot.residents), list(demand.options)
+        for items in (devices, residents, options):
+            random.shuffle(items)
+        shuffled = Snapshot(tuple(devices), tuple(residents), snapshot.policy)
+
+        other = plan(Demand(demand.model, demand.type, demand.priority, tuple(options)), shuffled)
+
+        assert plan(demand, snapshot) == other
+
+
+class TestProofs:
+    """Each kind of answer, proven without the search."""
+
+    @settings(max_examples=500, deadline=None)
+    @given(cases())
+    def test_what_it_says_works_and_what_comes_before_it_does_not(self, case):
+        demand, snapshot = case
+        oracle = Oracle(demand, snapshot)
+        by_id = {resident.model: resident for resident in snapshot.residents}
+        rules = (2, 3) if snapshot.policy.eviction == "strict" else (2, 3, 4, 5)
+        possible = [rule for rule in rules if oracle.is_possible(rule)]
+        answer = plan(demand, snapshot)
+        match answer:
+            case Refuse(reason):
+                assert not oracle.places or possible == []
+                assert not reason.endswith("in the way: ")
+            case Admit(device, need, _):
+                view = next(view for view in snapshot.devices if view.id == device)
+                assert (device, need) in [(option.device, option.need_mib) for option in demand.options]
+                assert need <= view.free_mib
+                assert view.blocked is None
+                assert oracle.excess == 0
+            case Evict(device, need, victims, _):
+                assert possible
+                assert possible[0] in {2, 4}
+                gone = [by_id[model] for model in victims]
+                assert gone
+                assert all(r.hold in {Hold.NONE, Hold.YOUNG} for r in gone)
+                view = next(view for view in snapshot.devices if view.id == device)
+                back = sum(r.held_mib for r in [*gone, *oracle.coming(device)] if r.device == device)
+                assert need <= view.free_mib + back
+                assert sum(r.type == demand.type for r in gone) >= oracle.excess
+                if possible[0] == 2:
+                    assert all(r.priority <= demand.priority for r in gone)
+            case Wait(_, _, waits_for, _):
+                assert possible
+                assert not any(by_id[model].hold in {Hold.NONE, Hold.PINNED} for model in waits_for)
+                if possible[0] in {2, 4}:  # nothing has to go besides what is going already
+                    assert all(by_id[model].hold is Hold.STOPPING for model in waits_for)
+
+    @settings(max_examples=300, deadline=None)
+    @given(cases())
+    def test_carrying_the_evictions_out_leads_to_an_admission(self, case):
+        """Victims go and their memory comes back, as does that of the stopping ones: then it is simply admitted."""
+        demand, snapshot = case
+        answer = plan(demand, snapshot)
+        if not isinstance(answer, Evict):
+            return
+        gone = {
+            r
+            for r in snapshot.residents
+            if r.model in answer.victims or (r.hold is Hold.STOPPING and r.device == answer.device)
+        }
+        devices = tuple(
+            DeviceView(
+                view.id,
+                view.total_mib,
+                view.usable_mib,
+                view.free_mib + sum(r.held_mib for r in gone if r.device == view.id),
+                view.blocked,
+            )
+            for view in snapshot.devices
+        )
+        left = tuple(r for r in snapshot.residents if r not in gone)
+
+        assert isinstance(plan(demand, Snapshot(devices, left, snapshot.policy)), Admit)
