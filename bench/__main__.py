@@ -1,0 +1,237 @@
+"""Compare direct, nginx, the data path alone and llmux in one run, and print ratios to nginx.
+
+Proxies are pinned to one core, stub and load generator to another; targets take turns within each round, and a ratio is
+the median of the rounds' ratios. CPU comes from the kernel's own count for the proxy's processes: wall time on a shared
+machine says little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+
+import uvloop
+
+from bench.load import Burst, hang_up, listen, repeat, request_bytes
+from bench.targets import (
+    NGINX,
+    NGINX_MISSING,
+    Target,
+    start_llmux,
+    start_nginx,
+    start_stub,
+    start_tiny,
+    temporary_folder,
+)
+
+BASE = "nginx"
+STREAM_INTERVAL_MS = 20
+BIG = 10 * 1000 * 1000
+BIG_POSTS = 5
+LEAVES = 20
+IDLE_STREAMS = 200
+
+Samples = dict[str, dict[str, list[float]]]  # measure → target → one value per round
+
+
+def quantile(values: list[int], share: float) -> float:
+    """The value below which `share` of the values lie; 0 for none."""
+    return float(sorted(values)[int(share * (len(values) - 1))]) if values else 0.0
+
+
+async def small(target: Target, connections: int, seconds: float) -> tuple[float, Burst]:
+    """CPU µs per request, and the burst."""
+    before = target.cpu_ns()
+    burst = await repeat(target.port, connections, seconds)
+    return (target.cpu_ns() - before) / 1e3 / burst.count, burst
+
+
+async def chunks(target: Target, streams: int, seconds: float) -> tuple[float, float]:
+    """CPU µs per event, and the median delay of an event in µs."""
+    clients = await listen(target.port, streams, STREAM_INTERVAL_MS)
+    for client in clients:
+        client.delays_ns.clear()
+    before = target.cpu_ns()
+    await asyncio.sleep(seconds)
+    spent = target.cpu_ns() - before
+    delays = [delay for client in clients for delay in client.delays_ns]
+    await hang_up(clients)
+    return spent / 1e3 / len(delays), quantile(delays, 0.5) / 1e3
+
+
+async def big_bodies(target: Target) -> tuple[float, float, float]:
+    """Longest wait of others in ms, extra peak memory in MiB, CPU ms per request: 10 MB bodies beside small requests."""
+    payload = request_bytes(padding=BIG)
+    target.reset_peak()
+    memory_before = target.memory_kib()
+    cpu_before = target.cpu_ns()
+    waits = []
+    for _ in range(BIG_POSTS):
+        posting = asyncio.create_task(repeat(target.port, 1, 0.0, request=payload))
+        beside: list[int] = []
+        while not posting.done():
+            beside += (await repeat(target.port, 1, 0.005)).latencies_ns
+        await posting
+        waits.append(max(beside))
+    extra_mib = (target.memory_kib("VmHWM") - memory_before) / 1024
+    return quantile(waits, 0.5) / 1e6, extra_mib, (target.cpu_ns() - cpu_before) / 1e6 / BIG_POSTS
+
+
+async def leaves(target: Target, report: socket.socket, *, silent: bool) -> list[float]:
+    """ms from the client's close to the worker's notice of it."""
+    loop = asyncio.get_running_loop()
+    waits = []
+    for _ in range(LEAVES):
+        if silent:
+            _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+            writer.write(request_bytes(b"silent"))
+            await asyncio.sleep(0.02)
+            began = time.monotonic_ns()
+            writer.close()
+        else:
+            (client,) = await listen(target.port, 1, STREAM_INTERVAL_MS)
+            began = time.monotonic_ns()
+            client.transport.abort()
+        async with asyncio.timeout(5):
+            waits.append((int(await loop.sock_recv(report, 64)) - began) / 1e6)
+    return waits
+
+
+async def per_stream_kib(target: Target) -> float:
+    """Memory of one open stream."""
+    before = target.memory_kib()
+    clients = await listen(target.port, IDLE_STREAMS, 500)
+    grown = target.memory_kib() - before
+    await hang_up(clients)
+    return grown / IDLE_STREAMS
+
+
+def drain(report: socket.socket) -> None:
+    """Throw away reports nobody asked for."""
+    while True:
+        try:
+            report.recv(64)
+        except BlockingIOError:
+            return
+
+
+async def measure(targets: list[Target], rounds: int, seconds: float, report: socket.socket) -> Samples:
+    """All measures that take turns, and then those that leave traces (memory)."""
+    samples: Samples = defaultdict(lambda: defaultdict(list))
+    for target in targets:
+        samples["RSS idle, MiB"][target.name].append(target.memory_kib() / 1024)
+        samples["cold start, CPU s"][target.name].append(target.cold_cpu_s)
+        await repeat(target.port, 64, 0.3)
+    for _ in range(rounds):
+        for connections in (1, 16, 64):
+            for target in targets:
+                cpu, burst = await small(target, connections, seconds)
+                samples[f"request c{connections}, CPU µs"][target.name].append(cpu)
+                samples[f"request c{connections}, per s"][target.name].append(burst.count / burst.seconds)
+                samples[f"request c{connections}, p50 µs"][target.name].append(quantile(burst.latencies_ns, 0.5) / 1e3)
+                samples[f"request c{connections}, p99 µs"][target.name].append(quantile(burst.latencies_ns, 0.99) / 1e3)
+        for streams in (1, 32, 128):
+            for target in targets:
+                cpu, delay = await chunks(target, streams, seconds)
+                samples[f"chunk x{streams}, CPU µs"][target.name].append(cpu)
+                samples[f"chunk x{streams}, p50 µs"][target.name].append(delay)
+    await asyncio.sleep(0.3)
+    for target in targets:
+        samples["open stream, KiB"][target.name].append(await per_stream_kib(target))
+        await asyncio.sleep(0.3)
+        for silent in (False, True):
+            drain(report)
+            name = "silent" if silent else "streaming"
+            found = await leaves(target, report, silent=silent)
+            samples[f"client leaves ({name}), max ms"][target.name].append(max(found))
+        wait, extra, cpu = await big_bodies(target)
+        samples["10 MB body, others wait ms"][target.name].append(wait)
+        samples["10 MB body, extra MiB"][target.name].append(extra)
+        samples["10 MB body, CPU ms"][target.name].append(cpu)
+    return samples
+
+
+def ratios(samples: Samples, measure_name: str, target: str, *, added: bool) -> str:
+    """Median of per-round ratios to nginx; of what was added to direct where `added`."""
+    rows = samples[measure_name]
+    if BASE not in rows or target == "direct":
+        return ""
+    base = rows["direct"] if added else [0.0] * len(rows[target])
+    pairs = zip(rows[target], rows[BASE], base, strict=True)
+    found = [(value - own) / (other - own) for value, other, own in pairs if other - own > 0]
+    return f"{statistics.median(found):.2f}" if found else ""
+
+
+def table(samples: Samples, names: list[str]) -> str:
+    """Medians, each followed by its ratio to nginx."""
+    width = max(map(len, samples)) + 2
+    lines = ["".ljust(width) + "".join(name.rjust(12) + "÷nginx".rjust(8) for name in names)]
+    for measure_name, rows in samples.items():
+        added = "p50" in measure_name
+        cells = ""
+        for name in names:
+            cells += f"{statistics.median(rows[name]):12.1f}" + ratios(samples, measure_name, name, added=added).rjust(
+                8
+            )
+        lines.append(measure_name.ljust(width) + cells)
+    lines.append("p50: the ratio compares what was added to direct.")
+    return "\n".join(lines)
+
+
+async def run(rounds: int, seconds: float, wanted: list[str]) -> str:
+    """Start everything, measure, stop everything; returns the table."""
+    cores = sorted(os.sched_getaffinity(0))
+    proxy_core, own_core = cores[0], cores[-1]
+    if proxy_core == own_core:
+        print("Only one core: the numbers mix proxy and load.")
+    os.sched_setaffinity(0, {own_core})
+    with ExitStack() as stack:
+        report = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        report.bind(("127.0.0.1", 0))
+        report.setblocking(False)
+        report_port = report.getsockname()[1]
+        targets: list[Target] = []
+
+        async def started(target: Target) -> Target:
+            stack.callback(target.stop)
+            await target.ready()
+            targets.append(target)
+            return target
+
+        stub = await started(start_stub(own_core, report_port))
+        starters: dict[str, Callable[[Path], Target]] = {}
+        if NGINX:
+            starters["nginx"] = lambda folder: start_nginx(proxy_core, stub.port, folder)
+        else:
+            print(NGINX_MISSING)
+        starters["path only"] = lambda _: start_tiny(proxy_core, stub.port)
+        if find_spec("supervisor.cli.main"):
+            starters["llmux"] = lambda folder: start_llmux(proxy_core, own_core, report_port, folder)
+        for name, start in starters.items():
+            if not wanted or name in wanted:
+                await started(start(Path(stack.enter_context(temporary_folder()))))
+        samples = await measure(targets, rounds, seconds, report)
+        return table(samples, [target.name for target in targets])
+
+
+def main() -> None:
+    """`python -m bench [--rounds N] [--seconds S] [--only NAME …]`."""
+    flags = argparse.ArgumentParser(prog="bench", description=__doc__)
+    flags.add_argument("--rounds", type=int, default=5)
+    flags.add_argument("--seconds", type=float, default=0.7, help="of each measurement")
+    flags.add_argument("--only", nargs="*", default=[], help="targets beside direct: nginx, 'path only', llmux")
+    given = flags.parse_args()
+    print(uvloop.run(run(given.rounds, given.seconds, given.only)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""A load generator that costs little: raw asyncio protocols which learn an answer's length once and then only count bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+PATH: Final = b"/v1/chat/completions"
+_STAMP = re.compile(rb'"t":(\d{19})')
+
+
+def request_bytes(order: bytes = b"", *, padding: int = 0) -> bytes:
+    """A chat completion for the model `stub`; `order` is for the stub; `padding` bytes of message text."""
+    document = {
+        "model": "stub",
+        "messages": [{"role": "user", "content": "x" * padding or "Say hello."}],
+        "stream": order.startswith(b"stream"),
+    }
+    body = json.dumps(document).encode()
+    head = [b"POST %s HTTP/1.1" % PATH, b"Host: localhost", b"Content-Type: application/json", b"Accept: */*"]
+    head += [b"User-Agent: bench", b"Content-Length: %d" % len(body)]
+    if order:
+        head.append(b"X-Bench: " + order)
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+class Repeater(asyncio.Protocol):
+    """Sends the same request again and again on one connection and times each answer."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._length = 0
+        self._pending = b""
+        self._left = 0
+        self._sent_at = 0
+        self._stopping = False
+        self.latencies_ns: list[int] = []
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # a TCP connection has one
+        self._transport = transport
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def _send(self) -> None:
+        self._sent_at = time.monotonic_ns()
+        self._left = self._length
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._length:
+            self._pending += data
+            head, separator, body = self._pending.partition(b"\r\n\r\n")
+            if not separator:
+                return
+            assert head.startswith(b"HTTP/1.1 200"), head.decode()
+            match = re.search(rb"(?i)content-length: (\d+)", head)
+            assert match, "the answer has no length"
+            self._length = len(head) + 4 + int(match[1])
+            self._left = self._length - len(head) - 4 - len(body)
+        else:
+            self._left -= len(data)
+        if self._left == 0:
+            self.latencies_ns.append(time.monotonic_ns() - self._sent_at)
+            if self._stopping:
+                self._transport.close()
+            else:
+                self._send()
+        assert self._left >= 0, "more bytes than an answer has"
+
+
+class Listener(asyncio.Protocol):
+    """Reads one event stream and keeps the delay of each event since the stub wrote it."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.delays_ns: list[int] = []
+        self.started = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # a TCP connection has one
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic_ns()
+        for stamp in _STAMP.findall(data):
+            self.delays_ns.append(now - int(stamp))
+        if self.delays_ns and not self.started.done():
+            self.started.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for future in (self.started, self.lost):
+            if not future.done():
+                future.set_result(None)
+
+
+@dataclass
+class Burst:
+    """What one run of a load brought."""
+
+    count: int
+    seconds: float
+    latencies_ns: list[int] = field(repr=False)
+
+
+async def repeat(port: int, connections: int, seconds: float, *, request: bytes | None = None) -> Burst:
+    """Small requests, one after the other on each of `connections`."""
+    loop = asyncio.get_running_loop()
+    payload = request or request_bytes()
+    clients = [
+        (await loop.create_connection(lambda: Repeater(payload), "127.0.0.1", port))[1] for _ in range(connections)
+    ]
+    began = time.monotonic()
+    await asyncio.sleep(seconds)
+    for client in clients:
+        client.stop()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(client.lost for client in clients))
+    latencies = [latency for client in clients for latency in client.latencies_ns]
+    return Burst(len(latencies), time.monotonic() - began, latencies)
+
+
+async def listen(port: int, streams: int, interval_ms: int) -> list[Listener]:
+    """Open event streams; returns when all have begun."""
+    loop = asyncio.get_running_loop()
+    payload = request_bytes(b"stream 1000000 %d" % interval_ms)
+    clients = [(await loop.create_connection(lambda: Listener(payload), "127.0.0.1", port))[1] for _ in range(streams)]
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(client.started for client in clients))
+    return clients
+
+
+async def hang_up(clients: list[Listener]) -> None:
+    """Close streams and wait until they are."""
+    for client in clients:
+        client.transport.abort()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(client.lost for client in clients))

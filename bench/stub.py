@@ -1,0 +1,103 @@
+"""A worker that costs next to nothing: small JSON, paced event streams, silence.
+
+What to do comes in the header `x-bench`: nothing (one small JSON answer), `stream CHUNKS INTERVAL_MS` (events that carry the
+clock when they were written), or `silent` (never answers). When the connection of an unfinished exchange is lost, the
+clock's reading goes out as a datagram to `--report`: so "the client left" and "the worker was told" can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import socket
+import time
+
+import httptools
+import uvloop
+
+ANSWER = (
+    b'{"id":"chatcmpl-0","object":"chat.completion","created":0,"model":"stub","choices":[{"index":0,"message":{"role":'
+    b'"assistant","content":"Hello from a stub."},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":5,'
+    b'"total_tokens":14}}'
+)
+JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER)
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = (
+    b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":0,"model":"stub","t":%019d,"choices":[{"index":0,'
+    b'"delta":{"content":" token"},"finish_reason":null}]}\n\n'
+)
+END = b"0\r\n\r\n"
+
+
+class Stub(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, report: tuple[socket.socket, int] | None) -> None:
+        self._report = report
+        self._parser = httptools.HttpRequestParser(self)
+        self._order: list[bytes] = []
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # a TCP connection has one
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._busy and self._report is not None:
+            sock, port = self._report
+            sock.sendto(b"%d" % time.monotonic_ns(), ("127.0.0.1", port))
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-bench":
+            self._order = value.split()
+
+    def on_message_complete(self) -> None:
+        order, self._order = self._order, []
+        if not order:
+            self._transport.write(JSON)
+            return
+        self._busy = True
+        if order[0] == b"stream":
+            self._transport.write(SSE)
+            interval_s = int(order[2]) / 1000
+            loop = asyncio.get_running_loop()
+            first_at = loop.time() + random.random() * interval_s  # streams out of step, as real ones are
+            self._timer = loop.call_at(first_at, self._event, loop, int(order[1]), interval_s, first_at)
+
+    def _event(self, loop: asyncio.AbstractEventLoop, left: int, interval_s: float, due: float) -> None:
+        if left == 0:
+            self._busy = False
+            self._transport.write(END)
+            return
+        event = EVENT % time.monotonic_ns()
+        self._transport.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self._timer = loop.call_at(due + interval_s, self._event, loop, left - 1, interval_s, due + interval_s)
+
+
+async def _serve(port: int, report_port: int | None) -> None:
+    report = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM), report_port) if report_port else None
+    server = await asyncio.get_running_loop().create_server(lambda: Stub(report), "127.0.0.1", port, backlog=1024)
+    await server.serve_forever()
+
+
+def main() -> None:
+    """`python -m bench.stub --port P [--core N] [--report UDP_PORT]`."""
+    flags = argparse.ArgumentParser()
+    flags.add_argument("--port", type=int, required=True)
+    flags.add_argument("--core", type=int)
+    flags.add_argument("--report", type=int)
+    given = flags.parse_args()
+    if given.core is not None:
+        os.sched_setaffinity(0, {given.core})
+    uvloop.run(_serve(given.port, given.report))
+
+
+if __name__ == "__main__":
+    main()
