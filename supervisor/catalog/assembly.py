@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -140,8 +140,8 @@ class Assembly:
             device = self._validated(DeviceConfig, item, ("devices", index))
             if device is None:
                 continue
-            if device.id in {other.id for other in devices}:
-                self._problem(item, ("devices", index), f'a second device called "{device.id}"; give it a name')
+            if any((device.id, device.uuid) == (other.id, other.uuid) for other in devices):
+                self._problem(item, ("devices", index), f"{device.id or device.uuid} is there already")
             devices.append(device)
         if not node.nodes:
             self._problem(node, ("devices",), 'an empty list: nothing could run; write "auto" or name a device')
@@ -153,6 +153,9 @@ class Assembly:
         self, devices: tuple[DeviceConfig, ...] | Literal["auto"], own_runtimes_dir: Path
     ) -> dict[str, CatalogModel | None]:
         """Every model of the file; None where it is too wrong to use."""
+        known = None if devices == "auto" else [device.id for device in devices if device.id is not None]
+        if known is not None and len(known) < len(devices):
+            known = None  # names that only the driver knows: check_devices() looks at them
         models: dict[str, CatalogModel | None] = {}
         for name, node in self._table("models").items():
             trail = ("models", name)
@@ -160,8 +163,8 @@ class Assembly:
             model = models[name] = self._model(name, node, trail)
             if model is None:
                 continue
-            if devices != "auto":
-                self._check_device_names(model, [device.id for device in devices])
+            if known is not None:
+                self._check_device_names(model, known)
             if self.check_files and model.config.enabled:
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
                     self._adapter_problem(message, node, trail)
@@ -205,7 +208,7 @@ class Assembly:
         )
         return None
 
-    def _check_device_names(self, model: CatalogModel, known: list[str]) -> None:
+    def _check_device_names(self, model: CatalogModel, known: Sequence[str]) -> None:
         for index, name in enumerate(model.config.devices):
             if name not in known:
                 trail = ("models", model.id, "devices", index)

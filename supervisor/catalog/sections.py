@@ -186,23 +186,17 @@ class DeviceConfig(Section):
     uuid: str | None = Field(
         default=None,
         pattern=r"^GPU-[0-9a-fA-F-]+$",
-        description="Which GPU, by its UUID; survives a change of order.",
-        examples=["GPU-6f1e2d3c-1111-2222-3333-444455556666"],
-    )
-    name: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$",
-        description="What models and the API call it. Default: host, gpu0, or the UUID.",
-        examples=["big"],
+        description="Which GPU, by its UUID or a unique beginning of it; survives a change of order.",
+        examples=["GPU-6f1e2d3c"],
     )
     budget_mib: Annotated[int, Field(gt=0)] | None = Field(
         default=None,
-        description="Memory llmux may use there, in MiB. Default: all of a GPU; of the host what is free at the start.",
+        description="Host only: memory llmux may use, in MiB. Default: 80 % of what there is.",
         examples=[16000],
     )
     margin_mib: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="Memory always left free, in MiB. Default: on a GPU 512 or 3 %, whichever is more.",
+        description="Memory always left free, in MiB. Default: 512 or 3 %, whichever is more.",
         examples=[512],
     )
 
@@ -211,14 +205,18 @@ class DeviceConfig(Section):
         given = [name for name in ("index", "uuid") if getattr(self, name) is not None]
         if self.kind == "cuda" and len(given) != 1:
             raise ValueError('a cuda device is given by either "index" or "uuid"')
+        if self.kind == "cuda" and self.budget_mib is not None:
+            raise ValueError('"budget_mib" is for the host; use "margin_mib" to leave more of a GPU free')
         if self.kind == "host" and given:
             raise ValueError(f'the host has no "{given[0]}"')
         return self
 
     @property
-    def id(self) -> DeviceId:
-        """Its name everywhere."""
-        return DeviceId(self.name or self.uuid or ("host" if self.kind == "host" else f"gpu{self.index}"))
+    def id(self) -> DeviceId | None:
+        """What models and the API call it; None where only the driver can tell which number a UUID has."""
+        if self.kind == "host":
+            return DeviceId("host")
+        return None if self.index is None else DeviceId(f"gpu{self.index}")
 
 
 V = TypeVar("V", bound=Container[str])
