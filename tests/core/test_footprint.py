@@ -36,7 +36,7 @@ class TestChain:
             ("learned", 5000),
             ("computed", 6000),
             ("file_size", 1100),
-            ("name", 653),
+            ("name", 680),
         ]
 
     def test_nothing_known_says_what_to_do(self):
