@@ -89,7 +89,6 @@ class Ticket:
     admitted: float = 0.0
     rejection: LlmuxError | None = None
     cut_reason: str | None = None
-    on_cut: Callable[[], None] | None = None
     waiter: asyncio.Future[None] | None = None
 
     @property
@@ -206,9 +205,7 @@ class Engine:
     def _cut(self, ticket_id: TicketId, reason: str) -> None:
         ticket = self._tickets.get(ticket_id)
         if ticket is not None:
-            ticket.cut_reason = reason
-            if ticket.on_cut is not None:
-                ticket.on_cut()
+            ticket.cut_reason = reason  # its stream breaks when the worker, stopped in this same turn, ends
 
     @staticmethod
     def _wake(ticket: Ticket) -> None:

@@ -160,7 +160,7 @@ class _Device:
         return sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
-            if lease.phase is Phase.STARTING or (lease.phase is not Phase.RESERVED and self.taken_at < lease.since)
+            if lease.phase is Phase.STARTING or (lease.phase is not Phase.RESERVED and self.taken_at <= lease.since)
         )
 
     def free(self) -> int:
@@ -294,7 +294,7 @@ class Ledger:
                 self._put(replace(lease, seen_mib=lease.measured_mib))
         released: list[Holder] = []
         for holder, back in list(device.returns.items()):
-            if taken_at >= device.leases[holder].since and back.is_back(device, holder):
+            if taken_at > device.leases[holder].since and back.is_back(device, holder):
                 self.release(holder)
                 released.append(holder)
         return released

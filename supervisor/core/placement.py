@@ -139,6 +139,7 @@ def _start(world: World, turn: Turn, record: Record, device: DeviceId, need_mib:
     record.generation = Generation(record.generation + 1)
     record.device = device
     record.restore = False
+    record.exited = False
     record.crash = None
     record.stop_reason = None
     record.life.step(Step.START, turn.now, reason)

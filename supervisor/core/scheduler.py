@@ -232,13 +232,14 @@ class Scheduler:
 
     def _on_exited(self, turn: Turn, event: WorkerExited) -> None:
         record = self.world.current(event.model, event.generation)
-        if record is None:
+        if record is None or record.exited:
             return
         for ticket in record.in_flight:
             self.world.tickets.pop(ticket, None)
         record.in_flight.clear()
         record.answering = False
         record.stuck = False
+        record.exited = True
         self.world.ledger.returning(record.holder, turn.now)
         if record.state is State.STOPPING:
             self._settle_stopped(turn, record)
@@ -381,7 +382,7 @@ class Scheduler:
         if not record.has_worker:
             return
         if record.state is State.STOPPING:
-            if force:
+            if force and not record.exited:
                 turn.emit(StopWorker(record.id, record.generation, reason, force=True))
             return
         if record.in_flight and not force:

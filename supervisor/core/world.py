@@ -76,6 +76,7 @@ class Record:
     next_spec: ModelSpec | None = None  # a reload changed how it runs; takes effect when this worker is gone
     retired: bool = False  # no longer configured; forgotten when its worker is gone
     stuck: bool = False  # its process survived SIGKILL
+    exited: bool = False  # its tree is gone, its memory may not be back yet
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=32))
     crash: Crash | None = None  # why it is in BACKOFF or FAILED
     retry_at: float = 0.0

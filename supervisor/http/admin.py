@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from supervisor.core.types import ModelId
-from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.errors import InvalidRequestError
 from supervisor.http.context import Context
+from supervisor.http.inference import unknown_model
 from supervisor.http.views import decision_view, memory_view, model_view
 
 MAX_DECISIONS = 1000
@@ -20,11 +21,13 @@ def routes(context: Context) -> list[Route]:
     """Everything below `/v1/admin`."""
 
     def physical(request: Request) -> ModelId:
-        name: str = request.path_params["name"]
-        found = context.catalog.find(name)
-        if found is None:
-            raise NotFoundError(context.catalog.unknown_model(name), code="model_not_found", param="model")
-        return found.model
+        return named(request.path_params["name"])
+
+    def named(name: str) -> ModelId:
+        route = context.catalog.route(name)
+        if route is None:
+            raise unknown_model(context.catalog, name)
+        return route.model.id
 
     async def models(_request: Request) -> Response:
         views = (model_view(context, model) for model in context.catalog.models)
@@ -48,11 +51,8 @@ def routes(context: Context) -> list[Route]:
 
     async def decisions(request: Request) -> Response:
         name = request.query_params.get("model")
-        found = context.catalog.find(name) if name is not None else None
-        if name is not None and found is None:
-            raise NotFoundError(context.catalog.unknown_model(name), code="model_not_found", param="model")
         limit = _number(request, "limit", 100, MAX_DECISIONS)
-        kept = context.engine.journal.decisions(found.model if found is not None else None, limit=limit)
+        kept = context.engine.journal.decisions(named(name) if name is not None else None, limit=limit)
         return JSONResponse({"object": "list", "data": [decision_view(context, decision) for decision in kept]})
 
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from supervisor.catalog.loader import Catalog
+from supervisor.catalog import Catalog
 from supervisor.engine import Engine
 from supervisor.http.gate import Gate
 from supervisor.io.memory import MemorySampler

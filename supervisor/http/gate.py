@@ -77,6 +77,25 @@ class Gate:
             raise ForbiddenError(f"The key {key.name!r} does not have the scope {wanted!r}.", code="insufficient_scope")
         return key
 
+    def cors(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Headers that let a page of an allowed origin read the answer; none for the admin API."""
+        if scope_for(scope["path"]) != "inference":
+            return []
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
+        if origin is None or not self._is_allowed(origin.decode("latin-1").lower().rstrip("/")):
+            return []
+        headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if scope["method"] == "OPTIONS":
+            headers += [
+                (b"access-control-allow-methods", b"GET, POST"),
+                (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id"),
+                (b"access-control-max-age", b"600"),
+            ]
+        return headers
+
+    def _is_allowed(self, origin: str) -> bool:
+        return urlsplit(origin).hostname in LOOPBACK_NAMES or origin in self._origins or "*" in self._origins
+
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
         for name, value in headers:
             if name == b"host":
@@ -90,8 +109,7 @@ class Gate:
         for name, value in headers:
             if name == b"origin":
                 origin = value.decode("latin-1").lower().rstrip("/")
-                host = urlsplit(origin).hostname
-                if host not in LOOPBACK_NAMES and origin not in self._origins and "*" not in self._origins:
+                if not self._is_allowed(origin):
                     raise ForbiddenError(
                         f"The origin {origin!r} may not call this; add it to server.allowed_origins.", code="origin_not_allowed"
                     )

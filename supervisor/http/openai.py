@@ -6,8 +6,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.errors import NotFoundError
+from supervisor.catalog import Listing
 from supervisor.http.context import Context
+from supervisor.http.inference import unknown_model
 from supervisor.http.views import Json
 
 
@@ -15,20 +16,22 @@ def routes(context: Context) -> list[Route]:
     """`GET /v1/models` and `GET /v1/models/{id}`."""
     created = int(context.wall_time(context.started))
 
-    def view(name: str) -> Json:
-        model = context.catalog.resolve(name).model
-        config = context.catalog.models[model].config
-        return {"id": name, "object": "model", "created": created, "owned_by": "llmux", "name": name, "type": config.type}
+    def view(listing: Listing) -> Json:
+        config = listing.model.config
+        about: Json = {"id": listing.name, "object": "model", "created": created, "owned_by": "llmux", "name": listing.name}
+        about |= {"type": config.type, "runtime": config.runtime}
+        return about if listing.description is None else about | {"description": listing.description}
 
     async def listing(request: Request) -> Response:
         wanted = request.query_params.get("type")
-        data = [view(name) for name in context.catalog.listing()]
-        return JSONResponse({"object": "list", "data": [row for row in data if wanted in {None, row["type"]}]})
+        data = [view(row) for row in context.catalog.listing() if wanted in {None, row.model.config.type}]
+        return JSONResponse({"object": "list", "data": data})
 
     async def one(request: Request) -> Response:
-        name = request.path_params["name"]
-        if context.catalog.find(name) is None:
-            raise NotFoundError(context.catalog.unknown_model(name), code="model_not_found", param="model")
-        return JSONResponse(view(name))
+        name: str = request.path_params["name"]
+        route = context.catalog.route(name)
+        if route is None:
+            raise unknown_model(context.catalog, name)
+        return JSONResponse(view(Listing(name, route.model)))
 
     return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]

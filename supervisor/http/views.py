@@ -28,7 +28,7 @@ def model_view(context: Context, model: ModelId) -> Json | None:
     worker = context.workers.facts(model, record.generation)
     return {
         "name": model,
-        "virtual_models": [name for name, virtual in context.catalog.virtual.items() if virtual.model == model],
+        "virtual_models": [name for name, virtual in context.catalog.virtual.items() if virtual.model.id == model],
         "runtime": entry.config.runtime,
         "type": record.spec.type,
         "priority": record.spec.priority,

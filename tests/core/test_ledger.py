@@ -168,7 +168,7 @@ class TestReturning:
 
         assert sample(ledger, 16000, 4.9) == []
         assert ledger.free_for(GPU) == 11500
-        assert sample(ledger, 16000, 5.0) == [A]
+        assert sample(ledger, 16000, 5.1) == [A]
         assert ledger.free_for(GPU) == 15500
 
     @pytest.mark.parametrize(("missing", "back"), [(401, False), (400, True), (0, True)])

@@ -1,0 +1,190 @@
+"""The daemon, put together: lock, reap, devices, store, workers, engine, application, server; and taken apart again.
+
+Leftovers of an earlier run are reaped before anything is bound. On SIGTERM or SIGINT new requests are refused while running
+ones end within the drain time, then the workers are stopped, then the server; a second signal cuts the drain short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+
+import structlog
+import uvicorn
+
+from supervisor.catalog import Catalog, check_devices
+from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.sections import DeviceConfig, ServerConfig
+from supervisor.core.types import Configured, DeviceId, UnloadAsked
+from supervisor.engine import Engine
+from supervisor.errors import ConfigError, LlmuxError
+from supervisor.http.app import Application
+from supervisor.http.context import Context
+from supervisor.http.gate import Gate
+from supervisor.http.protocol import GuardedProtocol
+from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
+from supervisor.io.ports import PortRange
+from supervisor.io.probe import Prober
+from supervisor.io.process import become_subreaper
+from supervisor.io.reap import InstanceLock, reap_leftovers
+from supervisor.io.store import Store
+from supervisor.workers import Surroundings, Workers
+
+log = structlog.get_logger("llmux.daemon")
+
+BACKLOG = 2048
+WORKER_HOST = "127.0.0.1"
+
+
+class CannotListenError(LlmuxError):
+    """The address is taken or not ours."""
+
+    code = "cannot_listen"
+
+
+def run(catalog: Catalog) -> None:
+    """Serve `catalog` until a signal ends it. Raises LlmuxError for what keeps it from starting."""
+    import uvloop  # noqa: PLC0415  # only the daemon needs it
+
+    keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
+    refused = refuse_exposed(catalog.server, keyring)
+    if refused is not None:
+        raise ConfigError((refused,))
+    for warning in keyring.warnings:
+        log.warning("keys.exposed", message=warning)
+    state_dir = catalog.server.state_dir
+    state_dir.mkdir(parents=True, exist_ok=True)
+    instance = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]
+    with InstanceLock(state_dir):
+        for reaped in reap_leftovers(instance):
+            log.warning("orphan.reaped", pid=reaped.pid, worker=reaped.worker)
+        become_subreaper()
+        with contextlib.closing(listen(catalog.server)) as listener:
+            uvloop.run(_serve(catalog, keyring, instance, listener))
+
+
+async def _serve(catalog: Catalog, keyring: Keyring, instance: str, listener: socket.socket) -> None:
+    opened, store = await asyncio.gather(
+        open_sampler(_wanted(catalog.devices)), Store.open(catalog.server.state_dir / "llmux.sqlite3")
+    )
+    for note in opened.notes:
+        log.info("devices.note", message=note)
+    prober = Prober()
+    try:
+        engine, context = await _assemble(catalog, keyring, instance, opened, store, prober)
+        await _until_stopped(engine, Application(context), listener, catalog)
+    finally:
+        await prober.close()
+        await store.close()
+
+
+async def _assemble(
+    catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, store: Store, prober: Prober
+) -> tuple[Engine, Context]:
+    server = catalog.server
+    devices = opened.devices
+    specs = tuple(device.spec for device in devices)
+    keys = {DeviceId(device.id): device.key for device in devices}
+    by_key = {key: device for device, key in keys.items()}
+    learned = {(definition, by_key[key]): mib for (definition, key), mib in store.learned().items() if key in by_key}
+    models = await asyncio.to_thread(catalog.model_specs, learned)
+    problems = check_devices(catalog, specs, models)
+    if problems:
+        raise ConfigError(problems)
+    log_dir = server.state_dir / "logs"
+    log_dir.mkdir(exist_ok=True)
+    surroundings = Surroundings(
+        ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
+        prober=prober,
+        runtimes_dir=server.runtimes_dir,
+        log_dir=log_dir,
+        instance=instance,
+        devices={DeviceId(device.id): device.assignment for device in devices},
+    )
+    workers = Workers(surroundings, catalog.models, catalog.limits)
+    engine = Engine(workers, opened.sampler, store, device_keys=keys)
+    gate = Gate(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
+    engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
+    return engine, Context(engine, workers, opened.sampler, catalog, gate)
+
+
+async def _until_stopped(engine: Engine, application: Application, listener: socket.socket, catalog: Catalog) -> None:
+    GuardedProtocol.head_s = catalog.limits.header_s
+    config = uvicorn.Config(
+        application,
+        http=GuardedProtocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=5,
+    )
+    server = _Server(config)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stopping, engine)
+    engine.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    host, port = listener.getsockname()[:2]
+    log.info("daemon.listening", url=f"http://{host}:{port}", keys=len(application.keys))
+    await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    log.info("daemon.stopping")
+    await engine.shutdown()
+    server.should_exit = True
+    await serving
+    log.info("daemon.stopped")
+
+
+def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:
+    if stopping.is_set():  # again: whoever asks twice does not want to wait for streams
+        for model in list(engine.journal.scheduler.world.records):
+            engine.post(UnloadAsked(model, force=True))
+    stopping.set()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: ours drain first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(server: ServerConfig) -> socket.socket:
+    """The bound, listening socket. Raises CannotListenError with what to do."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((server.host, server.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CannotListenError(
+            f"Can't listen on {server.host}:{server.port}: {os.strerror(error.errno or 0)}. "
+            f"Choose another port with --port, or end what uses this one."
+        ) from error
+    listener.set_inheritable(False)
+    return listener
+
+
+def _wanted(devices: Sequence[DeviceConfig] | str) -> str | list[Wanted]:
+    if isinstance(devices, str):
+        return "auto"
+    return [
+        HostWanted(device.budget_mib, device.margin_mib)
+        if device.kind == "host"
+        else GpuWanted(device.index, device.uuid, device.margin_mib)
+        for device in devices
+    ]
+
+

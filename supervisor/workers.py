@@ -1,0 +1,352 @@
+"""The running workers: one task per worker takes it from its launch order to its end and tells the engine by events.
+
+launch → spawn → poll until ready → watch → stop. Whatever ends a worker, its task ends with exactly one WorkerExited, after
+its whole process tree is gone and its port and connections are given back. Before a worker is called ready, every socket
+that listens on its port must belong to its own tree, so that an impostor or a stranger sharing the port gets no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from pydantic import JsonValue
+
+from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
+from supervisor.catalog import CatalogModel
+from supervisor.catalog.sections import LimitsConfig
+from supervisor.core.types import (
+    Crash,
+    CrashClass,
+    DeviceId,
+    Event,
+    Generation,
+    ModelId,
+    StartWorker,
+    StopWorker,
+    WorkerExited,
+    WorkerReady,
+    WorkerUnkillable,
+    WorkerUnready,
+)
+from supervisor.errors import LlmuxError
+from supervisor.io.logs import classify, tail
+from supervisor.io.memory import HolderPids
+from supervisor.io.ports import PortRange, owner_check
+from supervisor.io.probe import Liveness, Prober, Readiness, StartupPatience, read_progress, startup_delay_s
+from supervisor.io.process import ProcessExit, SpawnOrder, UnkillableError, WorkerProcess, spawn
+from supervisor.io.upstream import UpstreamPool
+
+log = structlog.get_logger("llmux.worker")
+
+READINESS_INTERVAL_S = 2.0
+READINESS_TIMEOUT_S = 1.0
+LIVENESS_EVERY = 5  # readiness rounds: 10 s
+LIVENESS_TIMEOUT_S = 5.0
+PROGRESS_INTERVAL_S = 1.0
+KILL_WAIT_S = 5.0
+LOG_LIMIT_BYTES = 16 * 1024 * 1024
+LOG_TAIL_LINES = 20
+
+# What a worker may know of our environment: where things are and which GPUs there are, never a secret.
+_INHERITED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|XDG_CACHE_HOME|SSL_CERT_FILE|SSL_CERT_DIR"
+    r"|OMP_\w+|CUDA_\w+|NVIDIA_\w+|ROCR_\w+|HIP_\w+|GGML_\w+|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
+)
+
+Key = tuple[ModelId, Generation]
+Post = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all workers share."""
+
+    ports: PortRange
+    prober: Prober
+    runtimes_dir: Path
+    log_dir: Path
+    instance: str
+    devices: Mapping[DeviceId, DeviceAssignment]
+
+
+class Workers:
+    """All workers, by model and generation. `catalog` may be replaced; running workers keep what they were started with."""
+
+    def __init__(self, surroundings: Surroundings, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig) -> None:
+        self.models = models
+        self.limits = limits
+        self._surroundings = surroundings
+        self._workers: dict[Key, Worker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, effect: StartWorker, post: Post) -> None:
+        """See `engine.Fleet`."""
+        key = (effect.model, effect.generation)
+        worker = Worker(key, self.models[effect.model], effect.device, self._surroundings, self.limits, post)
+        self._workers[key] = worker
+        task = asyncio.create_task(self._run(key, worker), name=f"worker {effect.model}:{effect.generation}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, key: Key, worker: Worker) -> None:
+        crash = await worker.run()
+        del self._workers[key]
+        worker.post(WorkerExited(*key, crash))
+
+    def stop(self, effect: StopWorker) -> None:
+        """See `engine.Fleet`."""
+        worker = self._workers.get((effect.model, effect.generation))
+        if worker is not None:
+            worker.stop(force=effect.force)
+
+    def upstream(self, model: ModelId, generation: Generation) -> UpstreamPool:
+        """See `engine.Fleet`."""
+        upstream = self._workers[model, generation].upstream
+        assert upstream is not None, f"{model}:{generation} is not ready"
+        return upstream
+
+    def holders(self) -> dict[Key, HolderPids]:
+        """See `engine.Fleet`."""
+        return {key: worker.holder() for key, worker in self._workers.items()}
+
+    def facts(self, model: ModelId, generation: Generation) -> dict[str, JsonValue] | None:
+        """Pid, port and the like, for the admin API; None when there is no such worker."""
+        worker = self._workers.get((model, generation))
+        return None if worker is None else worker.facts()
+
+    def log_path(self, model: ModelId) -> Path:
+        """Where the model's workers log."""
+        return log_path(self._surroundings.log_dir, model)
+
+
+class Worker:
+    """One worker's life. `run()` once; `stop()` at any time."""
+
+    def __init__(
+        self,
+        key: Key,
+        model: CatalogModel,
+        device: DeviceId,
+        surroundings: Surroundings,
+        limits: LimitsConfig,
+        post: Post,
+    ) -> None:
+        self.post = post
+        self.upstream: UpstreamPool | None = None
+        self._key = key
+        self._model = model
+        self._device = device
+        self._around = surroundings
+        self._limits = limits
+        self._log = log_path(surroundings.log_dir, key[0])
+        self._process: WorkerProcess | None = None
+        self._port: int | None = None
+        self._ready = False
+        self._started = time.monotonic()
+        self._stop_asked = asyncio.Event()
+        self._force = False
+
+    # --------------------------------------------------------------------------------------------------- from outside
+
+    def stop(self, *, force: bool) -> None:
+        """Begin to stop; `force` skips the grace, also of a stop that is under way."""
+        self._force = self._force or force
+        self._stop_asked.set()
+        if force and self._process is not None:
+            self._process.kill()
+
+    def holder(self) -> HolderPids:
+        """Its processes, for the memory sampler."""
+        roots = (self._process.shim_pid,) if self._process is not None else ()
+        return HolderPids(self._device, roots, loading=not self._ready)
+
+    def facts(self) -> dict[str, JsonValue]:
+        """For the admin API."""
+        process = self._process
+        return {
+            "pid": process.pid if process is not None else None,
+            "shim_pid": process.shim_pid if process is not None else None,
+            "port": self._port,
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "connections": self.upstream.open_connections if self.upstream is not None else 0,
+            "log": str(self._log),
+        }
+
+    # ----------------------------------------------------------------------------------------------------------- life
+
+    async def run(self) -> Crash | None:
+        """From launch to end. None: it was stopped; a Crash: it ended, or had to be ended, without being asked to."""
+        model, generation = self._key
+        holder = f"{model}:{generation}"
+        try:
+            self._port = self._around.ports.lease(holder)
+            launch = await asyncio.to_thread(self._launch, self._port)
+            process = await spawn(self._order(launch))
+        except RuntimeNotInstalledError as error:
+            return Crash(CrashClass.NOT_INSTALLED, str(error))
+        except ModelUnusableError as error:
+            return Crash(CrashClass.BAD_ARGUMENTS, str(error))
+        except LlmuxError as error:  # no port, or the program can't be run
+            return Crash(CrashClass.BAD_ARGUMENTS if error.code == "spawn_failed" else CrashClass.PORT, error.message)
+        else:
+            self._process = process
+            log.info("worker.spawned", model=model, generation=generation, pid=process.pid, port=self._port)
+            return await self._accompany(process, launch)
+        finally:
+            if self.upstream is not None:
+                self.upstream.close()
+            if self._port is not None:
+                self._around.ports.release(holder)
+
+    async def _accompany(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
+        exited = asyncio.create_task(process.wait())
+        watched = asyncio.create_task(self._watch(process, launch))
+        stopped = asyncio.create_task(self._stop_asked.wait())
+        await asyncio.wait({exited, watched, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if exited.done():
+            await _cancel(watched)
+            return await asyncio.to_thread(self._classify, exited.result())
+        if watched.done():
+            crash = watched.result()
+        else:
+            crash = None
+            await _cancel(watched)
+        self._ready = False
+        await self._end(process)
+        await exited
+        if crash is None:
+            return None
+        lines = await asyncio.to_thread(tail, self._log, LOG_TAIL_LINES)
+        return Crash(crash.kind, crash.summary, tuple(lines), crash.exit_code)
+
+    async def _end(self, process: WorkerProcess) -> None:
+        """Until the tree is gone, however long that takes."""
+        grace_s = 0.0 if self._force else self._model.config.grace_s
+        try:
+            await process.stop(grace_s, KILL_WAIT_S)
+        except UnkillableError as error:
+            self.post(WorkerUnkillable(*self._key, str(error)))
+            await process.wait()
+
+    def _launch(self, port: int) -> LaunchSpec:
+        context = LaunchContext(
+            model=self._key[0],
+            host=self._around.ports.host,
+            port=port,
+            key=secrets.token_urlsafe(32),
+            device=self._around.devices[self._device],
+            runtimes_dir=self._around.runtimes_dir,
+        )
+        return self._model.adapter.launch(self._model.config, context)
+
+    def _order(self, launch: LaunchSpec) -> SpawnOrder:
+        env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+        env.update(launch.env)
+        if launch.library_path:
+            env["LD_LIBRARY_PATH"] = ":".join(filter(None, (*launch.library_path, env.get("LD_LIBRARY_PATH"))))
+        return SpawnOrder(
+            instance=self._around.instance,
+            model=self._key[0],
+            generation=self._key[1],
+            argv=launch.argv,
+            env=env,
+            cwd=launch.cwd,
+            log=self._log,
+            log_limit=LOG_LIMIT_BYTES,
+            stop_argv=launch.stop_argv,
+        )
+
+    def _classify(self, end: ProcessExit) -> Crash:
+        return classify(end.code, tail(self._log, LOG_TAIL_LINES))
+
+    # ---------------------------------------------------------------------------------------------------------- probes
+
+    async def _watch(self, process: WorkerProcess, launch: LaunchSpec) -> Crash:
+        """Poll it until it is ready, say so, and go on. Returns why it has to be ended."""
+        crash = await self._until_ready(process, launch)
+        if crash is not None:
+            return crash
+        limits = self._limits
+        self.upstream = UpstreamPool(
+            launch.host,
+            launch.port,
+            launch.auth,
+            connect_s=limits.connect_s,
+            first_byte_s=limits.first_byte_s,
+            stream_idle_s=limits.stream_idle_s,
+        )
+        self._ready = True
+        self.post(WorkerReady(*self._key))
+        return await self._while_ready(process, launch, self.upstream)
+
+    async def _until_ready(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
+        config = self._model.config
+        patience = StartupPatience(config.startup_timeout_s, config.startup_limit_s, self._started)
+        looked = self._started
+        base = f"http://{launch.host}:{launch.port}"
+        while True:
+            probe = await self._around.prober.check(base, launch.health.path, {}, READINESS_TIMEOUT_S, starting=True)
+            if probe.ok:
+                return await self._check_port(process, launch)
+            now = time.monotonic()
+            if now - looked >= PROGRESS_INTERVAL_S:
+                looked = now
+                progress = await asyncio.to_thread(read_progress, (process.shim_pid,), self._log)
+                reason = patience.observe(progress, now)
+                if reason is not None:
+                    return Crash(CrashClass.START_TIMEOUT, f"{reason}; its health check says: {probe.detail}")
+            await asyncio.sleep(startup_delay_s(now - self._started, launch.health.interval_s))
+
+    async def _while_ready(self, process: WorkerProcess, launch: LaunchSpec, upstream: UpstreamPool) -> Crash:
+        base = f"http://{launch.host}:{launch.port}"
+        readiness, liveness = Readiness(), Liveness()
+        looked = upstream.loop.time()
+        for turn in itertools.count(1):
+            await asyncio.sleep(READINESS_INTERVAL_S)
+            probe = await self._around.prober.check(base, launch.health.path, {}, READINESS_TIMEOUT_S)
+            if readiness.observe(probe):
+                event = WorkerReady(*self._key) if readiness.ready else WorkerUnready(*self._key, probe.detail)
+                self.post(event)
+            if turn % LIVENESS_EVERY:
+                continue
+            crash = await self._check_port(process, launch)
+            if crash is not None:
+                return crash
+            if not probe.ok:
+                probe = await self._around.prober.check(base, launch.health.path, {}, LIVENESS_TIMEOUT_S)
+            flowed = upstream.last_byte_at > looked
+            looked = upstream.loop.time()
+            if liveness.observe(probe, bytes_flowed=flowed):
+                return Crash(CrashClass.UNRESPONSIVE, f"its health check failed too often: {probe.detail}")
+        raise AssertionError("unreachable")
+
+    async def _check_port(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
+        """Does everything that listens on its port belong to its tree?"""
+        ownership = await asyncio.to_thread(lambda: owner_check(launch.port, process.pids()))
+        if ownership.ok:
+            return None
+        return Crash(CrashClass.PORT, f"port {launch.port}: {ownership.detail}")
+
+
+def log_path(log_dir: Path, model: ModelId) -> Path:
+    """The model's log file; a name that could not be a file name as it is gets a fingerprint."""
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:100]
+    if plain != model or plain.startswith("."):
+        plain = f"{plain.lstrip('.')}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+    return log_dir / f"{plain}.log"
+
+
+async def _cancel(task: asyncio.Task[Crash]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
