@@ -12,7 +12,7 @@ import hashlib
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 import uvicorn
@@ -40,6 +40,8 @@ log = structlog.get_logger("llmux.daemon")
 BACKLOG = 2048
 WORKER_HOST = "127.0.0.1"
 
+OnListening = Callable[[str, int], None]
+
 
 class CannotListenError(LlmuxError):
     """The address is taken or not ours."""
@@ -47,8 +49,11 @@ class CannotListenError(LlmuxError):
     code = "cannot_listen"
 
 
-def run(catalog: Catalog) -> None:
-    """Serve `catalog` until a signal ends it. Raises LlmuxError for what keeps it from starting."""
+def run(catalog: Catalog, *, on_listening: OnListening) -> None:
+    """Serve `catalog` until a signal ends it. `on_listening` gets the URL and how many keys there are.
+
+    Raises LlmuxError for what keeps it from starting.
+    """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
     keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
@@ -65,10 +70,12 @@ def run(catalog: Catalog) -> None:
             log.warning("orphan.reaped", pid=reaped.pid, worker=reaped.worker)
         become_subreaper()
         with contextlib.closing(listen(catalog.server)) as listener:
-            uvloop.run(_serve(catalog, keyring, instance, listener))
+            uvloop.run(_serve(catalog, keyring, instance, listener, on_listening))
 
 
-async def _serve(catalog: Catalog, keyring: Keyring, instance: str, listener: socket.socket) -> None:
+async def _serve(
+    catalog: Catalog, keyring: Keyring, instance: str, listener: socket.socket, on_listening: OnListening
+) -> None:
     opened, store = await asyncio.gather(
         open_sampler(_wanted(catalog.devices)), Store.open(catalog.server.state_dir / "llmux.sqlite3")
     )
@@ -77,6 +84,10 @@ async def _serve(catalog: Catalog, keyring: Keyring, instance: str, listener: so
     prober = Prober()
     try:
         engine, context = await _assemble(catalog, keyring, instance, opened, store, prober)
+        host, port = listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        on_listening(url, len(keyring.keys))
+        log.info("daemon.listening", url=url, keys=len(keyring.keys))
         await _until_stopped(engine, Application(context), listener, catalog)
     finally:
         await prober.close()
@@ -134,8 +145,6 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
         loop.add_signal_handler(number, _on_signal, stopping, engine)
     engine.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    host, port = listener.getsockname()[:2]
-    log.info("daemon.listening", url=f"http://{host}:{port}", keys=len(application.keys))
     await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("daemon.stopping")
     await engine.shutdown()

@@ -1,0 +1,66 @@
+"""`llmux serve`: find or make the configuration, say what is being served and how to use it, run the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from supervisor.catalog import Catalog, find_config, load
+from supervisor.catalog.sections import state_dir
+from supervisor.cli.environments import install
+from supervisor.cli.log_setup import configure
+from supervisor.demo import write_demo
+
+DEMO_RUNTIME = "llama_server"
+
+
+def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool) -> None:
+    """Run until a signal. Without any configuration it serves the demo, and says so."""
+    if not demo and config is None and find_config() is None:
+        click.echo("No configuration found: serving the demo. Write your own: config/llmux.example.yaml explains every key.")
+        demo = True
+    if demo:
+        named = flags.get("server.state_dir")
+        folder = Path(str(named)) if named is not None else state_dir() / "demo"
+        flags = {**flags, "server.state_dir": str(folder)}
+        config = write_demo(folder)
+    catalog = load(config, flags=flags, check_files=True)
+    if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
+        click.echo("Installing the embedded llama.cpp server, once:")
+        install(DEMO_RUNTIME, catalog.server.runtimes_dir, echo=lambda line: click.echo(f"  {line}"))
+    configure(catalog.server.log_level, catalog.server.log_format)
+    from supervisor.cli.daemon import run  # noqa: PLC0415  # after the progress above: it costs most of the start
+
+    run(catalog, on_listening=lambda url, keys: click.echo(welcome(catalog, url, keys)))
+
+
+def welcome(catalog: Catalog, url: str, keys: int) -> str:
+    """What a person needs next: the URL, a request to paste, settings for clients, where things are."""
+    listing = catalog.listing()
+    chat = next((entry for entry in listing if entry.model.config.type == "llm"), None)
+    lines = [f"llmux serves {len(listing)} models at {url}/v1"]
+    authorization = "" if not keys else " -H 'Authorization: Bearer <key>'"
+    if chat is not None:
+        body = f'{{"model":"{chat.name}","messages":[{{"role":"user","content":"Hello"}}]}}'
+        lines += [
+            "",
+            "Try it:",
+            f"  curl {url}/v1/chat/completions{authorization} -H 'Content-Type: application/json' -d '{body}'",
+        ]
+    lines += [
+        "",
+        "Open WebUI (Admin Settings > Connections > OpenAI API):",
+        f"  URL: {url}/v1",
+        "  Key: " + ("one from your api_keys.yaml" if keys else "anything (no keys are configured: only this machine gets in)"),
+        "",
+        f"Models:  {', '.join(entry.name for entry in listing)}",
+        f"State:   {catalog.server.state_dir}",
+        f"Logs:    {catalog.server.state_dir / 'logs'} (workers); the daemon's own on stderr",
+        f"Look:    llmux ps --url {url}    llmux why --url {url}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
