@@ -1,0 +1,155 @@
+"""Ports for workers: from a configured range, checked before they are given, and theirs alone afterwards.
+
+A port that is handed out was free a moment ago, which is no promise: the worker binds it later, and with SO_REUSEPORT
+two processes can even share it in silence. So `owner_check` says afterwards, from the kernel's tables, whether every
+listening socket of the port belongs to the worker's own process tree. No request should go there before it does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from supervisor.errors import UnavailableError
+
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTEN = b"0A"
+
+
+class Ownership(StrEnum):
+    """Who listens on a port, seen from one process tree."""
+
+    NOBODY = "nobody"
+    OURS = "ours"  # all listening sockets belong to the tree
+    SHARED = "shared"  # some do: another process takes a part of the connections
+    FOREIGN = "foreign"  # none does: whatever answers there is an impostor
+
+
+@dataclass(frozen=True, slots=True)
+class PortOwnership:
+    """The answer of `owner_check`; `foreign` are the socket inodes that aren't the tree's."""
+
+    ownership: Ownership
+    foreign: frozenset[int] = frozenset()
+
+    @property
+    def ours(self) -> bool:
+        return self.ownership is Ownership.OURS
+
+
+class PortRange:
+    """Leases ports `first`..`last` on `host` to named holders. A released port is reused last."""
+
+    def __init__(self, first: int, last: int, host: str = "127.0.0.1") -> None:
+        if not 0 < first <= last < 65536:
+            raise ValueError(f"not a range of ports: {first}-{last}")
+        self.first, self.last, self.host = first, last, host
+        self._free = deque(range(first, last + 1))
+        self._held: dict[Hashable, int] = {}
+
+    def lease(self, holder: Hashable) -> int:
+        """A port that nobody listens on, held until `release(holder)`. A holder has at most one.
+
+        Raises UnavailableError when every port of the range is leased or in use. About 50 µs.
+        """
+        assert holder not in self._held, f"{holder} already holds port {self._held[holder]}"
+        busy = _listening_ports()
+        # Connections in TIME_WAIT don't keep a worker from binding, but a port without any is the better choice.
+        for clean in (True, False):
+            for port in self._free:
+                if port not in busy and _can_bind(self.host, port, clean=clean):
+                    self._free.remove(port)
+                    self._held[holder] = port
+                    return port
+        raise UnavailableError(
+            f"no free port in {self.first}-{self.last} on {self.host}: {len(self._held)} are leased, others use the rest. "
+            "Widen the range of worker ports or stop what listens there.",
+            code="no_free_port",
+        )
+
+    def release(self, holder: Hashable) -> None:
+        """Give the holder's port back. Harmless when it has none."""
+        port = self._held.pop(holder, None)
+        if port is not None:
+            self._free.append(port)
+
+    def holders(self) -> dict[Hashable, int]:
+        """Who holds which port."""
+        return dict(self._held)
+
+
+def _can_bind(host: str, port: int, *, clean: bool) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        if not clean:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _listening() -> list[tuple[int, int]]:
+    """(port, inode) of every listening TCP socket in our network namespace."""
+    found = []
+    for path in _TABLES:
+        try:
+            with open(path, "rb") as table:  # noqa: PTH123  a hot path
+                next(table)
+                for line in table:
+                    fields = line.split(None, 10)
+                    if fields[3] != _LISTEN:
+                        break  # the kernel lists listening sockets first; the connections after them can be many
+                    found.append((int(fields[1].rpartition(b":")[2], 16), int(fields[9])))
+        except (OSError, StopIteration):
+            continue  # no IPv6, say
+    return found
+
+
+def _listening_ports() -> frozenset[int]:
+    return frozenset(port for port, _ in _listening())
+
+
+def listeners(port: int) -> frozenset[int]:
+    """The inodes of the sockets that listen on this port, on any address."""
+    return frozenset(inode for other, inode in _listening() if other == port)
+
+
+def owner_check(port: int, pids: Iterable[int]) -> PortOwnership:
+    """Do all sockets that listen on the port belong to these processes?
+
+    Looks only until all are found: some 100 µs for a worker that is the first of `pids`.
+    """
+    missing = set(listeners(port))
+    if not missing:
+        return PortOwnership(Ownership.NOBODY)
+    total = len(missing)
+    for pid in pids:
+        missing.difference_update(_sockets(pid, missing))
+        if not missing:
+            return PortOwnership(Ownership.OURS)
+    return PortOwnership(Ownership.FOREIGN if len(missing) == total else Ownership.SHARED, frozenset(missing))
+
+
+def _sockets(pid: int, wanted: set[int]) -> set[int]:
+    names = {f"socket:[{inode}]": inode for inode in wanted}
+    found: set[int] = set()
+    folder = f"/proc/{pid}/fd"
+    try:
+        for fd in os.listdir(folder):  # noqa: PTH208  names are enough
+            try:
+                inode = names.get(os.readlink(f"{folder}/{fd}"))  # noqa: PTH115  a hot path
+            except OSError:
+                continue
+            if inode is not None:
+                found.add(inode)
+                if len(found) == len(names):
+                    break
+    except OSError:
+        pass  # gone, or another user's
+    return found

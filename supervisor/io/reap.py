@@ -1,0 +1,265 @@
+"""Nothing is left behind: one daemon per state directory, and what an earlier one could not clean up is killed at boot.
+
+Workers are recognised by markers in their environment, which every descendant inherits. A program that overwrites its
+environment to change its title (vLLM's engine does) is still recognised by its output: it goes to a worker's log file.
+A process is only ever signalled through a pidfd, after its start time and its marker were read again *behind* the open
+pidfd; so a reused pid can't get a signal meant for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import select
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from supervisor.errors import LlmuxError
+from supervisor.io import cgroup
+
+INSTANCE_VARIABLE = "LLMUX_INSTANCE"
+WORKER_VARIABLE = "LLMUX_WORKER"
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    """One process at one moment. `started` (clock ticks since boot) tells it from others that had its pid."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    threads: int
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie; true while any thread runs, even when the first one has ended (state Z)."""
+        return self.state not in "ZX" or self.threads > 1
+
+    @classmethod
+    def read(cls, pid: int) -> Proc | None:
+        """None when there is no such process."""
+        try:
+            with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123  a hot scan
+                fields = file.read(4096).rpartition(b")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return cls(pid, int(fields[1]), int(fields[3]), chr(fields[0][0]), int(fields[17]), int(fields[19]))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the processes of an instance, or of one of its workers, have in common."""
+
+    instance: str
+    worker: str | None = None  # "model:generation"; None: every worker
+    logs: Path | None = None  # the worker's log file, or the directory of all of them
+
+    def environment(self) -> dict[str, str]:
+        """The variables that make a process carry this mark."""
+        worker = {} if self.worker is None else {WORKER_VARIABLE: self.worker}
+        return {INSTANCE_VARIABLE: self.instance, **worker}
+
+    def on(self, pid: int) -> bool:
+        """Does this process carry it? False for processes that can't be looked into."""
+        environment = _environment(pid)
+        if any(entry.startswith(f"{INSTANCE_VARIABLE}=".encode()) for entry in environment):
+            return all(f"{name}={value}".encode() in environment for name, value in self.environment().items())
+        return self.logs is not None and any(_is_log(_link(f"/proc/{pid}/fd/{fd}"), self.logs) for fd in (1, 2))
+
+
+def _environment(pid: int) -> frozenset[bytes]:
+    for folder in _threads(pid):
+        try:
+            with open(f"{folder}/environ", "rb", buffering=0) as file:  # noqa: PTH123  a hot scan
+                if found := file.readall():
+                    return frozenset(found.split(b"\0"))
+        except OSError:
+            continue
+    return frozenset()
+
+
+def _threads(pid: int) -> Iterator[str]:
+    yield f"/proc/{pid}"
+    # Where the first thread has ended, /proc/PID shows no environment, but the other threads do.
+    proc = Proc.read(pid)
+    if proc and proc.state == "Z" and proc.threads > 1:
+        with contextlib.suppress(OSError):
+            for tid in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  names are enough
+                yield f"/proc/{pid}/task/{tid}"
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115  a hot scan
+    except OSError:
+        return ""
+
+
+def _is_log(target: str, logs: Path) -> bool:
+    path = target.removesuffix(" (deleted)")
+    return path in (str(logs), f"{logs}.1") or path.startswith(f"{logs}/")
+
+
+def processes() -> list[Proc]:
+    """Every process visible here, zombies too. A few milliseconds for a few hundred."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  names are enough
+    return [proc for pid in pids if (proc := Proc.read(pid))]
+
+
+def marked(mark: Mark) -> list[Proc]:
+    """The living processes that carry the mark, without ourselves and our ancestors."""
+    table = {proc.pid: proc for proc in processes()}
+    spared, pid = set(), os.getpid()
+    while pid in table:
+        spared.add(pid)
+        pid = table[pid].parent
+    return [proc for pid, proc in table.items() if pid not in spared and proc.alive and mark.on(pid)]
+
+
+def open_same(proc: Proc, mark: Mark) -> int | None:
+    """A pidfd of exactly this process, or None when it is gone, its pid is another's now, or it lost the mark."""
+    try:
+        pidfd = os.pidfd_open(proc.pid)
+    except OSError:
+        return None
+    now = Proc.read(proc.pid)
+    if now is not None and now.started == proc.started and mark.on(proc.pid):
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def signal_same(proc: Proc, mark: Mark, signum: signal.Signals) -> bool:
+    """Signal exactly this process if it still is the one that was seen. False when it isn't."""
+    pidfd = open_same(proc, mark)
+    if pidfd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def strike(mark: Mark) -> list[Proc]:
+    """SIGKILL to all that carry the mark, once. Returns those that were alive; call it until there are none. Blocks."""
+    found = marked(mark)
+    for proc in found:
+        signal_same(proc, mark, signal.SIGKILL)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A leftover of an earlier daemon. `gone` is false when it survived SIGKILL for the whole wait."""
+
+    pid: int
+    command: str
+    gone: bool
+
+
+def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float = 5.0) -> list[Reaped]:
+    """Kill every process that an earlier daemon of this instance left, and wait until they are gone.
+
+    For boot: blocks, usually for milliseconds, at most `wait_s`. Call it under the instance's lock, before the first
+    spawn. `logs` is the directory of the workers' log files.
+    """
+    mark = Mark(instance_id, logs=logs)
+    groups = cgroup.left_behind(instance_id)
+    deadline = time.monotonic() + wait_s
+    seen: dict[tuple[int, int], str] = {}
+    while living := marked(mark):
+        for group in groups:
+            cgroup.kill(group)
+        pidfds = []
+        for proc in living:
+            seen.setdefault((proc.pid, proc.started), _command(proc.pid))
+            if (pidfd := open_same(proc, mark)) is not None:
+                pidfds.append(pidfd)
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _wait_all(pidfds, min(deadline, time.monotonic() + 0.5))
+        if time.monotonic() > deadline:
+            break
+    for group in groups:
+        cgroup.kill(group)
+        cgroup.remove(group)
+    alive = {(proc.pid, proc.started) for proc in living}
+    return [Reaped(key[0], command, gone=key not in alive) for key, command in seen.items()]
+
+
+def _wait_all(pidfds: list[int], deadline: float) -> None:
+    poller = select.poll()
+    waiting = set(pidfds)
+    for pidfd in waiting:
+        poller.register(pidfd, select.POLLIN)
+    while waiting and (left_s := deadline - time.monotonic()) > 0:
+        for pidfd, _ in poller.poll(left_s * 1000):
+            poller.unregister(pidfd)
+            waiting.discard(pidfd)
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return ""
+    return " ".join(os.fsdecode(word) for word in words)
+
+
+class InstanceLock:
+    """Holds a state directory for one daemon, as long as it lives; the kernel lets go even after SIGKILL.
+
+    `instance_id` is random, made once for the directory, and marks the processes of this instance.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        """Raises LlmuxError when another daemon holds the directory or it can't be written."""
+        path = state_dir / "instance.lock"
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LlmuxError(f"the state directory {state_dir} can't be used: {error}", code="state_dir") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            _, pid = self._read()
+            os.close(self._fd)
+            raise LlmuxError(
+                f"another llmux (pid {pid or 'unknown'}) runs on {state_dir}: stop it, or choose another state directory",
+                code="state_dir_in_use",
+            ) from error
+        instance_id, _ = self._read()
+        self.instance_id = instance_id or secrets.token_hex(8)
+        # Short and in place: one small write; a torn file only means a new id, and no rename can lose the lock.
+        os.pwrite(self._fd, f"{self.instance_id} {os.getpid():<10}\n".encode(), 0)
+
+    def _read(self) -> tuple[str, str]:
+        words = os.pread(self._fd, 128, 0).decode("ascii", "replace").split()
+        return (words[0], words[1]) if len(words) == 2 else ("", "")
+
+    def release(self) -> None:
+        """Let another daemon have it. Harmless when repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()

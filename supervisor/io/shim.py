@@ -1,0 +1,347 @@
+"""The parent of one worker: starts it, and leaves nothing of it behind. Standard library only; run by path.
+
+`python -I -S shim.py LABEL` reads its launch order as one JSON line from stdin, so that neither keys nor paths stand in
+anybody's argv (the label is for `ps`). It is the subreaper of the worker's tree: whatever a worker forks, detaches or
+double-forks comes back to it as a child, and the kernel's "no children" is the proof that all of it is gone.
+
+The daemon holds the other end of stdin. The line `term` asks the tree to end (or runs the configured stop program);
+`kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. Reports are JSON lines
+on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "text": …}`; `{"exited": code}` for the leader (a
+negative code is a signal); `{"gone": true}` when no process of the tree is left.
+
+Workers write straight into their log file: no pipe that could block them or be held open by a grandchild. The shim
+keeps the file bounded by copying its last half to `LOG.1` and truncating it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import sys
+
+TYPE_CHECKING = False  # not typing's: importing that costs a tenth of the memory of this program
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypedDict
+
+    class Order(TypedDict):
+        """The launch order. Paths are absolute; `env` is the worker's whole environment."""
+
+        parent: int
+        argv: list[str]
+        env: dict[str, str]
+        cwd: str | None
+        log: str
+        log_limit: int
+        stop_argv: list[str] | None
+        cgroup: str | None
+
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+IN_MODIFY = 0x2
+IN_NONBLOCK_CLOEXEC = 0o2004000
+OOM_SCORE_ADJ = b"500"  # when memory runs out the kernel should take a worker, not the daemon or the shim
+LOOK_MIN_MS = 1  # pauses between two looks at a log that grows: short while it grows fast
+LOOK_MAX_MS = 50
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    """Raises OSError."""
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def report(**fact: object) -> None:
+    try:  # noqa: SIM105  contextlib would be one more import
+        os.write(1, json.dumps(fact).encode() + b"\n")
+    except BrokenPipeError:
+        pass  # the daemon is gone; end of file on stdin says so too
+
+
+def processes() -> list[tuple[int, int, int, bytes]]:
+    """(pid, parent, process group, start time) of every process; zombies too."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                    fields = file.read(4096).rpartition(b")")[2].split()
+            except OSError:
+                continue
+            found.append((int(name), int(fields[1]), int(fields[2]), fields[19]))
+    return found
+
+
+def signal_tree(signum: int) -> None:
+    """Sends `signum` once to every descendant.
+
+    Children (zombies too) are unreaped here, so neither their pids nor their groups can be somebody else's by now, and a
+    signal to a group can't be outrun by a fork. Deeper ones are pinned by a pidfd and recognised by their start time.
+    """
+    me, my_group = os.getpid(), os.getpgrp()
+    table = processes()
+    groups = {group for _, parent, group, _ in table if parent == me and group != my_group}
+    for group in groups:
+        send(os.killpg, group, signum)
+    below = {me}
+    grown = True
+    while grown:
+        more = {pid for pid, parent, _, _ in table if parent in below} - below
+        below |= more
+        grown = bool(more)
+    for pid, parent, group, started in table:
+        if pid == me or pid not in below or group in groups:
+            continue
+        if parent == me:
+            send(os.kill, pid, signum)
+        else:
+            signal_same(pid, started, signum)
+
+
+def send(how: Callable[[int, int], None], target: int, signum: int) -> None:
+    try:  # noqa: SIM105  as above
+        how(target, signum)
+    except OSError:
+        pass  # already dead, or it changed its user: what can't be signalled is what the daemon reports as unkillable
+
+
+def signal_same(pid: int, started: bytes, signum: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            if file.read(4096).rpartition(b")")[2].split()[19] == started:
+                signal.pidfd_send_signal(pidfd, signum)
+    except OSError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+class Log:
+    """The worker's log file, bounded. Woken by inotify, so that a quiet worker costs nothing."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        if os.path.exists(path):
+            os.replace(path, path + ".1")  # a start begins with an empty log; the one before stays readable
+        self.path = path
+        self.limit = limit
+        self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.size = 0
+        self.pause_ms = LOOK_MIN_MS
+        self.inotify = libc.inotify_init1(IN_NONBLOCK_CLOEXEC)
+        if self.inotify >= 0:
+            libc.inotify_add_watch(self.inotify, os.fsencode(path), IN_MODIFY)
+
+    def look(self) -> None:
+        """Shortens the log when it is over its limit and sets `pause_ms` by how fast it grows."""
+        size = os.fstat(self.fd).st_size
+        fast = size - self.size > self.limit // 16
+        self.pause_ms = LOOK_MIN_MS if fast else min(self.pause_ms * 2, LOOK_MAX_MS)
+        if size > self.limit:
+            self.keep_last_half(size)
+            size = 0
+        self.size = size
+
+    def keep_last_half(self, size: int) -> None:
+        try:
+            kept = os.open(self.path + ".1", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.sendfile(kept, self.fd, size - self.limit // 2, self.limit // 2)
+            finally:
+                os.close(kept)
+        except OSError:
+            pass  # a full disk is one more reason to truncate
+        os.ftruncate(self.fd, 0)
+
+
+class Shim:
+    """Everything after the launch order was read."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.leader = 0
+        self.stopper = 0
+        self.log = Log(order["log"], order["log_limit"])
+        self.wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self.told_to_end = False
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self.end)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def end(self, *_: object) -> None:
+        self.told_to_end = True
+
+    def start(self, argv: list[str]) -> int:
+        """Runs `argv` in a session of its own and returns its pid. Raises OSError when it can't be executed."""
+        me = os.getpid()
+        verdict, tell = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self.become(argv, me)
+            except OSError as error:
+                os.write(tell, b"%d %b" % (error.errno or errno.EINVAL, os.fsencode(error.filename or "")))
+            finally:
+                os._exit(127)
+        os.close(tell)
+        said = os.read(verdict, 4096)  # end of file: exec closed it
+        os.close(verdict)
+        if said:
+            os.waitpid(pid, 0)
+            code, _, path = said.partition(b" ")
+            raise OSError(int(code), os.strerror(int(code)), os.fsdecode(path))
+        return pid
+
+    def become(self, argv: list[str], parent: int) -> None:
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return  # it died before the kernel could be told to tell us
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)
+        try_write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
+        if self.order["cgroup"]:
+            try_write(self.order["cgroup"] + "/cgroup.procs", b"0")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(self.log.fd, 1)
+        os.dup2(self.log.fd, 2)
+        if self.order["cwd"]:
+            os.chdir(self.order["cwd"])
+        os.execvpe(argv[0], argv, self.order["env"])
+
+    def serve(self) -> None:
+        """Obeys, reaps and bounds the log until the leader ends or everything has to."""
+        poller = select.poll()
+        poller.register(0, select.POLLIN)
+        poller.register(self.wakeup, select.POLLIN)
+        watching = self.log.inotify >= 0
+        if watching:
+            poller.register(self.log.inotify, select.POLLIN)
+        timeout = None if watching else LOOK_MAX_MS
+        while not self.told_to_end and self.reap() and self.leader:
+            ready = {fd for fd, _ in poller.poll(timeout)}
+            if self.wakeup in ready:
+                drain(self.wakeup)
+            if 0 in ready:
+                self.obey(os.read(0, 4096))
+            if self.log.inotify in ready:
+                drain(self.log.inotify)
+                self.log.look()
+                poller.unregister(self.log.inotify)  # not again before the pause is over
+                watching, timeout = False, self.log.pause_ms
+            elif not ready:
+                self.log.look()
+                timeout = self.log.pause_ms
+                if self.log.inotify >= 0 and self.log.pause_ms == LOOK_MAX_MS:
+                    poller.register(self.log.inotify, select.POLLIN)
+                    watching, timeout = True, None
+
+    def obey(self, said: bytes) -> None:
+        if not said or b"kill" in said:
+            self.told_to_end = True
+        elif b"term" in said:
+            self.stopper = 0
+            if self.order["stop_argv"]:
+                try:
+                    self.stopper = self.start(self.order["stop_argv"])
+                except OSError:
+                    self.stopper = 0
+            if not self.stopper:
+                signal_tree(signal.SIGTERM)
+
+    def reap(self) -> bool:
+        """Collects the dead. False when there is no child left, dead or alive: nothing of the tree exists any more."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            code = os.waitstatus_to_exitcode(status)
+            if pid == self.leader:
+                self.leader = 0
+                report(exited=code)
+            elif pid == self.stopper:
+                self.stopper = 0
+                if code != 0 and self.leader:
+                    signal_tree(signal.SIGTERM)  # the stop program failed: ask in the usual way
+
+    def kill_all(self) -> None:
+        """Until nothing is left, which for a process stuck in the kernel can be never."""
+        pause_s = 0.002
+        while self.reap():
+            if self.order["cgroup"]:
+                try_write(self.order["cgroup"] + "/cgroup.kill", b"1")
+            signal_tree(signal.SIGKILL)
+            if select.select([self.wakeup], [], [], pause_s)[0]:
+                drain(self.wakeup)
+            else:
+                pause_s = min(pause_s * 2, 0.25)
+
+
+def try_write(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb", buffering=0) as file:
+            file.write(data)
+    except OSError:
+        pass  # a measure on top of others, not every system has it
+
+
+def drain(fd: int) -> None:
+    try:
+        while os.read(fd, 65536):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def read_order() -> Order | None:
+    """The launch order, or None when the daemon is gone before it has sent all of it."""
+    said = b""
+    while not said.endswith(b"\n"):
+        part = os.read(0, 1 << 20)
+        if not part:
+            return None
+        said += part
+    order: Order = json.loads(said)
+    return order
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    order = read_order()
+    if order is None or os.getppid() != order["parent"]:
+        return
+    try:
+        shim = Shim(order)
+        shim.leader = shim.start(order["argv"])
+    except OSError as error:
+        report(failed=error.errno, text=str(error))
+        return
+    order["env"] = order["env"] if order["stop_argv"] else {}
+    report(pid=shim.leader)
+    shim.serve()
+    shim.kill_all()
+    shim.log.look()
+    report(gone=True)
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)
