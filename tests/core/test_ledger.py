@@ -413,6 +413,20 @@ class LedgerMachine(RuleBasedStateMachine):
         reserved = sum(lease.mib for lease in self.leases(Phase.RESERVED) if lease.device == device)
         assert leased - reserved <= truth.spec.total_mib - truth.spec.margin_mib, "more is leased than there is"
 
+    @rule(device=st.sampled_from([KNOWING, BLIND]), mib=SIZES, end=st.sampled_from(["ready", "crash"]))
+    def whole_start_between_two_readings(self, device, mib, end):
+        who = self.fresh()
+        self.begin(who, device, mib)
+        if not self.ledger.holds(who):
+            return
+        self.truth[device].used[who] = mib
+        self.tick()
+        if end == "ready":
+            self.ledger.settle(who, self.now)
+        else:
+            self.truth[device].ghosts[who] = self.truth[device].used.pop(who)
+            self.ledger.returning(who, self.now)
+
     @precondition(lambda self: self.leases(Phase.STARTING))
     @rule(data=st.data(), part=PARTS)
     def load(self, data, part):
