@@ -52,7 +52,7 @@ class Assembly:
                 self._problem(node, (name,), f"unknown section{suggestion(name, SECTIONS)}")
         server = self._section(ServerConfig, "server")
         limits = self._section(LimitsConfig, "limits")
-        self._check_types_loaded(limits)
+        self._check_types_loaded()
         devices = self._devices()
         own_runtimes_dir = server.runtimes_dir if server else runtimes_dir()
         models = self._models(devices, own_runtimes_dir)
@@ -118,12 +118,12 @@ class Assembly:
             return {}
         return node.entries
 
-    def _check_types_loaded(self, limits: LimitsConfig | None) -> None:
-        for name in limits.max_loaded if limits else ():
-            if name not in DEFAULT_PRIORITY:
-                trail = ("limits", "max_loaded", name)
-                node = find(self.root, trail)[0]
-                self._problem(node, trail, f"no model type{suggestion(name, DEFAULT_PRIORITY)}")
+    def _check_types_loaded(self) -> None:
+        node, trail = find(self.root, ("limits", "max_loaded"))
+        if len(trail) == 2 and isinstance(node, Table):
+            for name, value in node.entries.items():
+                if name not in DEFAULT_PRIORITY:
+                    self._problem(value, (*trail, name), f"no model type{suggestion(name, DEFAULT_PRIORITY)}")
 
     def _devices(self) -> tuple[DeviceConfig, ...] | Literal["auto"]:
         node = self._entry("devices")

@@ -74,13 +74,15 @@ class _KeyConfig(Section):
     name: str = Field(min_length=1, max_length=100)
     key: str | None = None
     key_sha256: str | None = None
-    scopes: tuple[Literal["inference", "admin", "metrics"], ...] = Field(default=("inference",), min_length=1)
+    scopes: tuple[Literal["inference", "admin", "metrics"], ...] = ("inference",)
     expires: str | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> _KeyConfig:
         if (self.key is None) == (self.key_sha256 is None):
             raise ValueError('a key is given by either "key" or "key_sha256"')
+        if not self.scopes:
+            raise ValueError("a key without scopes opens nothing")
         self.digest()
         self.expires_at()
         return self

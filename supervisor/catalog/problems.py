@@ -142,7 +142,9 @@ def _tell(group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: 
         known = fields_at(model, walked[:-1]).keys
         present = find(node, walked[:-1])[0]
         absent = known - set(present.entries) if isinstance(present, Table) else known
-        return Problem(at.place, (*trail, *walked), f"unknown key{suggestion(str(walked[-1]), sorted(absent))}")
+        word = str(walked[-1])
+        hint = suggestion(word, sorted(absent if nearest(word, absent) else known))
+        return Problem(at.place, (*trail, *walked), f"unknown key{hint}")
     value = plain(at)
     own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
     if own:
@@ -158,7 +160,8 @@ def _expected(error: ErrorDetails) -> str:
         return _EXPECTED[kind]
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"{words} {context[name]}"
+        bound = context[name]
+        return f"{words} {int(bound) if bound == int(bound) else bound}"
     if kind in {"literal_error", "enum"}:
         return str(context["expected"]).replace("'", '"')
     if kind == "string_pattern_mismatch":

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+from supervisor.catalog import check_devices
+from supervisor.catalog.sections import LimitsConfig
+from supervisor.core.types import DeviceSpec, Eviction, Footprint, FootprintSource, Limits
+
+TWO = """\
+models:
+  qwen: {cmd: x, insists_on: served}
+  whisper: {cmd: x, type: asr}
+  hidden: {cmd: x, public: false}
+  both: {cmd: x, public: true}
+virtual_models:
+  fast: {model: qwen, enable_thinking: false, description: quick}
+  slow: {model: qwen}
+  both-fast: {model: both}
+  whisper: {model: whisper}
+"""
+
+
+class TestNames:
+    """Virtual models first, then models that none refers to; every name routes."""
+
+    def test_listing(self, folder):
+        listing = folder.load(TWO).listing()
+        assert [entry.name for entry in listing] == ["fast", "slow", "both-fast", "whisper", "both"]
+        assert (listing[0].description, listing[0].model.id) == ("quick", "qwen")
+
+    def test_routes(self, folder):
+        catalog = folder.load(TWO)
+        assert {name: catalog.route(name).model.id for name in ("fast", "qwen", "hidden", "whisper")} == {
+            "fast": "qwen",
+            "qwen": "qwen",
+            "hidden": "hidden",
+            "whisper": "whisper",
+        }
+        assert catalog.route("fast").model is catalog.route("slow").model
+        assert (catalog.route("fst"), catalog.nearest("fst")) == (None, "fast")
+        assert catalog.route("hidden").rewrite.is_identity
+        assert catalog.route("qwen").rewrite.apply(b'{"model":"qwen"}', "/v1/embeddings") == b'{"model":"served"}'
+
+
+class TestSpecs:
+    """What the core learns of a model."""
+
+    def test_spec(self, folder):
+        text = "models: {m: {cmd: x, type: tts, pin: true, target_inflight: 3, devices: [host], estimated_mib: 70}}"
+        catalog = folder.load(text)
+        model = catalog.models["m"]
+        (spec,) = catalog.model_specs({(model.definition, "gpu0"): 42, ("other", "host"): 1})
+        assert (
+            spec.id,
+            spec.type,
+            spec.priority,
+            spec.pin,
+            spec.target_inflight,
+            spec.devices,
+        ) == ("m", "tts", 200, True, 3, ("host",))
+        assert Footprint(70, FootprintSource.COMPUTED, "as told") == spec.footprint
+        assert (spec.need_on("gpu0").mib, spec.need_on("gpu0").source) == (42, FootprintSource.LEARNED)
+        assert spec.need_on("host").mib == 70
+
+    def test_explicit_priority_and_footprint(self, folder):
+        (spec,) = folder.load("models: {m: {cmd: x, priority: 0, vram_mib: 5, estimated_mib: 70}}").model_specs()
+        assert (spec.priority, spec.footprint.mib, spec.footprint.source) == (0, 5, FootprintSource.EXPLICIT)
+
+    def test_definition_follows_what_the_worker_is_and_not_how_it_is_scheduled(self, folder):
+        plain = folder.load("models: {m: {cmd: x}}").models["m"].definition
+        assert plain == folder.load("models: {other: {cmd: x, pin: true, public: false}}").models["other"].definition
+        assert plain != folder.load("models: {m: {cmd: x, n_ctx: 1}}").models["m"].definition
+        assert plain != folder.load("models: {m: {cmd: x, runtime: llama_server}}").models["m"].definition
+
+    def test_limits_are_those_of_the_core(self, folder):
+        assert Limits() == LimitsConfig().limits()
+        assert {field.name for field in fields(Limits)} <= set(LimitsConfig.model_fields)
+        policy = folder.load("limits: {eviction: strict, max_loaded: {llm: 1}}").limits.policy()
+        assert (policy.eviction, policy.max_loaded) == (Eviction.STRICT, {"llm": 1})
+
+
+class TestCheckDevices:
+    """A model that no device can hold is refused at once, unless its size is only a guess."""
+
+    HOST = DeviceSpec("host", total_mib=1000, margin_mib=100)
+    GPU = DeviceSpec("gpu0", total_mib=2000, margin_mib=512)
+
+    def test_too_large(self, folder):
+        catalog = folder.load("models:\n  fits: {cmd: x, vram_mib: 1488}\n  large: {cmd: x, vram_mib: 1489}\n")
+        assert check_devices(catalog, [self.HOST, self.GPU]) == (
+            (
+                "llmux.yaml:3:19 models.large.vram_mib: takes 1489 MiB (explicit: vram_mib of the configuration), "
+                "more than any device it may run on; gpu0 has 1488 MiB after its margin"
+            ),
+        )
+
+    def test_only_where_it_may_run(self, folder):
+        catalog = folder.load("models:\n  m: {cmd: x, estimated_mib: 1000, devices: [host]}\n")
+        (problem,) = check_devices(catalog, [self.HOST, self.GPU])
+        assert problem.startswith("llmux.yaml:2:3 models.m: takes 1000 MiB (computed: as told)")
+        assert (
+            check_devices(catalog, [self.HOST], catalog.model_specs({(catalog.models["m"].definition, "host"): 5}))
+            == ()
+        )
+
+    def test_guesses_refuse_nothing(self, folder):
+        assert check_devices(folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}"), [self.HOST]) == ()
+
+    def test_unknown_device(self, folder):
+        catalog = folder.load("models:\n  m: {cmd: x, devices: [gpu7]}\n")
+        assert (check_devices(catalog, [self.HOST])) == (
+            "llmux.yaml:2:15 models.m.devices: no device gpu7 here; there is: host",
+        )

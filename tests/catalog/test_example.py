@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import supervisor
+from runtimes.registry import REGISTRY
+from supervisor.catalog.document import Layer, Source, parse, plain
+from supervisor.catalog.schema import json_schema
+
+CONFIG = Path(supervisor.__file__).parent.parent / "config"
+EXAMPLE = CONFIG / "llmux.example.yaml"
+_OFF = re.compile(r"^( *)#(?! |-)(?=\S)", re.MULTILINE)
+
+
+def everything_on() -> str:
+    """The example with every commented-out setting taken in."""
+    text = EXAMPLE.read_text()
+    text = text.replace("\ndevices: auto\n", "\n")
+    listed = re.sub(r"^#(?=devices:$)", "", text, flags=re.MULTILINE)
+    lines, within = [], False
+    for line in listed.splitlines():
+        within = line == "devices:" or (within and line.startswith("#"))
+        lines.append(re.sub(r"^#", "", line) if within else line)
+    return _OFF.sub(r"\1", "\n".join(lines))
+
+
+class TestExample:
+    """config/llmux.example.yaml is valid as it is and with every setting on, and has every key there is."""
+
+    def test_as_it_is(self, folder):
+        folder.write(EXAMPLE.read_text())
+        catalog = folder.load(registry=REGISTRY, check_files=False)
+        assert [entry.name for entry in catalog.listing()] == ["qwen3-8b-instruct", "my-server"]
+
+    def test_with_everything_on(self, folder):
+        catalog = folder.load(everything_on(), registry=REGISTRY, check_files=False)
+        assert [device.id for device in catalog.devices] == ["host", "gpu0", None]
+
+    def test_every_key_is_there(self):
+        node, problems = parse(everything_on(), Source(Layer.FILE, "example", CONFIG))
+        assert problems == []
+        data, schema = plain(node), json_schema()
+        definitions = schema["$defs"]
+        shown = {
+            "ServerConfig": set(data["server"]),
+            "LimitsConfig": set(data["limits"]),
+            "DeviceConfig": {key for device in data["devices"] for key in device},
+            "VirtualModelConfig": {key for item in data["virtual_models"].values() for key in item},
+        }
+        all_models = {key for model in data["models"].values() for key in model}
+        shown |= {REGISTRY.get(name).config.__name__: all_models for name in REGISTRY.names()}
+        missing = {
+            f"{name}.{key}"
+            for name, keys in shown.items()
+            for key in definitions[name]["properties"]
+            if key not in keys | {"physical", "params"}
+        }
+        assert set() == missing
+
+    def test_every_key_has_a_purpose(self):
+        undescribed = {
+            f"{name}.{key}"
+            for name, definition in json_schema()["$defs"].items()
+            for key, field in definition.get("properties", {}).items()
+            if "description" not in field and key != "params"
+        }
+        assert set() == undescribed
+
+    def test_schema_file_is_current(self):
+        remedy = "python -m supervisor.catalog.schema > config/llmux.schema.json"
+        assert json_schema() == json.loads((CONFIG / "llmux.schema.json").read_text()), remedy
+
+
+class TestImports:
+    """A start pays only for what it uses."""
+
+    @pytest.mark.parametrize(
+        "module", ["pydantic_settings", "runtimes.command.adapter", "runtimes.llama_server.adapter"]
+    )
+    def test_not_imported(self, module):
+        code = f"import sys, supervisor.catalog, supervisor.catalog.keys; sys.exit({module!r} in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], cwd=CONFIG.parent, check=False).returncode == 0

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+
+import pytest
+
+from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key, refuse_exposed
+from supervisor.catalog.sections import ServerConfig
+from supervisor.errors import ConfigError
+
+PLAIN = "sk-open-webui-0123456789"
+DIGEST = hashlib.sha256(b"another secret").hexdigest()
+
+
+def keyring(folder, text, mode=0o600):
+    path = folder.write(text, "api_keys.yaml")
+    path.chmod(mode)
+    return load_keys(path)
+
+
+class TestAuthenticate:
+    """A credential is a key, or nothing."""
+
+    def test_plain_and_hashed(self, folder):
+        ring = keyring(
+            folder,
+            f"""\
+- name: webui
+  key: {PLAIN}
+- name: ops
+  key_sha256: {DIGEST}
+  scopes: [admin, metrics]
+- {{name: prefixed, key: "sha256:{hashlib.sha256(b"third").hexdigest()}"}}
+""",
+        )
+        assert ("webui", {Scope.INFERENCE}) == (ring.authenticate(PLAIN, 0).name, ring.authenticate(PLAIN, 0).scopes)
+        assert {Scope.ADMIN, Scope.METRICS} == ring.authenticate(b"another secret", 0).scopes
+        assert ring.authenticate("third", 0).name == "prefixed"
+        for stranger in ("", PLAIN[:-1], PLAIN + "x", DIGEST, f"sha256:{DIGEST}", "é", "\udcff", b"\xff"):
+            assert None is ring.authenticate(stranger, 0)
+
+    def test_expiry(self, folder):
+        ring = keyring(folder, f"- {{name: a, key: {PLAIN}, expires: 2030-01-31}}")
+        end = datetime(2030, 1, 31, tzinfo=UTC).timestamp()
+        assert ring.authenticate(PLAIN, end - 1).name == "a"
+        assert None is ring.authenticate(PLAIN, end)
+
+    def test_new_key(self, folder):
+        secret, entry = new_key("ops", [Scope.ADMIN], "2999-01-01T00:00:00Z")
+        assert secret.startswith("sk-llmux-")
+        assert len(secret) - len("sk-llmux-") >= 43
+        assert secret not in str(entry)
+        ring = keyring(folder, f"- {entry}", mode=0o644)
+        assert (ring.authenticate(secret, 0).name, ring.warnings) == ("ops", ())
+        assert secret != new_key("ops")[0]
+
+
+class TestFile:
+    """Read as strictly as the configuration; no secret appears in a problem."""
+
+    @pytest.mark.parametrize("text", ["", "[]", "keys:", "keys: []"])
+    def test_empty(self, folder, text):
+        assert not keyring(folder, text)
+
+    def test_all_problems(self, folder):
+        text = f"""\
+keys:
+  - {{name: a, key: {PLAIN}}}
+  - {{name: a, key: {PLAIN}}}
+  - {{name: b, key: short}}
+  - {{name: c}}
+  - {{name: d, key: 1234567890123456789, scope: [admin]}}
+  - {{name: e, key_sha256: abc}}
+  - {{name: f, key: {PLAIN}x, scopes: [root]}}
+  - {{name: g, key: {PLAIN}y, expires: tomorrow}}
+  - text
+  - {{name: h, key: {PLAIN}z, scopes: []}}
+more: 1
+"""
+        with pytest.raises(ConfigError) as caught:
+            keyring(folder, text)
+        problems = [line.removeprefix(f"{folder.path}/") for line in caught.value.problems]
+        assert problems == [
+            'api_keys.yaml:3:5 keys[1]: a second key named "a"',
+            'api_keys.yaml:3:5 keys[1]: the same key as "a"',
+            "api_keys.yaml:4:5 keys[2]: the key is shorter than 16 characters and could be guessed",
+            'api_keys.yaml:5:5 keys[3]: a key is given by either "key" or "key_sha256"',
+            "api_keys.yaml:6:15 keys[4].key: expected text",
+            'api_keys.yaml:6:41 keys[4].scope: unknown key; did you mean "scopes"?',
+            "api_keys.yaml:7:5 keys[5]: a SHA-256 digest has 64 hexadecimal digits",
+            'api_keys.yaml:8:56 keys[6].scopes[0]: expected "inference", "admin" or "metrics"',
+            (
+                'api_keys.yaml:9:5 keys[7]: "expires" must be a date or time such as 2030-01-31 or '
+                '2030-01-31T12:00:00Z, got "tomorrow"'
+            ),
+            "api_keys.yaml:10:5 keys[8]: expected a mapping",
+            "api_keys.yaml:11:5 keys[9]: a key without scopes opens nothing",
+            'api_keys.yaml:12:1 more: unknown key; there is only "keys"',
+        ]
+        assert PLAIN not in str(caught.value)
+        assert "1234567890123456789" not in str(caught.value)
+
+    def test_readable_by_others(self, folder):
+        assert keyring(folder, f"- {{name: a, key: {PLAIN}}}").warnings == ()
+        (warning,) = keyring(folder, f"- {{name: a, key: {PLAIN}}}", mode=0o640).warnings
+        assert "mode 640" in warning
+        assert "(a)" in warning
+        assert keyring(folder, f"- {{name: a, key_sha256: {DIGEST}}}", mode=0o644).warnings == ()
+
+
+class TestExposure:
+    """Without keys only this machine is served."""
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+    def test_loopback(self, host):
+        assert None is refuse_exposed(ServerConfig(host=host), Keyring())
+
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.example.org"])
+    def test_exposed(self, folder, host):
+        server = ServerConfig(host=host)
+        assert f"server.host is {host}" in refuse_exposed(server, Keyring())
+        assert None is refuse_exposed(server, keyring(folder, f"- {{name: a, key: {PLAIN}}}"))

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supervisor.catalog.rewrite import Rewrite, model_of, open_object
+from supervisor.errors import InvalidRequestError
+
+CHAT = "/v1/chat/completions"
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def applied(rewrite, body, path=CHAT):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return json.loads(rewrite.apply(raw, path))
+
+
+class TestFields:
+    """strip, then defaults, then force; the client beats defaults and force beats the client."""
+
+    def test_order(self):
+        rewrite = Rewrite.compile(
+            strip=["a", "b", "gone"], defaults={"b": "default", "c": "default"}, force={"d": "forced"}
+        )
+        client = {"model": "m", "a": 1, "b": 1, "c": None, "d": 1, "e": 1}
+        assert applied(rewrite, client) == {"model": "m", "b": "default", "c": None, "d": "forced", "e": 1}
+
+    def test_untouched_values_stay_byte_for_byte(self):
+        body = b'{ "model":"m", "n": 1.000e2, "s" : "\\u00e9\\/", "o": { "z" : [ 1 , 2 ] } }'
+        assert (
+            Rewrite.compile(force={"k": 1}).apply(body, CHAT)
+        ) == b'{"model":"m","n":1.000e2,"s":"\\u00e9\\/","o":{ "z" : [ 1 , 2 ] },"k":1}'
+
+    def test_objects_are_replaced_whole(self):
+        rewrite = Rewrite.compile(force={"response_format": {"type": "json_object"}}, defaults={"stop": {"a": 1}})
+        client = {"response_format": {"type": "json_schema", "json_schema": {}}, "stop": {"b": 2}}
+        assert applied(rewrite, client) == {"response_format": {"type": "json_object"}, "stop": {"b": 2}}
+
+    def test_chat_template_kwargs_merge_key_by_key(self):
+        rewrite = Rewrite.compile(
+            defaults={"chat_template_kwargs": {"a": "d", "b": "d"}},
+            force={"chat_template_kwargs": {"c": "f"}},
+            thinking=NO_THINKING,
+        )
+        client = {"chat_template_kwargs": {"a": "c", "c": "c", "enable_thinking": True}}
+        merged = {"a": "c", "b": "d", "c": "f", "enable_thinking": False}
+        assert {"chat_template_kwargs": merged} == applied(rewrite, client)
+        assert (applied(rewrite, {"chat_template_kwargs": None})["chat_template_kwargs"]) == {
+            "a": "d",
+            "b": "d",
+            "c": "f",
+            "enable_thinking": False,
+        }
+
+    def test_merging_into_something_else(self):
+        with pytest.raises(InvalidRequestError, match="must be an object") as caught:
+            applied(Rewrite.compile(thinking=NO_THINKING), {"chat_template_kwargs": "x"})
+        assert caught.value.param == "chat_template_kwargs"
+
+    def test_upstream_model(self):
+        rewrite = Rewrite.compile(upstream_model="/models/x")
+        assert applied(rewrite, {"model": "m", "a": 1}, "/tokenize") == {"model": "/models/x", "a": 1}
+
+
+class TestPaths:
+    """Nothing is applied where it makes no sense."""
+
+    def test_identity(self):
+        assert Rewrite().is_identity
+        assert Rewrite.compile().is_identity
+        assert not Rewrite.compile(strip=["a"]).is_identity
+        body = b"not even JSON"
+        assert body is Rewrite().apply(body, CHAT)
+
+    @pytest.mark.parametrize(
+        ("path", "fields", "prompt"),
+        [
+            (CHAT, True, True),
+            ("/chat/completions", True, True),
+            ("/v1/responses", True, True),
+            ("/v1/messages", True, True),
+            ("/v1/messages/count_tokens", False, True),
+            ("/apply-template", False, True),
+            ("/v1/completions", True, False),
+            ("/v1/embeddings", True, False),
+            ("/v1/audio/speech", True, False),
+            ("/tokenize", False, False),
+            ("/v1/audio/transcriptions", False, False),
+        ],
+    )
+    def test_table(self, path, fields, prompt):
+        assert fields == Rewrite.compile(defaults={"a": 1}).touches(path)
+        for rewrite in (Rewrite.compile(thinking=NO_THINKING), Rewrite.compile(system_prompt_prefix="P")):
+            assert prompt == rewrite.touches(path)
+
+
+class TestSystemPrompt:
+    """The prefix goes before the first system or developer message, or becomes one."""
+
+    PREFIX = Rewrite.compile(system_prompt_prefix='Say "P"')
+
+    @pytest.mark.parametrize(
+        ("messages", "expected"),
+        [
+            ([], [{"role": "system", "content": 'Say "P"'}]),
+            (
+                [{"role": "user", "content": "u"}],
+                [{"role": "system", "content": 'Say "P"'}, {"role": "user", "content": "u"}],
+            ),
+            (
+                [{"role": "user", "content": "u"}, {"content": "é\n", "role": "developer", "name": "n"}],
+                [{"role": "user", "content": "u"}, {"content": 'Say "P"\n\né\n', "role": "developer", "name": "n"}],
+            ),
+            (
+                [{"role": "system", "content": [{"type": "text", "text": "s"}]}],
+                [{"role": "system", "content": [{"type": "text", "text": 'Say "P"'}, {"type": "text", "text": "s"}]}],
+            ),
+            (
+                [{"role": "system", "content": []}],
+                [{"role": "system", "content": [{"type": "text", "text": 'Say "P"'}]}],
+            ),
+            ([{"role": "system"}], [{"role": "system", "content": 'Say "P"'}]),
+            ([{"role": "system", "content": 1}], [{"role": "system", "content": 1}]),
+            (
+                [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}],
+                [{"role": "system", "content": 'Say "P"\n\na'}, {"role": "system", "content": "b"}],
+            ),
+            ("no list", "no list"),
+            ([1], [1]),
+            (None, None),
+        ],
+    )
+    def test_chat(self, messages, expected):
+        assert {"messages": expected} == applied(self.PREFIX, {"messages": messages})
+
+    def test_chat_without_messages(self):
+        assert applied(self.PREFIX, {"a": 1}) == {"a": 1}
+
+    def test_responses(self):
+        assert applied(self.PREFIX, {}, "/v1/responses") == {"instructions": 'Say "P"'}
+        assert applied(self.PREFIX, {"instructions": "i"}, "/v1/responses") == {"instructions": 'Say "P"\n\ni'}
+
+    def test_messages(self):
+        assert applied(self.PREFIX, {"system": None}, "/v1/messages") == {"system": 'Say "P"'}
+        block = {"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}
+        assert {"system": [{"type": "text", "text": 'Say "P"'}, block]} == (
+            applied(self.PREFIX, {"system": [block]}, "/v1/messages")
+        )
+
+    @given(
+        st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": st.text()}))
+    )
+    def test_all_other_messages_stay(self, messages):
+        assert messages == applied(self.PREFIX, {"messages": messages})["messages"][1:]
+
+
+class TestOpening:
+    """Bodies we parse are JSON objects with each key once, or the error says where they aren't."""
+
+    BAD = (
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b'{"model": "m", }', r"not valid JSON: .*byte 15"),
+        (b'{"model": "m"', "not valid JSON: Input data was truncated"),
+        (b"[1]", "must be a JSON object"),
+        (b'{"model": "m", "x": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"model": "m", "model": "n"}', "same key twice"),
+    )
+
+    @pytest.mark.parametrize(("body", "message"), BAD)
+    def test_refused_by_both(self, body, message):
+        with pytest.raises(InvalidRequestError, match=message):
+            open_object(body)
+        with pytest.raises(InvalidRequestError, match=message):
+            model_of(body)
+
+    @pytest.mark.parametrize(
+        ("body", "param", "message"),
+        [
+            (b'{"stream": true}', "model", "is missing"),
+            (b'{"model": 3}', "model", "must be a string"),
+            (b'{"model": null}', "model", "must be a string"),
+            (b'{"model": "m", "stream": "yes"}', "stream", "must be true or false"),
+            (b'{"model": "\xff"}', None, "not valid JSON"),
+            (b'{"model": "m", "a": 1, "a": 1, "model": "m"}', None, "same key twice"),
+        ],
+    )
+    def test_model_of_refuses(self, body, param, message):
+        with pytest.raises(InvalidRequestError, match=message) as caught:
+            model_of(body)
+        assert param == caught.value.param
+
+    @pytest.mark.parametrize(
+        ("body", "expected"),
+        [
+            (b'{"model": "m"}', ("m", False)),
+            (b'{"stream": true, "model": "m\\u00e9"}', ("mé", True)),
+            (b'{"stream": null, "model": "m"}', ("m", False)),
+            (b'{"metadata": {"model": "x"}, "model": "m"}', ("m", False)),
+            (b'{"a": "' + b"x" * 100_000 + b'", "model": "m"}', ("m", False)),
+        ],
+    )
+    def test_model_of(self, body, expected):
+        assert expected == model_of(body)
+
+    def test_large_bodies_are_looked_at_for_duplicates_too(self):
+        with pytest.raises(InvalidRequestError, match="same key twice"):
+            model_of(b'{"model": "m", "a": "' + b"x" * 100_000 + b'", "a": 1}')
+
+    JSON = st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=8,
+    )
+
+    @given(
+        st.lists(st.tuples(st.text(max_size=2), JSON), max_size=5),
+        st.sampled_from([None, 1, 3]),
+        st.booleans(),
+    )
+    def test_duplicates_are_found_whatever_the_layout(self, pairs, indent, ascii_only):
+        inner = ",".join(
+            f" {json.dumps(key, ensure_ascii=ascii_only)} :\n{json.dumps(value, indent=indent, ensure_ascii=ascii_only)}\t"
+            for key, value in pairs
+        )
+        body = f" {{{inner}}} ".encode()
+        if len({key for key, _ in pairs}) == len(pairs):
+            assert [key for key, _ in pairs] == list(open_object(body))
+        else:
+            with pytest.raises(InvalidRequestError, match="same key twice"):
+                open_object(body)
