@@ -194,14 +194,14 @@ def _compute_bytes(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> i
         metadata.number("ssm.inner_size") * 2,
     )
     attention = width + 2 * heads * metadata.number("attention.key_length", width // heads)
-    activations = 4 * batch * (4 * width + max(2 * inner, attention))
     outputs = batch if serves(config) != "text" else config.parallel
     logits = 4 * outputs * (metadata.vocabulary if serves(config) == "text" else width)
     cells = _context(config, metadata)
-    if config.flash_attn == "off":
-        scores = batch * cells * (4 * heads + 4)
-        return activations + logits + scores + batch * cells * 4
-    return activations + logits + 2 * batch * cells
+    flash = config.flash_attn != "off"
+    mask = batch * cells * (2 if flash else 4)
+    scores = 0 if flash else 4 * batch * cells * heads
+    # one allocation is reused by all blocks: it holds the residual beside the larger of the two halves of a block
+    return mask + 4 * batch * 4 * width + max(4 * batch * 3 * inner, 4 * batch * attention + scores) + logits
 
 
 def _projector_bytes(path: Path) -> int:

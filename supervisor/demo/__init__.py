@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -13,27 +14,30 @@ from supervisor.demo import tiny
 CONFIG_NAME: Final = "llmux.yaml"
 
 MODELS: Final = {
-    "tiny-chat.gguf": tiny.Tiny(name="tiny-chat"),
-    "tiny-other.gguf": tiny.Tiny(name="tiny-other", answer="Greetings from the other tiny model", seed=1),
-    "tiny-embed.gguf": tiny.Tiny(name="tiny-embed", seed=2),
+    "chat": tiny.Tiny(name="tiny-chat"),
+    "other": tiny.Tiny(name="tiny-other", answer="Greetings from the other tiny model", seed=1),
+    "embed": tiny.Tiny(name="tiny-embed", seed=2),
 }
 
 _CONFIG: Final = """\
 # Written by `llmux serve --demo`, and again at each start: copy it to keep changes.
 models:
   tiny-chat:
-    path: {folder}/tiny-chat.gguf
+    path: {chat}
     runtime: llama_server
+    program: embedded
     n_ctx: 4096
     threads: 1
   tiny-other:
-    path: {folder}/tiny-other.gguf
+    path: {other}
     runtime: llama_server
+    program: embedded
     n_ctx: 4096
     threads: 1
   tiny-embed-model:
-    path: {folder}/tiny-embed.gguf
+    path: {embed}
     runtime: llama_server
+    program: embedded
     type: embedding
     n_ctx: 2048
     threads: 1
@@ -67,8 +71,11 @@ def write_demo(folder: Path) -> Path:
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, model in MODELS.items():
-        tiny.write(folder / name, model)
+    paths = {}
+    for key, model in MODELS.items():
+        path = folder / f"{model.name}.gguf"
+        tiny.write(path, model)
+        paths[key] = json.dumps(str(path))  # a JSON string is a YAML string, whatever is in it
     config = folder / CONFIG_NAME
-    config.write_text(_CONFIG.format(folder=folder), encoding="utf-8")
+    config.write_text(_CONFIG.format(**paths), encoding="utf-8")
     return config

@@ -1,0 +1,157 @@
+"""One subject of the contract for each runtime: how to configure it for a good model and for a broken one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
+from runtimes.registry import REGISTRY, AnyAdapter
+from tests import tiny
+
+FAKE = Path(__file__).parents[1] / "fake_worker.py"
+BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A runtime as its users configure it. `broken` are keys that make a start fail; `complaint` is in its log then."""
+
+    name: str
+    adapter: AnyAdapter
+    keys: dict[str, object]
+    broken: dict[str, object]
+    complaint: str
+    guarded: tuple[str, ...] = ("/v1/chat/completions",)  # refused without the key
+
+    def config(self, **keys: object):
+        return self.adapter.config(runtime=self.adapter.name, **{**self.keys, **keys})
+
+
+@dataclass
+class Worker:
+    spec: LaunchSpec
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.spec.host}:{self.spec.port}"
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": self.spec.auth} if self.spec.auth else {}
+
+    def post(self, path: str, body: object, **headers: str) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, headers=headers or self.headers(), timeout=30, trust_env=False)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, headers=self.headers(), timeout=30, trust_env=False)
+
+    def wait_ready(self) -> Worker:
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                if self.get(self.spec.health.path).is_success:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.01)
+        raise AssertionError(f"not ready after {READY_S} s:\n{self.log.read_text()}")
+
+
+def llama(program: str) -> Subject:
+    keys: dict[str, object] = {"path": str(tiny.model()), "n_ctx": 2048, "threads": 1}
+    if program == "embedded":
+        tiny.runtimes_dir()
+        keys |= {"program": "embedded"}
+    elif (binary := tiny.llama_server()) is None:
+        pytest.skip("there is no llama-server here; tests/build_llama_server.py builds one")
+    else:
+        keys |= {"binary": str(binary)}
+    return Subject(
+        name=program,
+        adapter=REGISTRY.get("llama_server"),
+        keys=keys,
+        broken={"path": str(FAKE)},
+        complaint="exiting due to model loading error",
+        guarded=("/v1/chat/completions", "/v1/embeddings", "/completion", "/props", "/slots"),
+    )
+
+
+def fake() -> Subject:
+    words = [sys.executable, "-I", "-S", str(FAKE), "--host", "${host}", "--port", "${port}", "--name", "${model}"]
+    return Subject(
+        name="command",
+        adapter=REGISTRY.get("command"),
+        keys={"cmd": [*words, "--key-env", "LLMUX_WORKER_KEY"], "auth": "bearer"},
+        broken={"cmd": [*words, "--exit-code", "1", "--log-text", "no such model"]},
+        complaint="no such model",
+    )
+
+
+@pytest.fixture(scope="session", params=["embedded", pytest.param("binary", marks=pytest.mark.binary), "command"])
+def subject(request) -> Subject:
+    """Every runtime in turn."""
+    return fake() if request.param == "command" else llama(request.param)
+
+
+@pytest.fixture(scope="session", params=["embedded", pytest.param("binary", marks=pytest.mark.binary)])
+def llama_server(request) -> Subject:
+    """Both programs of the llama_server runtime in turn."""
+    return llama(request.param)
+
+
+@pytest.fixture
+def context() -> LaunchContext:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return LaunchContext(
+        model="the-model",
+        host="127.0.0.1",
+        port=port,
+        key=secrets.token_hex(32),
+        device=DeviceAssignment("host", "host"),
+        runtimes_dir=tiny.CACHE / "runtimes",
+    )
+
+
+Start = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(context, tmp_path) -> Iterator[Start]:
+    """Start a worker of a subject from its launch spec alone; killed at the end."""
+    workers: list[Worker] = []
+
+    def spawn(subject: Subject, **keys: object) -> Worker:
+        spec = subject.adapter.launch(subject.config(**keys), context)
+        log = tmp_path / "worker.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                spec.argv,
+                env={**BASE_ENVIRONMENT, **spec.env},
+                cwd=spec.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        workers.append(Worker(spec, process, log))
+        return workers[-1]
+
+    yield spawn
+    for worker in workers:
+        worker.process.kill()
+        worker.process.wait()

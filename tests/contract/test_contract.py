@@ -1,0 +1,123 @@
+"""What every runtime promises (runtimes/base.py), checked on real processes started from nothing but the launch spec."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+
+from runtimes.base import Endpoint
+
+CHAT = {"model": "the-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}
+
+
+class TestLaunchSpec:
+    """A launch spec is complete, and keeps its secret."""
+
+    def test_a_good_configuration_has_no_problems(self, subject, context):
+        assert subject.adapter.check(subject.config(), runtimes_dir=context.runtimes_dir) == ()
+
+    def test_the_program_exists(self, subject, context):
+        program = Path(subject.adapter.launch(subject.config(), context).argv[0])
+        assert program.is_absolute()
+        assert os.access(program, os.X_OK)
+
+    def test_the_key_is_in_the_environment_and_the_header_but_never_in_argv(self, subject, context):
+        spec = subject.adapter.launch(subject.config(), context)
+        assert context.key not in " ".join(spec.argv)
+        assert context.key in spec.env.values()
+        assert spec.auth == f"Bearer {context.key}"
+
+    def test_it_listens_where_the_supervisor_said(self, subject, context):
+        spec = subject.adapter.launch(subject.config(), context)
+        assert (spec.host, spec.port) == (context.host, context.port)
+        assert str(context.port) in " ".join(spec.argv)
+
+    def test_on_the_host_it_sees_no_gpu(self, subject, context):
+        assert subject.adapter.launch(subject.config(), context).env["CUDA_VISIBLE_DEVICES"] == ""
+
+    def test_launching_twice_gives_the_same(self, subject, context):
+        first, second = (subject.adapter.launch(subject.config(), context) for _ in range(2))
+        assert first == second
+
+    def test_what_it_serves_is_exact_paths(self, subject):
+        endpoints = subject.adapter.endpoints(subject.config())
+        assert Endpoint("/v1/chat/completions") in endpoints
+        for endpoint in endpoints:
+            assert endpoint.path.startswith("/")
+            assert not set(endpoint.path) & set("*{}?#")
+
+    def test_it_never_offers_what_is_the_supervisors(self, subject):
+        offered = {(endpoint.method, endpoint.path) for endpoint in subject.adapter.endpoints(subject.config())}
+        for path in ("/models/load", "/models/unload", "/metrics", "/props", "/lora-adapters", "/v1/models", "/health"):
+            assert ("POST", path) not in offered
+        assert not {("GET", "/metrics"), ("GET", "/health"), ("GET", "/v1/models")} & offered
+
+    def test_settings_that_only_the_supervisor_uses_dont_change_the_memory_definition(self, subject):
+        plain = subject.adapter.memory_definition(subject.config())
+        assert plain == subject.adapter.memory_definition(subject.config(priority=7, pin=True, target_inflight=3))
+        assert plain != subject.adapter.memory_definition(subject.config(env={"A": "1"}))
+
+
+class TestWorker:
+    """A worker serves, guards itself, and ends when it is told to."""
+
+    def test_answers_in_json(self, subject, start):
+        answer = start(subject).wait_ready().post("/v1/chat/completions", CHAT)
+        assert answer.status_code == 200
+        (choice,) = answer.json()["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"].startswith("Hello from a")
+
+    def test_answers_as_a_stream(self, subject, start):
+        worker = start(subject).wait_ready()
+        body = {**CHAT, "stream": True}
+        with httpx.stream(
+            "POST",
+            worker.url + "/v1/chat/completions",
+            json=body,
+            headers=worker.headers(),
+            timeout=30,
+            trust_env=False,
+        ) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            events = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1] if json.loads(event)["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas).startswith("Hello from a")
+
+    def test_refuses_requests_without_its_key(self, subject, start):
+        worker = start(subject).wait_ready()
+        for path in subject.guarded:
+            assert worker.post(path, CHAT, Authorization="Bearer wrong").status_code == 401
+            assert worker.post(path, CHAT, Accept="*/*").status_code == 401
+
+    def test_ends_on_sigterm(self, subject, start):
+        worker = start(subject).wait_ready()
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(10) in (0, -signal.SIGTERM)
+
+    def test_ends_on_sigterm_while_it_starts(self, subject, start):
+        worker = start(subject)
+        deadline = time.monotonic() + 30
+        while not worker.log.read_bytes() and time.monotonic() < deadline:  # the program runs, whatever it is doing
+            time.sleep(0.001)
+        worker.process.send_signal(signal.SIGTERM)
+        worker.process.wait(10)
+
+    def test_a_model_that_cant_be_loaded_ends_it_with_a_telling_log(self, subject, start):
+        worker = start(subject, **subject.broken)
+        assert worker.process.wait(30) == 1
+        assert subject.complaint in worker.log.read_text()
+
+    def test_a_taken_port_ends_it_with_a_telling_log(self, subject, start):
+        first = start(subject).wait_ready()
+        first_log = first.log.read_text()
+        second = start(subject)
+        assert second.process.wait(30) == 1
+        assert "couldn't bind HTTP server socket" in second.log.read_text()
+        assert first.get("/health").is_success, first_log
