@@ -171,7 +171,7 @@ class Engine:
             case Dispatch():
                 self._dispatch(effect)
             case Decided(kind, model, reason):
-                log.info("decision." + kind, model=model, reason=reason)
+                log.info(f"decision.{kind}", model=model, reason=reason)
             case Reject():
                 self._reject(effect)
             case StartWorker():
@@ -185,7 +185,7 @@ class Engine:
                     self._spawn(self._learn(definition, self._device_keys.get(device, device), mib))
                 log.info("footprint.learned", model=model, device=device, mib=mib)
             case Alert(code, message, device, model):
-                log.warning("alert." + code, message=message, device=device, model=model)
+                log.warning(f"alert.{code}", message=message, device=device, model=model)
             case _:
                 assert_never(effect)
 
@@ -275,7 +275,7 @@ class Engine:
         self.post(UnloadAsked(model, force))
         while True:
             record = self.journal.scheduler.world.records.get(model)
-            if record is None or not record.has_worker or record.stop_reason is None and record.state is State.READY:
+            if record is None or not record.has_worker or (record.stop_reason is None and record.state is State.READY):
                 return
             await self._changed.wait()
 

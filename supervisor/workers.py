@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import os
 import re
 import secrets
@@ -82,7 +81,9 @@ class Surroundings:
 class Workers:
     """All workers, by model and generation. `catalog` may be replaced; running workers keep what they were started with."""
 
-    def __init__(self, surroundings: Surroundings, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig) -> None:
+    def __init__(
+        self, surroundings: Surroundings, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig
+    ) -> None:
         self.models = models
         self.limits = limits
         self._surroundings = surroundings
@@ -312,7 +313,9 @@ class Worker:
         base = f"http://{launch.host}:{launch.port}"
         readiness, liveness = Readiness(), Liveness()
         looked = upstream.loop.time()
-        for turn in itertools.count(1):
+        turn = 0
+        while True:
+            turn += 1
             await asyncio.sleep(READINESS_INTERVAL_S)
             probe = await self._around.prober.check(base, launch.health.path, {}, READINESS_TIMEOUT_S)
             if readiness.observe(probe):
@@ -329,14 +332,15 @@ class Worker:
             looked = upstream.loop.time()
             if liveness.observe(probe, bytes_flowed=flowed):
                 return Crash(CrashClass.UNRESPONSIVE, f"its health check failed too often: {probe.detail}")
-        raise AssertionError("unreachable")
 
     async def _check_port(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
         """Does everything that listens on its port belong to its tree?"""
         ownership = await asyncio.to_thread(lambda: owner_check(launch.port, process.pids()))
-        if ownership.ok:
+        if ownership.ours:
             return None
-        return Crash(CrashClass.PORT, f"port {launch.port}: {ownership.detail}")
+        return Crash(
+            CrashClass.PORT, f"who listens on port {launch.port} is not only the worker ({ownership.ownership})"
+        )
 
 
 def log_path(log_dir: Path, model: ModelId) -> Path:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import structlog
 import uvicorn
@@ -39,6 +39,7 @@ log = structlog.get_logger("llmux.daemon")
 
 BACKLOG = 2048
 WORKER_HOST = "127.0.0.1"
+LOGS = "logs"
 
 OnListening = Callable[[str, int], None]
 
@@ -63,14 +64,12 @@ def run(catalog: Catalog, *, on_listening: OnListening) -> None:
     for warning in keyring.warnings:
         log.warning("keys.exposed", message=warning)
     state_dir = catalog.server.state_dir
-    state_dir.mkdir(parents=True, exist_ok=True)
-    instance = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]
-    with InstanceLock(state_dir):
-        for reaped in reap_leftovers(instance):
-            log.warning("orphan.reaped", pid=reaped.pid, worker=reaped.worker)
+    with InstanceLock(state_dir) as lock:
+        for reaped in reap_leftovers(lock.instance_id, logs=state_dir / LOGS):
+            log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         become_subreaper()
         with contextlib.closing(listen(catalog.server)) as listener:
-            uvloop.run(_serve(catalog, keyring, instance, listener, on_listening))
+            uvloop.run(_serve(catalog, keyring, lock.instance_id, listener, on_listening))
 
 
 async def _serve(
@@ -107,7 +106,7 @@ async def _assemble(
     problems = check_devices(catalog, specs, models)
     if problems:
         raise ConfigError(problems)
-    log_dir = server.state_dir / "logs"
+    log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
     surroundings = Surroundings(
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
@@ -186,8 +185,8 @@ def listen(server: ServerConfig) -> socket.socket:
     return listener
 
 
-def _wanted(devices: Sequence[DeviceConfig] | str) -> str | list[Wanted]:
-    if isinstance(devices, str):
+def _wanted(devices: Sequence[DeviceConfig] | Literal["auto"]) -> Literal["auto"] | list[Wanted]:
+    if devices == "auto":
         return "auto"
     return [
         HostWanted(device.budget_mib, device.margin_mib)
@@ -195,5 +194,3 @@ def _wanted(devices: Sequence[DeviceConfig] | str) -> str | list[Wanted]:
         else GpuWanted(device.index, device.uuid, device.margin_mib)
         for device in devices
     ]
-
-

@@ -29,7 +29,9 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
             logger_factory=structlog.PrintLoggerFactory(sys.stderr),
             cache_logger_on_first_use=True,
         )
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(name)s %(message)s"
+    )
 
 
 def _dumps(event: object, **_ignored: object) -> bytes:

@@ -48,13 +48,21 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--config", type=click.Path(path_type=Path), help="Configuration file. Default: the first of the usual places.")
-@click.option("--demo", is_flag=True, help="Serve tiny scripted models; installs the embedded llama.cpp runtime if needed.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Configuration file. Default: the first of the usual places."
+)
+@click.option(
+    "--demo", is_flag=True, help="Serve tiny scripted models; installs the embedded llama.cpp runtime if needed."
+)
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any that is free.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Where learned footprints and logs are kept.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least severe events to log.")
-@click.option("--log-format", type=click.Choice(["auto", "console", "json"]), help="auto: console on a terminal, else JSON.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least severe events to log."
+)
+@click.option(
+    "--log-format", type=click.Choice(["auto", "console", "json"]), help="auto: console on a terminal, else JSON."
+)
 def serve(
     config: Path | None,
     demo: bool,
@@ -83,7 +91,9 @@ def serve(
 def daemon_options(command: Callable[..., None]) -> Callable[..., None]:
     """`--url`, `--key`, `--json` for commands that ask a running daemon."""
     command = click.option("--json", "as_json", is_flag=True, help="Print the daemon's JSON instead.")(command)
-    command = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(command)
+    command = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
+        command
+    )
     return click.option(
         "--url", envvar="LLMUX_URL", default="http://127.0.0.1:8081", show_default=True, help="The daemon. [$LLMUX_URL]"
     )(command)

@@ -19,7 +19,9 @@ DEMO_RUNTIME = "llama_server"
 def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool) -> None:
     """Run until a signal. Without any configuration it serves the demo, and says so."""
     if not demo and config is None and find_config() is None:
-        click.echo("No configuration found: serving the demo. Write your own: config/llmux.example.yaml explains every key.")
+        click.echo(
+            "No configuration found: serving the demo. Write your own: config/llmux.example.yaml explains every key."
+        )
         demo = True
     if demo:
         named = flags.get("server.state_dir")
@@ -53,7 +55,8 @@ def welcome(catalog: Catalog, url: str, keys: int) -> str:
         "",
         "Open WebUI (Admin Settings > Connections > OpenAI API):",
         f"  URL: {url}/v1",
-        "  Key: " + ("one from your api_keys.yaml" if keys else "anything (no keys are configured: only this machine gets in)"),
+        "  Key: "
+        + ("one from your api_keys.yaml" if keys else "anything (no keys are configured: only this machine gets in)"),
         "",
         f"Models:  {', '.join(entry.name for entry in listing)}",
         f"State:   {catalog.server.state_dir}",
@@ -62,5 +65,3 @@ def welcome(catalog: Catalog, url: str, keys: int) -> str:
         "",
     ]
     return "\n".join(lines)
-
-

@@ -84,7 +84,7 @@ def _order(world: World) -> list[ModelId]:
 
 def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None:
     demand = _demand(world, record)
-    answer = plan(demand, _snapshot(world, turn, record, round_))
+    answer = plan(demand, _snapshot(world, turn, round_))
     only_restore = record.restore and record.asked_at is None and world.queue.count(record.id) == 0
     if only_restore and not isinstance(answer, Admit):
         record.restore = isinstance(answer, Wait)  # nothing is evicted, and nobody waits, for a model nobody asks for
@@ -169,7 +169,7 @@ def _demand(world: World, record: Record) -> Demand:
     return Demand(record.id, spec.type, spec.priority, options)
 
 
-def _snapshot(world: World, turn: Turn, wanted: Record, round_: _Round) -> Snapshot:
+def _snapshot(world: World, turn: Turn, round_: _Round) -> Snapshot:
     residents: list[Resident] = []
     freed: dict[DeviceId, int] = {}
     loading: dict[DeviceId, ModelId] = {}

@@ -38,6 +38,8 @@ OUT_OF_MEMORY_EXTRA = 1.25
 
 Holder = tuple[ModelId, Generation]
 
+NEVER_STARTED = Generation(0)
+
 
 @dataclass(slots=True)
 class Turn:
@@ -59,7 +61,7 @@ class Record:
 
     spec: ModelSpec
     life: Lifecycle
-    generation: Generation = Generation(0)
+    generation: Generation = NEVER_STARTED
     device: DeviceId | None = None
     answering: bool = False  # readiness: False holds new requests back
     in_flight: dict[TicketId, None] = field(default_factory=dict)
@@ -155,7 +157,7 @@ class World:
             self.assign(turn, record, waiting.ticket)
 
     def assign(self, turn: Turn, record: Record, ticket: TicketId) -> None:
-        """This ticket goes to the worker now."""
+        """Give the worker this ticket now."""
         record.in_flight[ticket] = None
         record.last_used = turn.now
         self.tickets[ticket] = record.id

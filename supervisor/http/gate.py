@@ -47,7 +47,9 @@ def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         elif name == b"x-api-key":
             found.add(value.strip())
     if len(found) > 1:
-        raise InvalidRequestError("The request carries two different credentials; send one.", code="conflicting_credentials")
+        raise InvalidRequestError(
+            "The request carries two different credentials; send one.", code="conflicting_credentials"
+        )
     return found.pop() if found else None
 
 
@@ -102,7 +104,8 @@ class Gate:
                 host = _host_name(value.decode("latin-1"))
                 if not (host in self._hosts or _is_address(host) or "*" in self._hosts):
                     raise ForbiddenError(
-                        f"The host {host!r} is not served here; add it to server.allowed_hosts.", code="host_not_allowed"
+                        f"The host {host!r} is not served here; add it to server.allowed_hosts.",
+                        code="host_not_allowed",
                     )
 
     def _check_origin(self, headers: list[tuple[bytes, bytes]]) -> None:
@@ -111,7 +114,8 @@ class Gate:
                 origin = value.decode("latin-1").lower().rstrip("/")
                 if not self._is_allowed(origin):
                     raise ForbiddenError(
-                        f"The origin {origin!r} may not call this; add it to server.allowed_origins.", code="origin_not_allowed"
+                        f"The origin {origin!r} may not call this; add it to server.allowed_origins.",
+                        code="origin_not_allowed",
                     )
 
 

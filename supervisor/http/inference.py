@@ -146,7 +146,9 @@ class Inference:
         if content_type[:10].lower() == b"multipart/":
             name = await model_of_multipart(body, content_type)
             if name is None:
-                raise InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
+                raise InvalidRequestError(
+                    "The form has no field `model`; GET /v1/models lists the choice.", param="model"
+                )
             return name, False, False
         fallback = self._fallback(scope)
         if not body and fallback is not None:
@@ -179,7 +181,11 @@ class Inference:
         endpoint = self._table[scope["method"], path].get(route.model.id)
         if endpoint is None:
             kind, runtime = route.model.config.type, route.model.config.runtime
-            others = [listing.name for listing in self._catalog.listing() if listing.model.id in self._table[scope["method"], path]]
+            others = [
+                listing.name
+                for listing in self._catalog.listing()
+                if listing.model.id in self._table[scope["method"], path]
+            ]
             hint = f" Models that do: {', '.join(others[:5])}." if others else ""
             raise InvalidRequestError(
                 f"{name} ({kind}, {runtime}) does not serve {path}.{hint}", code="endpoint_not_supported", param="model"

@@ -18,7 +18,13 @@ def routes(context: Context) -> list[Route]:
 
     def view(listing: Listing) -> Json:
         config = listing.model.config
-        about: Json = {"id": listing.name, "object": "model", "created": created, "owned_by": "llmux", "name": listing.name}
+        about: Json = {
+            "id": listing.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "llmux",
+            "name": listing.name,
+        }
         about |= {"type": config.type, "runtime": config.runtime}
         return about if listing.description is None else about | {"description": listing.description}
 
