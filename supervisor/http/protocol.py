@@ -169,7 +169,7 @@ class GuardedProtocol(HttpToolsProtocol):
         hosts = framings = 0
         size = len(self.url)
         for name, value in self.headers:
-            size += len(name) + len(value)
+            size += len(name) + len(value) + 4
             if name == b"host":
                 hosts += 1
             elif name == b"content-length":
@@ -230,24 +230,23 @@ class GuardedProtocol(HttpToolsProtocol):
             raise
         except Exception:
             self.logger.exception("http.application_failed")
-            if cycle.response_started:
-                self.transport.close()
-            else:
-                await _send_internal_error(cycle)
+            await self._give_up(cycle)
         else:
             if not cycle.response_complete and not cycle.disconnected:
                 self.logger.error("http.response_incomplete")
-                self.transport.close()
+                await self._give_up(cycle)
         finally:
             cycle.on_response = _nothing  # breaks a reference cycle
 
-
-async def _send_internal_error(cycle: RequestResponseCycle) -> None:
-    error = LlmuxError("An internal error occurred; the daemon's log has the details.")
-    body = error_body(error)
-    headers = [*error_headers(error, body), (b"connection", b"close")]
-    await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
+    async def _give_up(self, cycle: RequestResponseCycle) -> None:
+        if cycle.response_started:
+            self.transport.close()
+            return
+        error = LlmuxError("An internal error occurred; the daemon's log has the details.")
+        body = error_body(error)
+        headers = [*error_headers(error, body), (b"connection", b"close")]
+        await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _headers_too_large() -> HeadersTooLargeError:

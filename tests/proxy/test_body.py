@@ -1,0 +1,157 @@
+"""Reading bodies within limits, the model in a form, keepalive comments. About 1 s."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from supervisor.departure import ClientGoneError, UntilGone
+from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
+from supervisor.http.body import model_of_multipart, read_body
+from supervisor.http.sse import Keepalive
+
+FORM = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+FILE = b'--X\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n%s\r\n'
+TYPE = b'multipart/form-data; boundary="X"'
+
+
+def receiving(*pieces: bytes):
+    """An ASGI receive that brings these pieces, then a disconnect."""
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": n + 1 < len(pieces)} for n, piece in enumerate(pieces)
+    ]
+    left = iter([*messages, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(left)
+
+    return receive
+
+
+class TestReadBody:
+    """Whole, and never more than allowed."""
+
+    async def test_whole(self):
+        assert await read_body({"headers": []}, receiving(b""), 10) == b""
+        assert await read_body({"headers": []}, receiving(b"ab"), 2) == b"ab"
+        assert await read_body({"headers": []}, receiving(b"ab", b"", b"c"), 3) == b"abc"
+
+    async def test_limit(self):
+        with pytest.raises(TooLargeError):
+            await read_body({"headers": [(b"content-length", b"11")]}, receiving(), 10)
+        for pieces in ((b"abc",), (b"ab", b"c"), (b"ab", b"c", b"d")):
+            with pytest.raises(TooLargeError):
+                await read_body({"headers": []}, receiving(*pieces), 2)
+
+    async def test_client_gone(self):
+        with pytest.raises(ClientGoneError):
+            await read_body({"headers": []}, receiving(), 10)
+
+
+class TestModelOfMultipart:
+    """One short field is found wherever it stands; nothing else is decoded."""
+
+    @pytest.mark.parametrize("audio", [b"\0\xff\r\n--Y", bytes(3_000_000), b"\r\n--X-" * 300_000])
+    @pytest.mark.parametrize("first", [True, False])
+    async def test_found(self, audio, first):
+        parts = [FORM % (b"model", b"whisper"), FILE % audio, FORM % (b"language", b"de")]
+        body = b"".join(parts if first else parts[::-1]) + b"--X--\r\n"
+        assert await model_of_multipart(body, TYPE) == "whisper"
+        assert await model_of_multipart(bytearray(body), TYPE) == "whisper"
+
+    async def test_absent(self):
+        assert await model_of_multipart(FILE % b"model" + b"--X--\r\n", TYPE) is None
+
+    @pytest.mark.parametrize(
+        ("body", "content_type"),
+        [
+            (b"", b"multipart/form-data"),
+            (b"no form at all", TYPE),
+            (FORM % (b"x", b"1") * 100 + b"--X--\r\n", TYPE),
+            (FORM % (b"model", b"a") * 2 + b"--X--\r\n", TYPE),
+            (FORM % (b"model", b"a" * 1000) + b"--X--\r\n", TYPE),
+            (FORM % (b"model", b"\xff") + b"--X--\r\n", TYPE),
+            (b"--X\r\n" + b"A: b\r\n" * 1000 + b"\r\n\r\n--X--\r\n", TYPE),
+            (b"", b"multipart/form-data; boundary=" + b"b" * 1000),
+        ],
+        ids=["no boundary", "no form", "many parts", "twice", "long", "not utf-8", "many headers", "long boundary"],
+    )
+    async def test_refused(self, body, content_type):
+        with pytest.raises(InvalidRequestError):
+            await model_of_multipart(body, content_type)
+
+
+class TestKeepalive:
+    """Comments only when the wait is long, and never two heads."""
+
+    async def test_short_wait_sends_nothing(self):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        async with Keepalive(send, [], interval_s=5) as keepalive:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not keepalive.started
+        assert not sent
+
+    async def test_long_wait_and_failure(self):
+        sent = []
+        enough = asyncio.Event()
+
+        async def send(message):
+            sent.append(message)
+            if len(sent) == 4:
+                enough.set()
+
+        async with Keepalive(send, [(b"x-request-id", b"r")], interval_s=0.02) as keepalive:
+            await enough.wait()
+        assert keepalive.started
+        count = len(sent)
+        await asyncio.sleep(0.06)
+        assert len(sent) == count, "silent again after the block"
+        assert sent[0]["status"] == 200
+        assert (b"x-request-id", b"r") in sent[0]["headers"]
+        assert {message["body"] for message in sent[1:]} == {b": keepalive\n\n"}
+        await keepalive.fail(UnavailableError("no memory"))
+        assert sent[-1]["body"].startswith(b'data: {"error":{"message":"no memory"')
+        assert sent[-1]["more_body"] is False
+
+    async def test_blocked_head_is_not_counted_as_sent(self):
+        async def send(message):
+            await asyncio.Event().wait()
+
+        async with Keepalive(send, [], interval_s=0.01) as keepalive:
+            await asyncio.sleep(0.05)
+        assert not keepalive.started
+
+
+class TestUntilGone:
+    """Only what the client's leaving cancelled becomes ClientGoneError."""
+
+    async def test_cancels_what_is_awaited(self):
+        with pytest.raises(ClientGoneError), UntilGone({}, receiving()):
+            await asyncio.Event().wait()
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    async def test_foreign_cancellation_stays_one(self):
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def body():
+            with UntilGone({}, receive):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def test_errors_pass(self):
+        with pytest.raises(KeyError), UntilGone({}, receiving(b"")):
+            raise KeyError

@@ -1,0 +1,226 @@
+"""Both ends of the proxy, scripted byte by byte: a worker that does what a test tells it, and the front with our protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from supervisor.departure import Receive, Scope, Send, UntilGone
+from supervisor.envelope import error_body, error_headers
+from supervisor.errors import LlmuxError
+from supervisor.http.body import read_body
+from supervisor.http.protocol import GuardedProtocol
+from supervisor.io.upstream import UpstreamPool
+from supervisor.proxy import Outcome, forward
+
+PATIENCE_S = 10.0
+
+
+class Conn:
+    """A connection the worker accepted."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def request(self) -> tuple[bytes, bytes]:
+        """Head and body of the next request; raises IncompleteReadError when the peer closes instead."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        lower = head.lower()
+        if b"transfer-encoding: chunked" in lower:
+            body = b""
+            while size := int(await self.reader.readuntil(b"\r\n"), 16):
+                body += await self.reader.readexactly(size)
+                await self.reader.readuntil(b"\r\n")
+            await self.reader.readuntil(b"\r\n")
+            return head, body
+        for line in lower.split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                return head, await self.reader.readexactly(int(line.split(b":")[1]))
+        return head, b""
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def reset(self) -> None:
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def closed(self) -> None:
+        """Wait until the peer is gone."""
+        with suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+
+Script = Callable[[Conn], Awaitable[None]]
+
+
+class Worker:
+    """Runs `script` for each connection; closes it when the script ends. Errors of scripts fail the test."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.accepted = 0
+        self.active = 0
+        self.requests: list[tuple[bytes, bytes]] = []
+        self.errors: list[BaseException] = []
+        self.port = 0
+
+    async def serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.active += 1
+        try:
+            await self.script(Conn(reader, writer))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception as error:
+            self.errors.append(error)
+        finally:
+            self.active -= 1
+            writer.close()
+
+
+@asynccontextmanager
+async def worker(script: Script) -> AsyncIterator[Worker]:
+    running = Worker(script)
+    server = await asyncio.start_server(running.serve_one, "127.0.0.1", 0, limit=1 << 20)
+    running.port = server.sockets[0].getsockname()[1]
+    try:
+        yield running
+    finally:
+        server.close()
+        assert not running.errors, running.errors
+
+
+def answering(response: bytes, *, times: int = 1000) -> Script:
+    """Reads a request, sends `response`, and again."""
+
+    async def script(conn: Conn) -> None:
+        for _ in range(times):
+            await conn.request()
+            await conn.send(response)
+
+    return script
+
+
+def ok(body: bytes, *fields: bytes) -> bytes:
+    lines = [b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *fields]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@asynccontextmanager
+async def pool(port: int, **options: float | str) -> AsyncIterator[UpstreamPool]:
+    made = UpstreamPool("127.0.0.1", port, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Front:
+    """A server with our protocol; `outcomes` collects what `forward` reported, `tasks` are the running requests."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.outcomes: list[Outcome] = []
+        self.errors: list[BaseException] = []
+        self.state = ServerState()
+        self.scopes: list[Scope] = []
+
+
+@asynccontextmanager
+async def front(app, *, protocol: type[asyncio.Protocol] = GuardedProtocol, seen: Front | None = None):
+    """Serve an ASGI `app` on loopback."""
+    running = seen or Front()
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, proxy_headers=False)
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: protocol(config, running.state, {}), "127.0.0.1", 0, backlog=1024)
+    running.port = server.sockets[0].getsockname()[1]
+    try:
+        yield running
+    finally:
+        server.close()
+        for connection in list(running.state.connections):
+            connection.transport.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while running.state.connections or running.state.tasks:
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def proxied(script: Script, *, protocol: type[asyncio.Protocol] = GuardedProtocol, **options):
+    """A scripted worker behind `forward` behind our protocol: yields (front, worker)."""
+    seen = Front()
+    async with worker(script) as behind, pool(behind.port, **options) as upstream:
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.scopes.append(scope)
+            outcome = Outcome()
+            seen.outcomes.append(outcome)
+            try:
+                body = await read_body(scope, receive, 1 << 26)
+                with UntilGone(scope, receive):
+                    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+                    await forward(
+                        scope, send, outcome, upstream=upstream, target=target, body=body, request_id=b"req-1"
+                    )
+            except LlmuxError as error:
+                data = error_body(error)
+                headers = error_headers(error, data)
+                await send({"type": "http.response.start", "status": error.status, "headers": headers})
+                await send({"type": "http.response.body", "body": data})
+            except BaseException as error:
+                seen.errors.append(error)
+                raise
+
+        async with front(app, protocol=protocol, seen=seen):
+            yield seen, behind
+
+
+async def talk(port: int, data: bytes) -> bytes:
+    """Send bytes, read until the peer closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                return await reader.read(-1)
+            except ConnectionError:
+                return b""
+    finally:
+        writer.close()
+
+
+def post(body: bytes = b"{}", *fields: bytes, path: bytes = b"/v1/x", close: bool = True) -> bytes:
+    lines = [b"POST " + path + b" HTTP/1.1", b"Host: a", b"Content-Length: %d" % len(body), *fields]
+    if close:
+        lines.append(b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+async def until(predicate: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not predicate():
+            await asyncio.sleep(0.002)
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
