@@ -171,7 +171,7 @@ class Engine:
             case Dispatch():
                 self._dispatch(effect)
             case Decided(kind, model, reason):
-                log.info(f"decision.{kind}", model=model, reason=reason)
+                log.info("decision.made", kind=kind, model=model, reason=reason)
             case Reject():
                 self._reject(effect)
             case StartWorker():
@@ -185,7 +185,7 @@ class Engine:
                     self._spawn(self._learn(definition, self._device_keys.get(device, device), mib))
                 log.info("footprint.learned", model=model, device=device, mib=mib)
             case Alert(code, message, device, model):
-                log.warning(f"alert.{code}", message=message, device=device, model=model)
+                log.warning("alert.raised", code=code, message=message, device=device, model=model)
             case _:
                 assert_never(effect)
 

@@ -1,0 +1,71 @@
+# `make help` lists the targets. Everything is installed into .venv; nothing outside this folder is changed, except caches.
+
+PYTHON ?= python3
+BIN := .venv/bin
+UV := $(BIN)/uv
+INSTALL := $(UV) pip install --quiet --python $(BIN)/python
+SOURCES := supervisor runtimes tests bench
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format check bench golden soak llama-server lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: .venv/ready ## Serve the demo on 127.0.0.1:8081 (installs what it needs first)
+	@exec $(BIN)/llmux serve --demo
+
+test: .venv/ready-dev ## Install what the tests need and run them all, against real workers
+	$(BIN)/pytest
+
+lint: .venv/ready-dev ## Check format, style, types and layers
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/ready-dev ## Format the code
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+check: ## What CI runs
+	bash .ci/run
+
+bench: .venv/ready-dev ## Compare the data path with nginx and a direct connection
+	$(BIN)/python -m bench
+
+golden: .venv/ready-dev ## Write the golden files anew; read the difference before you commit it
+	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/core
+
+soak: .venv/ready-dev ## The fault tests with their full counts (an hour)
+	LLMUX_SOAK=1 $(BIN)/pytest -m "soak or not soak" tests/process tests/faults
+
+llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
+	$(BIN)/python tests/build_llama_server.py
+
+lock: .venv/tools ## Write the lock files anew
+	for name in requirements-tools.in:requirements-tools.lock: pyproject.toml:requirements.lock: pyproject.toml:requirements-dev.lock:--group=dev; do \
+	  IFS=:; set -- $$name; unset IFS; \
+	  $(UV) pip compile --quiet $$1 $$3 --generate-hashes --no-annotate --no-header --python-version 3.11 --universal -o $$2 || exit 1; \
+	done
+
+clean: ## Remove the environment and caches of this folder
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+.venv/tools: requirements-tools.lock
+	@$(PYTHON) -c 'import sys; sys.exit("llmux needs Python 3.11 or newer, not %d.%d: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo "Making .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-tools.lock
+	@touch $@
+
+.venv/ready: .venv/tools requirements.lock pyproject.toml
+	@echo "Installing llmux"
+	@$(INSTALL) --require-hashes --compile-bytecode -r requirements.lock
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/ready-dev: .venv/ready requirements-dev.lock
+	@echo "Installing what the tests need"
+	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@touch $@
