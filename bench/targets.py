@@ -128,9 +128,9 @@ class Target:
             self._process.wait()
 
 
-def _start(argv: list[str], core: int, *, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def _start(argv: list[str], core: int) -> subprocess.Popen[bytes]:
     log = None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL
-    process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **(env or {})})
+    process = subprocess.Popen(argv, stdout=log, stderr=log)
     os.sched_setaffinity(process.pid, {core})
     return process
 
@@ -164,9 +164,9 @@ def start_llmux(core: int, stub_core: int, report: int, folder: Path) -> Target:
     conf = folder / "llmux.yaml"
     root = Path(__file__).parent.parent
     conf.write_text(_LLMUX_CONF.format(python=sys.executable, core=stub_core, report=report, root=root))
-    home = {name: str(folder / name) for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
     argv = [sys.executable, "-m", "supervisor.cli.main", "serve", "--config", str(conf), "--port", str(port)]
-    return Target("llmux", port, _start(argv, core, env=home))
+    argv += ["--state-dir", str(folder / "state")]
+    return Target("llmux", port, _start(argv, core))
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:

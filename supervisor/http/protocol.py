@@ -9,11 +9,13 @@ client left. An application that fails after its response began has its connecti
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -73,7 +75,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._departure = Departure(self.flow.resume_reading)
+        self._departure = Departure(partial(_resume_reading, self.flow, transport))
         self._extensions = {EXTENSION: self._departure}
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
@@ -247,6 +249,11 @@ class GuardedProtocol(HttpToolsProtocol):
         headers = [*error_headers(error, body), (b"connection", b"close")]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
+    if not transport.is_closing():
+        flow.resume_reading()
 
 
 def _headers_too_large() -> HeadersTooLargeError:
