@@ -1,0 +1,170 @@
+"""Runtime environments: whole or not at all, from a lock and nothing else. Packages here are built on the spot."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from supervisor.io import venvs
+from supervisor.io.venvs import InstallError
+
+
+def quiet(_line):
+    pass
+
+
+def wheel(folder: Path, name: str, version: str) -> str:
+    """A wheel with one module; returns its hash."""
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    content = {
+        f"{name}.py": f"version = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for path, text in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(text)}\n"
+    content[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inner, text in content.items():
+            archive.writestr(zipfile.ZipInfo(inner), text)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def lock(tmp_path, monkeypatch):
+    """Write a lock for a version of the package `worker`; the installers see only a local folder."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
+
+    def write(version="1.0", digest=None):
+        actual = wheel(tmp_path / "wheels", "worker", version)
+        path = tmp_path / "requirements.lock"
+        path.write_text(f"worker=={version} \\\n    --hash=sha256:{digest or actual}\n")
+        return path
+
+    return write
+
+
+def version_in(environment) -> str:
+    code = "import sys, worker; print(worker.version, sys.prefix)"
+    run = subprocess.run([environment.interpreter, "-I", "-c", code], capture_output=True, text=True, check=True)
+    version, prefix = run.stdout.split()
+    assert Path(prefix) == environment.path
+    return version
+
+
+class TestInstall:
+    """A runtime's environment is what its lock says."""
+
+    @pytest.mark.parametrize("installer", ["uv", "pip"])
+    def test_installs_and_records(self, lock, tmp_path, monkeypatch, installer):
+        if installer == "pip":
+            monkeypatch.setattr(venvs, "_uv", lambda: None)
+        lines: list[str] = []
+        environment = venvs.install("demo", lock(), tmp_path / "runtimes", lines.append)
+        assert version_in(environment) == "1.0"
+        assert environment.packages == ("worker==1.0",)
+        assert environment == venvs.installed("demo", tmp_path / "runtimes")
+        assert (tmp_path / "runtimes/demo/bin/python").exists()
+        assert list(environment.path.rglob("worker*.pyc"))
+        assert environment.size_bytes() > 0
+        assert any("worker" in line for line in lines)
+
+    def test_a_second_time_does_nothing(self, lock, tmp_path):
+        first = venvs.install("demo", lock(), tmp_path / "runtimes", quiet)
+        lines: list[str] = []
+        assert venvs.install("demo", lock(), tmp_path / "runtimes", lines.append) == first
+        assert len(lines) == 1
+        assert "already installed" in lines[0]
+
+    def test_another_lock_replaces_it(self, lock, tmp_path):
+        old = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
+        new = venvs.install("demo", lock("2.0"), tmp_path / "runtimes", quiet)
+        assert version_in(new) == "2.0"
+        assert not old.path.exists()
+
+    def test_runtimes_dont_touch_each_other(self, lock, tmp_path):
+        first = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
+        venvs.install("demo-b", lock("2.0"), tmp_path / "runtimes", quiet)
+        venvs.remove("demo-b", tmp_path / "runtimes")
+        assert version_in(first) == "1.0"
+
+    def test_two_at_once_take_turns(self, lock, tmp_path):
+        path, lines = lock(), []
+        threads = [
+            threading.Thread(target=venvs.install, args=("demo", path, tmp_path / "runtimes", lines.append))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum("already installed" in line for line in lines) == 1
+
+    def test_remove(self, lock, tmp_path):
+        assert not venvs.remove("demo", tmp_path / "runtimes")
+        venvs.install("demo", lock(), tmp_path / "runtimes", quiet)
+        assert venvs.remove("demo", tmp_path / "runtimes")
+        assert venvs.installed("demo", tmp_path / "runtimes") is None
+        assert [path.name for path in (tmp_path / "runtimes/.envs/demo").iterdir()] == ["lock"]
+
+
+class TestFailure:
+    """Whatever goes wrong, the environment from before still works and nothing is left behind."""
+
+    def test_a_package_that_isnt_what_the_lock_says(self, lock, tmp_path):
+        old = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
+        with pytest.raises(InstallError, match="exit code") as error:
+            venvs.install("demo", lock("2.0", digest="0" * 64), tmp_path / "runtimes", quiet)
+        assert any("hash" in line.lower() for line in error.value.detail)
+        assert version_in(old) == "1.0"
+        assert sorted(path.name for path in old.path.parent.iterdir()) == sorted(["lock", old.path.name])
+
+    def test_a_folder_that_isnt_ours_is_left_alone(self, lock, tmp_path):
+        mine = tmp_path / "runtimes/demo/mine"
+        mine.parent.mkdir(parents=True)
+        mine.write_text("x")
+        with pytest.raises(InstallError, match="did not make"):
+            venvs.install("demo", lock(), tmp_path / "runtimes", quiet)
+        assert mine.read_text() == "x"
+
+    def test_killed_at_any_moment(self, lock, tmp_path):
+        old = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
+        path = lock("2.0")
+        code = "import sys; from pathlib import Path; from supervisor.io import venvs\n"
+        code += f"venvs.install('demo', Path({str(path)!r}), Path({str(tmp_path / 'runtimes')!r}), print)"
+        killed = 0
+        for i in range(6):
+            process = subprocess.Popen(
+                [sys.executable, "-c", code], stdout=subprocess.DEVNULL, start_new_session=True, cwd=Path.cwd()
+            )
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline and len(list(old.path.parent.iterdir())) < 3 and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(0.02 * i)
+            os.killpg(process.pid, signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+            live = venvs.installed("demo", tmp_path / "runtimes")
+            assert version_in(live) in ("1.0", "2.0")
+            if version_in(live) == "2.0":
+                break
+        assert killed
+        new = venvs.install("demo", path, tmp_path / "runtimes", quiet)
+        assert version_in(new) == "2.0"
+        assert sorted(entry.name for entry in new.path.parent.iterdir()) == sorted(["lock", new.path.name])

@@ -1,0 +1,119 @@
+"""The command adapter: words, placeholders, endpoints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from runtimes.base import DeviceAssignment, Endpoint, LaunchContext, ModelUnusableError
+from runtimes.command.adapter import DEFAULT_ENDPOINTS, CommandAdapter
+
+ADAPTER = CommandAdapter()
+
+
+def config(**keys):
+    return ADAPTER.config(runtime="command", **{"cmd": [sys.executable], **keys})
+
+
+def launch(**keys):
+    host = DeviceAssignment("host", "host")
+    context = LaunchContext("a model; rm -rf", "127.0.0.1", 18100, "secret", host, Path("/nonexistent"))
+    return ADAPTER.launch(config(**keys), context)
+
+
+class TestCommand:
+    """The command is words, never a shell's line."""
+
+    def test_placeholders_are_filled_inside_words(self):
+        cmd = [sys.executable, "--listen=${host}:${port}", "--name", "${model}"]
+        assert launch(cmd=cmd).argv[1:] == ("--listen=127.0.0.1:18100", "--name", "a model; rm -rf")
+
+    def test_a_string_is_split_before_it_is_filled(self):
+        argv = launch(cmd=f"{sys.executable} -c 'print(1)' ${{model}} | cat").argv
+        assert argv[1:] == ("-c", "print(1)", "a model; rm -rf", "|", "cat")
+
+    def test_doubled_dollars_stand_for_themselves(self):
+        assert launch(cmd=[sys.executable, "$${port}", "$HOME", "${port}$"]).argv[1:] == ("${port}", "$HOME", "18100$")
+
+    @pytest.mark.parametrize(
+        ("cmd", "complaint"),
+        [
+            (["a", "${prot}"], r"\$\{prot\}: not a placeholder; there are \$\{port\}, \$\{host\}, \$\{model\}"),
+            ("a '${port}", "No closing quotation"),
+            (["a", "${port"], "without its }"),
+            ([], "empty"),
+            ("", "empty"),
+        ],
+    )
+    def test_what_cant_be_run_is_refused(self, cmd, complaint):
+        with pytest.raises(ValidationError, match=complaint):
+            config(cmd=cmd)
+
+    def test_placeholders_work_in_the_environment(self):
+        env = launch(env={"PORT": "${port}", "PLAIN": "x"}).env
+        assert (env["PORT"], env["PLAIN"]) == ("18100", "x")
+        with pytest.raises(ValidationError, match="not a placeholder"):
+            config(env={"PORT": "${prot}"})
+
+    def test_stop_cmd_is_a_command_too(self):
+        spec = launch(stop_cmd=[sys.executable, "stop", "${port}"])
+        assert spec.stop_argv == (sys.executable, "stop", "18100")
+
+    def test_a_program_is_looked_up_on_path(self, tmp_path):
+        assert Path(launch(cmd="sh -c true").argv[0]).is_absolute()
+        (tmp_path / "mine").write_text("#!/bin/sh\n")
+        (tmp_path / "mine").chmod(0o755)
+        assert launch(cmd="mine", env={"PATH": str(tmp_path)}).argv == (str(tmp_path / "mine"),)
+        assert launch(cmd="./mine", cwd=str(tmp_path)).argv == (str(tmp_path / "mine"),)
+
+    def test_a_program_that_isnt_there_is_said(self):
+        problems = ADAPTER.check(config(cmd="no-such-program", cwd="/no/such"), runtimes_dir=Path("/nonexistent"))
+        assert problems == ("cmd: no-such-program is not a program on PATH", "cwd: /no/such: there is no such folder")
+        with pytest.raises(ModelUnusableError, match="no-such-program"):
+            launch(cmd="no-such-program")
+
+
+class TestKey:
+    """Only a program that can check the key gets it."""
+
+    def test_bearer(self):
+        spec = launch(auth="bearer")
+        assert (spec.auth, spec.env["LLMUX_WORKER_KEY"]) == ("Bearer secret", "secret")
+
+    def test_none(self):
+        spec = launch()
+        assert spec.auth is None
+        assert "secret" not in spec.env.values()
+
+
+class TestEndpoints:
+    """OpenAI's inference paths, or exactly those listed."""
+
+    def test_default(self):
+        endpoints = ADAPTER.endpoints(config())
+        assert {endpoint.path for endpoint in endpoints} == set(DEFAULT_ENDPOINTS)
+        assert {"/v1/chat/completions", "/v1/responses", "/v1/audio/speech", "/v1/rerank"} <= set(DEFAULT_ENDPOINTS)
+
+    def test_listed(self):
+        endpoints = ADAPTER.endpoints(config(endpoints=["/v1/x", "GET /voices", "POST /y"]))
+        assert endpoints == {Endpoint("/v1/x"), Endpoint("/voices", "GET"), Endpoint("/y")}
+
+    @pytest.mark.parametrize("text", ["v1/x", "DELETE /x", "/x?y=1", ""])
+    def test_refused(self, text):
+        with pytest.raises(ValidationError, match="endpoints"):
+            config(endpoints=[text])
+
+
+class TestEstimate:
+    """Files that are named give an estimate."""
+
+    def test_by_file_size(self, tmp_path):
+        file = tmp_path / "model.bin"
+        file.write_bytes(b"")
+        with file.open("r+b") as opened:
+            opened.truncate(100 << 20)
+        assert ADAPTER.estimate(config(files=[str(file)])).mib == 130
+        assert ADAPTER.estimate(config()) is None
