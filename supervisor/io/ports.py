@@ -37,8 +37,19 @@ class PortOwnership:
     foreign: frozenset[int] = frozenset()
 
     @property
-    def ours(self) -> bool:
+    def ok(self) -> bool:
+        """May requests go there?"""
         return self.ownership is Ownership.OURS
+
+    @property
+    def detail(self) -> str:
+        """For people."""
+        return {
+            Ownership.NOBODY: "nobody listens on it",
+            Ownership.OURS: "only the worker listens on it",
+            Ownership.SHARED: "another process listens on it beside the worker and would get a part of its requests",
+            Ownership.FOREIGN: "another process listens on it, not the worker",
+        }[self.ownership]
 
 
 class PortRange:

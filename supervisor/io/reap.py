@@ -15,7 +15,7 @@ import secrets
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -138,26 +138,56 @@ def open_same(proc: Proc, mark: Mark) -> int | None:
     return None
 
 
-def signal_same(proc: Proc, mark: Mark, signum: signal.Signals) -> bool:
-    """Signal exactly this process if it still is the one that was seen. False when it isn't."""
-    pidfd = open_same(proc, mark)
-    if pidfd is None:
-        return False
-    try:
-        signal.pidfd_send_signal(pidfd, signum)
-    except OSError:
-        return False
-    finally:
-        os.close(pidfd)
-    return True
+class Hunt:
+    """Kills all that carry a mark, round by round, until the last of them is gone.
 
+    A dying process loses its environment, and with it the mark, before it lets go of its memory and files. So each one
+    that was seen is held by a pidfd, which only fires when it is really dead.
+    """
 
-def strike(mark: Mark) -> list[Proc]:
-    """SIGKILL to all that carry the mark, once. Returns those that were alive; call it until there are none. Blocks."""
-    found = marked(mark)
-    for proc in found:
-        signal_same(proc, mark, signal.SIGKILL)
-    return found
+    def __init__(self, mark: Mark, groups: Iterable[Path] = ()) -> None:
+        self._mark = mark
+        self._groups = tuple(groups)
+        self._held: dict[Proc, int] = {}
+
+    def round(self, wait_s: float) -> list[Proc]:
+        """SIGKILL to all, then wait until they are gone, at most `wait_s`. Returns those seen; none: all is over. Blocks."""
+        for group in self._groups:
+            cgroup.kill(group)
+        for proc in marked(self._mark):
+            if all((proc.pid, proc.started) != (held.pid, held.started) for held in self._held):
+                pidfd = open_same(proc, self._mark)
+                if pidfd is not None:
+                    self._held[proc] = pidfd
+        seen = list(self._held)
+        for pidfd in self._held.values():
+            with contextlib.suppress(OSError):  # dead, or another user's by now
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        self._wait(time.monotonic() + wait_s)
+        return seen
+
+    def _wait(self, deadline: float) -> None:
+        poller = select.poll()
+        for pidfd in self._held.values():
+            poller.register(pidfd, select.POLLIN)
+        while self._held:
+            ready = {pidfd for pidfd, _ in poller.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+            if not ready:
+                return
+            for proc, pidfd in list(self._held.items()):
+                if pidfd in ready:
+                    poller.unregister(pidfd)
+                    os.close(self._held.pop(proc))
+
+    @property
+    def surviving(self) -> frozenset[int]:
+        """Pids that were signalled and aren't dead yet."""
+        return frozenset(proc.pid for proc in self._held)
+
+    def close(self) -> None:
+        """Give the pidfds back. Harmless when repeated."""
+        while self._held:
+            os.close(self._held.popitem()[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,44 +202,22 @@ class Reaped:
 def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float = 5.0) -> list[Reaped]:
     """Kill every process that an earlier daemon of this instance left, and wait until they are gone.
 
-    For boot: blocks, usually for milliseconds, at most `wait_s`. Call it under the instance's lock, before the first
-    spawn. `logs` is the directory of the workers' log files.
+    For boot: blocks, usually for milliseconds, at most about `wait_s`. Call it under the instance's lock, before the
+    first spawn. `logs` is the directory of the workers' log files.
     """
-    mark = Mark(instance_id, logs=logs)
     groups = cgroup.left_behind(instance_id)
     deadline = time.monotonic() + wait_s
-    seen: dict[tuple[int, int], str] = {}
-    while living := marked(mark):
-        for group in groups:
-            cgroup.kill(group)
-        pidfds = []
-        for proc in living:
-            seen.setdefault((proc.pid, proc.started), _command(proc.pid))
-            if (pidfd := open_same(proc, mark)) is not None:
-                pidfds.append(pidfd)
-                with contextlib.suppress(OSError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        _wait_all(pidfds, min(deadline, time.monotonic() + 0.5))
-        if time.monotonic() > deadline:
-            break
+    commands: dict[int, str] = {}
+    with contextlib.closing(Hunt(Mark(instance_id, logs=logs), groups)) as hunt:
+        while True:
+            seen = hunt.round(0.0 if not commands else 0.25)
+            commands.update({proc.pid: _command(proc.pid) for proc in seen if proc.pid not in commands})
+            if not seen or time.monotonic() > deadline:
+                break
+        surviving = hunt.surviving
     for group in groups:
-        cgroup.kill(group)
         cgroup.remove(group)
-    alive = {(proc.pid, proc.started) for proc in living}
-    return [Reaped(key[0], command, gone=key not in alive) for key, command in seen.items()]
-
-
-def _wait_all(pidfds: list[int], deadline: float) -> None:
-    poller = select.poll()
-    waiting = set(pidfds)
-    for pidfd in waiting:
-        poller.register(pidfd, select.POLLIN)
-    while waiting and (left_s := deadline - time.monotonic()) > 0:
-        for pidfd, _ in poller.poll(left_s * 1000):
-            poller.unregister(pidfd)
-            waiting.discard(pidfd)
-    for pidfd in pidfds:
-        os.close(pidfd)
+    return [Reaped(pid, command, gone=pid not in surviving) for pid, command in commands.items()]
 
 
 def _command(pid: int) -> str:

@@ -1,0 +1,411 @@
+"""Worker processes, from the daemon's side: spawn, ask to end, kill, and know for certain that they are gone.
+
+Each worker runs below a shim (see shim.py) that is told what to do through its stdin and answers through its stdout.
+`WorkerProcess.wait()` resolves only when the last process of the tree is dead: the shim says so after the kernel told it
+that it has no children left. Should the shim itself be killed, the worker's leader dies with it by its parent-death
+signal, the rest is handed to the daemon (`become_subreaper`), and a hunt by the worker's mark finishes it.
+
+Everything here runs in the event loop's thread, which should be the main thread: the shim gets its parent-death signal
+when the *thread* that spawned it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+
+from supervisor.errors import LlmuxError
+from supervisor.io import cgroup
+from supervisor.io.proc_tree import ProcessTable
+from supervisor.io.reap import Hunt, Mark, Proc, marked, processes
+
+SHIM = Path(__file__).with_name("shim.py")
+SPAWN_LIMIT_S = 30.0  # a shim takes 30 ms; only a machine that is out of memory or CPU needs seconds
+_PR_SET_CHILD_SUBREAPER = 36
+_PIPE_BYTES = 65536
+
+
+class SpawnError(LlmuxError):
+    """The program could not be started at all; the message says why."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "spawn_failed"
+
+
+class UnkillableError(LlmuxError):
+    """The tree is still there although SIGKILL was sent and the wait is over. `pids` are those left, as far as known."""
+
+    code = "unkillable"
+
+    def __init__(self, message: str, pids: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.pids = pids
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnOrder:
+    """What to start. `env` is the whole environment; the worker's mark is added to it.
+
+    The log begins empty with each start (the one before is kept as `LOG.1`) and takes at most about 1.5 × `log_limit`
+    bytes on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM.
+    """
+
+    instance: str
+    model: str
+    generation: int
+    argv: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    log_limit: int = 16 * 1024 * 1024
+    stop_argv: tuple[str, ...] | None = None
+
+    @property
+    def worker(self) -> str:
+        """The worker's name, `model:generation`."""
+        return f"{self.model}:{self.generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """How the leader ended; the whole tree is gone."""
+
+    code: int | None  # negative: the signal's number; None: unknown, its shim was killed
+    killed: bool = False  # by us
+    oom_killed: bool = False  # by the kernel, for want of memory, as far as its counters tell
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it returned; None when a signal ended it."""
+        return self.code if self.code is not None and self.code >= 0 else None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, or None."""
+        return -self.code if self.code is not None and self.code < 0 else None
+
+
+class Pidfd:
+    """A file descriptor that is readable once a process is dead, and the one safe way to signal it."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises OSError."""
+        self._fd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def send(self, signum: signal.Signals) -> None:
+        """Silent when the process is dead already."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, signum)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+_live: set[WorkerProcess] = set()
+_tasks: set[asyncio.Task[object]] = set()
+
+
+async def spawn(order: SpawnOrder, *, pidfd: type[Pidfd] = Pidfd) -> WorkerProcess:
+    """Start a worker and return once its program runs. About 50 ms, 2 of them in the loop's way.
+
+    Cancellation is safe at any point: a worker that nobody gets any more is killed. Raises SpawnError.
+    """
+    task = asyncio.create_task(_spawn(order, pidfd), name=f"spawn {order.worker}")
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_abandon)
+        raise
+
+
+def _abandon(task: asyncio.Task[WorkerProcess]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().kill()
+
+
+async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
+    mark = Mark(order.instance, order.worker, order.log)
+    group = cgroup.create(f"{order.instance}-{order.worker}")
+    launch = {
+        "parent": os.getpid(),
+        "argv": order.argv,
+        "env": {**order.env, **mark.environment()},
+        "cwd": None if order.cwd is None else str(order.cwd),
+        "log": str(order.log),
+        "log_limit": order.log_limit,
+        "stop_argv": order.stop_argv,
+        "cgroup": None if group is None else str(group),
+    }
+    said = json.dumps(launch).encode() + b"\n"
+    try:
+        worker = WorkerProcess(order.worker, mark, group, _start_shim(order.worker, mark), pidfd)
+    except OSError as error:
+        if group is not None:
+            cgroup.remove(group)
+        raise SpawnError(f"{order.worker} can't be started: {error}") from error
+    try:
+        worker.tell(said)
+        async with asyncio.timeout(SPAWN_LIMIT_S):
+            await worker.running
+    except TimeoutError as error:
+        worker.abandon()
+        raise SpawnError(f"{order.worker} did not start within {SPAWN_LIMIT_S:.0f} s") from error
+    except SpawnError:
+        worker.abandon()
+        await worker.ends_within(1.0)  # so that nothing of it is left when the caller hears of it
+        raise
+    except asyncio.CancelledError:  # the loop is being closed: nobody else cancels this task
+        worker.abandon()
+        raise
+    return worker
+
+
+def _start_shim(label: str, mark: Mark) -> subprocess.Popen[bytes]:
+    env = mark.environment()
+    if "LD_LIBRARY_PATH" in os.environ:
+        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # where Python itself was started with its help
+    # A session of its own: Ctrl-C in the daemon's terminal is the daemon's to handle.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(SHIM), label],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+        start_new_session=True,
+        bufsize=0,
+    )
+
+
+class WorkerProcess:
+    """A running worker and everything below it. Made by `spawn`; use it in the loop's thread, but for `pids`."""
+
+    def __init__(
+        self, name: str, mark: Mark, group: Path | None, shim: subprocess.Popen[bytes], pidfd: type[Pidfd]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.name = name
+        self.pid = 0
+        self.shim_pid = shim.pid
+        self.started_at = time.monotonic()
+        self.running: asyncio.Future[None] = self._loop.create_future()
+        self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
+        self._mark = mark
+        self._group = group
+        self._shim = shim
+        self._shim_gone = False
+        self._code: int | None = None
+        self._gone = False
+        self._told_to_end = False
+        self._killed = False
+        self._oom_kills = _oom_kills()
+        self._heard = b""
+        assert shim.stdin is not None
+        assert shim.stdout is not None
+        self._stdin, self._stdout = shim.stdin, shim.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
+        try:
+            self._pidfd = pidfd(shim.pid)
+        except OSError:
+            self._stdin.close()  # it ends at once, having no order yet
+            self._stdout.close()
+            shim.wait()
+            raise
+        self._loop.add_reader(self._stdout.fileno(), self._listen)
+        self._loop.add_reader(self._pidfd.fileno(), self._shim_ended)
+        _live.add(self)
+
+    # -------------------------------------------------------------------------------------------------------- controls
+
+    async def wait(self) -> ProcessExit:
+        """Until the last process of the tree is gone. Cancelling it changes nothing."""
+        return await asyncio.shield(self._exit)
+
+    def terminate(self) -> None:
+        """Ask the tree to end, once: its stop program if it has one, else SIGTERM."""
+        if not self._told_to_end:
+            self._told_to_end = True
+            self.tell(b"term\n")
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree."""
+        if not self._exit.done():
+            self._told_to_end = self._killed = True
+            self.tell(b"kill\n")
+
+    async def stop(self, grace_s: float, kill_wait_s: float = 5.0) -> ProcessExit:
+        """SIGTERM, `grace_s`, SIGKILL, `kill_wait_s`. A `kill()` meanwhile cuts the grace short.
+
+        Raises UnkillableError when something of the tree is still there then; `wait()` goes on waiting for it. Cancelling
+        leaves it where it is: asked to end, or killed.
+        """
+        if grace_s > 0 and not self._killed:
+            self.terminate()
+            if await self.ends_within(grace_s):
+                return self._exit.result()
+        self.kill()
+        if not await self.ends_within(kill_wait_s / 2):
+            # A shim that is stopped or stuck itself hears nothing. Its death hands what is left to us.
+            if not self._shim_gone:
+                self._pidfd.send(signal.SIGKILL)
+            if not await self.ends_within(kill_wait_s / 2):
+                pids = await asyncio.to_thread(self.pids)
+                left = ", ".join(map(str, pids)) or "unknown"
+                raise UnkillableError(
+                    f"{self.name} is still there {kill_wait_s:g} s after SIGKILL (pids: {left})", pids
+                )
+        return self._exit.result()
+
+    async def ends_within(self, limit_s: float) -> bool:
+        """Is the last process of the tree gone before `limit_s` have passed?"""
+        await asyncio.wait({self._exit}, timeout=limit_s)
+        return self._exit.done()
+
+    def pids(self) -> tuple[int, ...]:
+        """The living processes of the tree, the leader first. Blocks for milliseconds; safe in any thread."""
+        below = ProcessTable.scan().tree((self.shim_pid,)) - {self.shim_pid}
+        if self._shim_gone:  # its pid may be anybody's by now
+            below = frozenset(proc.pid for proc in marked(self._mark))
+        alive = (pid for pid in below if (proc := Proc.read(pid)) and proc.alive)
+        return tuple(sorted(alive, key=lambda pid: (pid != self.pid, pid)))
+
+    # ------------------------------------------------------------------------------------------------- between us two
+
+    def tell(self, line: bytes) -> None:
+        """Write to the shim. Silent when it is gone. Raises SpawnError for more than a pipe holds."""
+        if self._stdin.closed:
+            return
+        if len(line) > _PIPE_BYTES:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, len(line))
+        try:
+            written = os.write(self._stdin.fileno(), line)
+        except BrokenPipeError:
+            return
+        except BlockingIOError:  # a stuck shim; stop() ends it
+            return
+        if written < len(line):
+            raise SpawnError(f"{self.name} can't be started: its command and environment are too long")
+
+    def abandon(self) -> None:
+        """Let go of it: end of file makes the shim kill everything."""
+        self._told_to_end = self._killed = True
+        self._stdin.close()
+
+    def _listen(self) -> None:
+        try:
+            said = os.read(self._stdout.fileno(), _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if not said:
+            self._loop.remove_reader(self._stdout.fileno())
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            self._note(json.loads(line))
+
+    def _note(self, fact: Mapping[str, int | str | bool]) -> None:
+        match fact:
+            case {"pid": int(pid)}:
+                self.pid = pid
+                if not self.running.done():
+                    self.running.set_result(None)
+            case {"failed": _, "text": str(text)}:
+                self._gone = True
+                self._fail(f"{self.name} can't be started: {text}")
+            case {"exited": int(code)}:
+                self._code = code
+            case {"gone": True}:
+                self._gone = True
+
+    def _fail(self, message: str) -> None:
+        if not self.running.done():
+            self.running.set_exception(SpawnError(message))
+            self.running.exception()  # seen, also when nobody waits any more
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def _shim_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd.fileno())
+        self._shim_gone = True
+        self._listen()
+        self._shim.wait()
+        if self._gone:
+            self._finish()
+        else:
+            task: asyncio.Task[object] = self._loop.create_task(self._hunt(), name=f"hunt {self.name}")
+            _tasks.add(task)
+            task.add_done_callback(_tasks.discard)
+
+    async def _hunt(self) -> None:
+        """The shim was killed: find the rest by its mark, however long it takes."""
+        groups = () if self._group is None else (self._group,)
+        with contextlib.closing(Hunt(self._mark, groups)) as hunt:
+            while await asyncio.to_thread(hunt.round, 0.5):
+                pass
+        code = await asyncio.to_thread(self._collect)
+        if self._code is None:
+            self._code = code
+        self._finish()
+
+    def _collect(self) -> int | None:
+        """Reap the dead that fell to us as subreaper; the leader's exit code if it is among them.
+
+        Only those that can't be anybody else's children: asyncio and subprocess wait for theirs themselves, and these have
+        our session or one of their own.
+        """
+        code = None
+        us, our_session = os.getpid(), os.getsid(0)
+        for proc in processes():
+            leader = proc.pid == self.pid
+            if proc.parent != us or proc.alive or not (leader or proc.session not in (our_session, proc.pid)):
+                continue
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(proc.pid, os.WNOHANG)
+                if leader and pid:
+                    code = os.waitstatus_to_exitcode(status)
+        return code
+
+    def _finish(self) -> None:
+        self._loop.remove_reader(self._stdout.fileno())
+        self._stdin.close()
+        self._stdout.close()
+        self._pidfd.close()
+        if self._group is not None:
+            cgroup.remove(self._group)
+        self._fail(f"{self.name} can't be started: its shim was killed")
+        asked_for = self._killed or self._code != -signal.SIGKILL
+        oom_killed = not asked_for and _oom_kills() > self._oom_kills
+        self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
+        _live.discard(self)
+
+
+def become_subreaper() -> None:
+    """Let what escapes a killed shim fall to this process, so that it can be found and reaped. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't say."""
+    try:
+        lines = Path("/proc/vmstat").read_bytes().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
