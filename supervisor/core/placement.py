@@ -10,9 +10,9 @@ stopped when the running ones end. Claims are made anew in every round, so a wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from supervisor.core.ledger import Phase
+from supervisor.core.ledger import Lease, Phase
 from supervisor.core.lifecycle import Step
 from supervisor.core.planner import plan
 from supervisor.core.types import (
@@ -170,44 +170,46 @@ def _demand(world: World, record: Record) -> Demand:
 
 
 def _snapshot(world: World, turn: Turn, round_: _Round) -> Snapshot:
-    residents: list[Resident] = []
-    freed: dict[DeviceId, int] = {}
+    residents = list(round_.coming)
+    surplus = dict.fromkeys(world.ledger.device_ids(), 0)  # by device: being freed, less what is promised of it
     loading: dict[DeviceId, ModelId] = {}
+    leaving: list[Resident] = []
+    for promised in round_.coming:
+        surplus[promised.device] -= promised.held_mib
     for lease in world.ledger.leases():
-        model = lease.holder[0]
-        record = world.records.get(model)
+        record = world.records[lease.holder[0]]
+        resident = _resident(world, turn, record, lease)
         if lease.phase is Phase.STARTING:
-            loading[lease.device] = model
-        if model in round_.leaving:
-            freed[lease.device] = freed.get(lease.device, 0) + lease.held_mib
-        elif record is None or lease.phase is Phase.RETURNING or record.generation != lease.holder[1]:
-            kind, priority = (record.spec.type, record.spec.priority) if record is not None else ("removed", 0)
-            residents.append(Resident(model, kind, priority, lease.device, lease.held_mib, Hold.STOPPING))
+            loading[lease.device] = record.id
+        if record.id in round_.leaving:
+            surplus[lease.device] = surplus.get(lease.device, 0) + lease.held_mib
+            leaving.append(resident)
         else:
-            residents.append(_resident(world, turn, record, lease.device, lease.held_mib))
-    for resident in round_.coming:
-        freed[resident.device] = freed.get(resident.device, 0) - resident.held_mib
-    residents.extend(round_.coming)
-    views = tuple(
-        _view(world, device, freed.get(device, 0), loading.get(device)) for device in world.ledger.device_ids()
-    )
+            residents.append(resident)
+    views = tuple(_view(world, device, mib, loading.get(device)) for device, mib in surplus.items())
+    for resident in leaving:  # what they return beyond what is promised is on its way to anybody
+        if (mib := min(resident.held_mib, surplus[resident.device])) > 0:
+            surplus[resident.device] -= mib
+            residents.append(replace(resident, hold=Hold.STOPPING, held_mib=mib))
     return Snapshot(views, tuple(residents), world.policy)
 
 
-def _view(world: World, device: DeviceId, freed_mib: int, loading: ModelId | None) -> DeviceView:
+def _view(world: World, device: DeviceId, surplus_mib: int, loading: ModelId | None) -> DeviceView:
     view = world.ledger.view(device)
     blocked = view.blocked
     if blocked is None and loading is not None and world.limits.loads_per_device <= world.ledger.starting(device):
         blocked = f"{loading} is loading"
     # What is being freed for an earlier waiter isn't here yet; what it was promised isn't gone yet.
-    free = min(view.free_mib, view.free_mib + freed_mib)
+    free = view.free_mib + min(0, surplus_mib)
     return DeviceView(device, view.total_mib, view.usable_mib, free, blocked)
 
 
-def _resident(world: World, turn: Turn, record: Record, device: DeviceId, held_mib: int) -> Resident:
+def _resident(world: World, turn: Turn, record: Record, lease: Lease) -> Resident:
     spec = record.spec
     idle_s = max(0.0, turn.now - record.last_used)
     match record.state:
+        case _ if lease.phase is Phase.RETURNING or lease.holder != record.holder:
+            hold = Hold.STOPPING
         case State.STARTING:
             hold = Hold.STARTING
         case State.STOPPING:
@@ -218,10 +220,10 @@ def _resident(world: World, turn: Turn, record: Record, device: DeviceId, held_m
             hold = Hold.BUSY
         case _:
             hold = _young(world, turn, record, idle_s)
+    held_mib = lease.held_mib
     reload_s = record.load_s if record.load_s is not None else max(1.0, held_mib / RELOAD_MIB_PER_S)
-    return Resident(
-        record.id, spec.type, spec.priority, device, held_mib, hold, idle_s, reload_s, len(record.in_flight)
-    )
+    in_flight = len(record.in_flight)
+    return Resident(record.id, spec.type, spec.priority, lease.device, held_mib, hold, idle_s, reload_s, in_flight)
 
 
 def _young(world: World, turn: Turn, record: Record, idle_s: float) -> Hold:

@@ -326,6 +326,8 @@ class Scheduler:
             ledger.sample(device, event.taken_at)
         for record in list(self.world.records.values()):
             self._settle_stopped(turn, record)
+            if record.retired and record.id in self.world.records:
+                self._forget(turn, record)
 
     def _learn(self, turn: Turn, model: ModelId, used_mib: int) -> None:
         record = self.world.records.get(model)
@@ -445,7 +447,10 @@ class Scheduler:
             self._forget(turn, record)
 
     def _forget(self, turn: Turn, record: Record) -> None:
+        """Drop a removed model, once nothing of it is left; until then every reading of the memory comes back here."""
         self.world.want(record)
+        if record.has_worker or self.world.ledger.holds(record.holder):
+            return
         del self.world.records[record.id]
         turn.emit(Decided("forgotten", record.id, "removed from the configuration"))
 

@@ -194,6 +194,18 @@ class TestMemory:
         assert small in world.dispatched
 
 
+    def test_what_is_freed_beyond_an_earlier_promise_is_waited_for(self, world):
+        world.configure(model("big", 13312), model("small", 4096), model("mid", 9216))
+        ticket = world.request("big")
+        world.run(3)
+        world.finish(ticket)
+        world.run(1)
+        small, mid = world.request("small"), world.request("mid")
+        assert not world.rejected
+        world.run(6)
+        assert world.dispatched.keys() == {small, mid}
+
+
 class TestEviction:
     """Who is claimed, drained, resumed."""
 
