@@ -53,6 +53,7 @@ class UpstreamPool:
         self._connections: set[Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self.last_byte_at = 0.0  # loop time: it was alive then, whatever its health check says
 
     @property
     def open_connections(self) -> int:

@@ -315,7 +315,7 @@ class Connection(asyncio.Protocol):
         if exchange is None:  # nobody asked: whatever it is, it must not become the next answer
             self._transport.abort()
             return
-        self._quiet_since = self._loop.time()
+        self._quiet_since = self._pool.last_byte_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
