@@ -336,7 +336,7 @@ class Worker:
     async def _check_port(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
         """Does everything that listens on its port belong to its tree?"""
         ownership = await asyncio.to_thread(lambda: owner_check(launch.port, process.pids()))
-        if ownership.ours:
+        if ownership.ok:
             return None
         return Crash(
             CrashClass.PORT, f"who listens on port {launch.port} is not only the worker ({ownership.ownership})"

@@ -1,0 +1,213 @@
+"""A real `llmux serve` in a process of its own, on free ports and in a folder of its own, for end-to-end tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests import tiny
+
+REPOSITORY = Path(__file__).parent.parent
+FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
+
+
+def fake(*flags: str, **keys: object) -> dict[str, object]:
+    """A model of the `command` runtime that runs the fake worker with these flags."""
+    cmd = [sys.executable, "-I", "-S", str(FAKE_WORKER), "--host", "${host}", "--port", "${port}", "--name", "${model}"]
+    return {"runtime": "command", "cmd": [*cmd, *flags], "vram_mib": 100, **keys}
+
+
+def gguf(path: Path | None = None, **keys: object) -> dict[str, object]:
+    """A model of the embedded llama.cpp server: by default the tiny one that answers `tiny.ANSWER`."""
+    path = tiny.model(name="tiny-chat") if path is None else path
+    return {"runtime": "llama_server", "program": "embedded", "path": str(path), "n_ctx": 2048, "threads": 1, **keys}
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
+    """Poll until `condition()` is truthy, and return it."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
+        time.sleep(0.02)
+
+
+def _free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody uses now."""
+    for _ in range(50):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        if first + count < 65000:
+            with contextlib.ExitStack() as stack:
+                try:
+                    for port in range(first, first + count):
+                        stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+                return first
+    raise AssertionError("no free ports")
+
+
+class Daemon:
+    """One state directory, and at most one daemon on it. `start()` may be called again after the daemon ended."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.state_dir = folder / "state"
+        self.config_path = folder / "llmux.yaml"
+        self.log_path = folder / "daemon.log"
+        self.env = env or {}
+        first = _free_ports(40)
+        self.port = first
+        server = {
+            "host": "127.0.0.1",
+            "port": first,
+            "worker_port_first": first + 1,
+            "worker_port_last": first + 39,
+            "state_dir": str(self.state_dir),
+            "runtimes_dir": str(tiny.runtimes_dir()),
+            "log_format": "json",
+        }
+        self.config = {"devices": [{"kind": "host", "budget_mib": 4000, "margin_mib": 0}], **config}
+        self.config["server"] = server | config.get("server", {})
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # life
+
+    def start(self, *, wait: bool = True) -> Daemon:
+        self.config_path.write_text(yaml.safe_dump(self.config, sort_keys=False))
+        env = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")} | self.env
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "supervisor.cli", "serve", "--config", str(self.config_path)],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=REPOSITORY,
+                env=env,
+            )
+        if wait:
+            wait_until(self._answers, what=f"the daemon listens; its log: {self.log_path}")
+        return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"the daemon ended:\n{self.log_text()}"
+        try:
+            return httpx.get(f"{self.url}/health", trust_env=False, timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and reap it."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM, and wait for the end; the exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+        return self.process.returncode
+
+    # asking
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **keys: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=60, **keys)
+
+    def get(self, path: str, **keys: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", trust_env=False, timeout=60, **keys)
+
+    def post(self, path: str, **keys: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", trust_env=False, timeout=60, **keys)
+
+    def chat(self, model: str, *, text: str = "Hello", **fields: Any) -> httpx.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], **fields}
+        return self.post("/v1/chat/completions", json=body)
+
+    def model(self, name: str) -> dict[str, Any]:
+        """`GET /v1/admin/models/{name}`."""
+        answer = self.get(f"/v1/admin/models/{name}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_state(self, name: str, state: str, timeout_s: float = 20.0) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            view = self.model(name)
+            return view if view["state"] == state else None
+
+        return wait_until(reached, timeout_s, f"{name} is {state}")
+
+    def decisions(self, model: str | None = None) -> list[dict[str, Any]]:
+        return self.get("/v1/admin/decisions", params={"limit": 1000} | ({"model": model} if model else {})).json()["data"]
+
+    # looking
+
+    @property
+    def instance(self) -> str:
+        return (self.state_dir / "instance.lock").read_text().split()[0]
+
+    def workers(self) -> list[int]:
+        """Every living process that carries this instance's mark, shims included."""
+        marker = f"LLMUX_INSTANCE={self.instance}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if marker in (entry / "environ").read_bytes().split(b"\0") and not _is_zombie(entry):
+                        found.append(int(entry.name))
+        return found
+
+    def log_text(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The daemon's log lines of this event."""
+        lines = [json.loads(line) for line in self.log_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("event") == name]
+
+
+def _is_zombie(entry: Path) -> bool:
+    return (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+
+
+@contextlib.contextmanager
+def running(folder: Path, config: dict[str, Any], **keys: Any) -> Iterator[Daemon]:
+    """A started daemon, which is stopped at the end and must then have left no process behind."""
+    daemon = Daemon(folder, config, **keys)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        if daemon.process is not None:
+            daemon.stop()
+            wait_until(lambda: not daemon.workers(), 5, "no worker is left")
