@@ -1,0 +1,177 @@
+"""What a worker's last words mean: the tail of its log, and from that and its exit code the class of its crash.
+
+One ordered table decides. What says most about the cause comes first: running out of memory usually drags messages of
+every other class behind it ("failed to load model"), never the other way round. The first line that matches is the
+summary, because programs report the cause before its consequences.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from supervisor.core.types import Crash, CrashClass
+
+TELLING_LINES = 200  # a cause can stand a long traceback before the end
+_KEPT_LINES = 20
+_LINE_CHARS = 500
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_STAMP = re.compile(r"^(?:\d+\.\d\d\.\d{3}\.\d{3} [DIWE] )?(?:[EWI] )?\s*(?:(?:srv|cmn|slot) +)?")  # llama.cpp's
+
+
+def _rule(kind: CrashClass, *patterns: str) -> tuple[CrashClass, re.Pattern[str]]:
+    return kind, re.compile("|".join(patterns), re.IGNORECASE)
+
+
+_OUT_OF_MEMORY = (
+    _rule(
+        CrashClass.OUT_OF_MEMORY,
+        r"out of (?:\w+ )?memory",
+        r"OutOfMemory|OutOfDeviceMemory|OutOfHostMemory|OUT_OF_MEMORY",
+        r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
+        r"std::bad_alloc",
+        r"^MemoryError\b",
+        r"(?:failed|unable) to (?:re)?allocate\b",
+        r"can't allocate memory",
+        r"^(?!.*mlock).*cannot allocate memory",
+        r"(?:insufficient|not enough) (?:\w+ )?memory",
+        r"no available memory for the cache blocks",
+        r"free memory on device .* is less than",
+    ),
+)
+_ENVIRONMENT = (
+    _rule(
+        CrashClass.PORT,
+        r"address already in use",
+        r"couldn't bind",
+        r"(?:failed|unable) to bind\b",
+        r"only one usage of each socket address",
+        r"cannot assign requested address",
+    ),
+    _rule(
+        CrashClass.GPU_LOST,
+        r"CUDA error\b",
+        r"CUDA_ERROR_(?!OUT_OF_MEMORY)\w+",
+        r"cudaError(?!MemoryAllocation)[A-Z]\w+",
+        r"(?:HIP|ROCm) error\b",
+        r"NVRM: Xid|\bXid\b \(",
+        r"fallen off the bus|GPU is lost",
+        r"uncorrectable ECC",
+        r"ErrorDeviceLost|DeviceLostError",
+    ),
+)
+_ARGUMENTS = (
+    _rule(
+        CrashClass.NOT_INSTALLED,
+        r"ModuleNotFoundError",
+        r"No module named",
+        r"error while loading shared libraries",
+    ),
+    _rule(
+        CrashClass.BAD_ARGUMENTS,
+        r"invalid argument: ",
+        r"unknown (?:argument|option)",
+        r"unrecognized (?:arguments?|option)",
+        r"error while handling argument",
+        r"\berror: argument ",
+        r"the following arguments are required",
+        r"unexpected argument",
+    ),
+    _rule(
+        CrashClass.BAD_ARGUMENTS,
+        r"failed to open GGUF file",
+        r"invalid magic characters",
+        r"gguf_init_from_\w+: ",
+        r"unknown model architecture",
+        r"unknown (?:pre-tokenizer|tokenizer)",
+        r"model is corrupted or incomplete",
+        r"missing tensor|wrong (?:number of tensors|shape)|done_getting_tensors",
+        r"failed to load (?:mmproj|multimodal|draft|clip)",
+        r"does not appear to have a file named|is not a valid model identifier|Repo id must be",
+        r"safetensors.*(?:Error|header)|SafetensorError",
+        r"^(?:FileNotFoundError|NotADirectoryError|IsADirectoryError)\b",
+    ),
+    _rule(
+        CrashClass.BAD_ARGUMENTS,
+        r"error loading model: ",
+        r"failed to load model",
+        r"exiting due to model loading error",
+        r"pydantic\w*\.ValidationError",
+    ),
+    _rule(CrashClass.BAD_ARGUMENTS, r"^usage: "),
+)
+# llama.cpp says so also where it then goes on without a GPU; it is the cause only where nothing else is.
+_NO_DEVICE = (
+    _rule(
+        CrashClass.GPU_LOST,
+        r"no CUDA-capable device",
+        r"found no NVIDIA driver",
+        r"NVIDIA-SMI has failed",
+        r"driver version is insufficient",
+        r"failed to initialize (?:CUDA|NVML)",
+        r"no CUDA GPUs are available",
+    ),
+)
+_TELLING = re.compile(
+    r"\b(?:error|fatal|panic|abort|aborted|exception|assert\w*|failed|cannot|can't|couldn't|traceback)\b"
+    r"|\w(?:Error|Exception)\b|GGML_ASSERT",
+    re.IGNORECASE,
+)
+
+
+def tail(path: Path, lines: int, max_bytes: int = 64 * 1024) -> tuple[str, ...]:
+    """The last `lines` lines of a log, reading at most `max_bytes`; none when it can't be read. Blocks.
+
+    For showing: terminal escapes and control characters are removed, of a progress bar only its last state is kept,
+    and long lines are cut.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            start = file.seek(max(0, size - max_bytes))
+            text = file.read(max_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    found = text.split("\n")
+    if start > 0 and len(found) > 1:
+        del found[0]  # its beginning is missing
+    cleaned = (_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()[:_LINE_CHARS] for line in found)
+    return tuple([line for line in cleaned if line][-lines:])
+
+
+def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False) -> Crash:
+    """Why a worker ended that nobody stopped.
+
+    `code` is its exit code, negative for a signal, None when unknown; `lines` the end of its log (`TELLING_LINES` are
+    worth having); `oom_killed` what the kernel's counters say. The crash keeps the last 20 lines.
+    """
+    kept = tuple(lines[-_KEPT_LINES:])
+    ended = _how(code)
+    if oom_killed:
+        return Crash(CrashClass.OUT_OF_MEMORY, f"{ended} by the kernel: out of memory", kept, code)
+    for kind, pattern in _rules(code):
+        for line in lines:
+            if pattern.search(line):
+                return Crash(kind, _STAMP.sub("", line).strip(), kept, code)
+    telling = next((line for line in reversed(lines) if _TELLING.search(line)), kept[-1] if kept else "")
+    said = f": {_STAMP.sub('', telling).strip()}" if telling else " and left nothing in its log"
+    return Crash(CrashClass.UNKNOWN, f"{ended}{said}", kept, code)
+
+
+def _rules(code: int | None) -> tuple[tuple[CrashClass, re.Pattern[str]], ...]:
+    if code is None or code < 0:
+        return _OUT_OF_MEMORY + _ENVIRONMENT  # a signal ends a program that was running: its arguments were all right
+    return _OUT_OF_MEMORY + _ENVIRONMENT + _ARGUMENTS + _NO_DEVICE if code > 0 else ()
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
