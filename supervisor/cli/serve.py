@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,6 +41,11 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool) -> No
     run(catalog, on_listening=lambda url, keys: click.echo(welcome(catalog, url, keys)))
 
 
+def command() -> str:
+    """How this very program is called from where the user is."""
+    return "llmux" if shutil.which("llmux") else os.path.relpath(sys.argv[0])
+
+
 def welcome(catalog: Catalog, url: str, keys: int) -> str:
     """What a person needs next: the URL, a request to paste, settings for clients, where things are."""
     listing = catalog.listing()
@@ -61,7 +69,8 @@ def welcome(catalog: Catalog, url: str, keys: int) -> str:
         f"Models:  {', '.join(entry.name for entry in listing)}",
         f"State:   {catalog.server.state_dir}",
         f"Logs:    {catalog.server.state_dir / 'logs'} (workers); the daemon's own on stderr",
-        f"Look:    llmux ps --url {url}    llmux why --url {url}",
+        f"Look:    {command()} ps --url {url}",
+        f"         {command()} why --url {url}",
         "",
     ]
     return "\n".join(lines)
