@@ -358,27 +358,27 @@ class WorkerProcess:
         with contextlib.closing(Hunt(self._mark, groups)) as hunt:
             while await asyncio.to_thread(hunt.round, 0.5):
                 pass
-        code = await asyncio.to_thread(self._collect)
+        code = await asyncio.to_thread(self._collect, {self.pid, *hunt.commands})
         if self._code is None:
             self._code = code
         self._finish()
 
-    def _collect(self) -> int | None:
+    def _collect(self, struck: set[int]) -> int | None:
         """Reap the dead that fell to us as subreaper; the leader's exit code if it is among them.
 
-        Only those that can't be anybody else's children: asyncio and subprocess wait for theirs themselves, and these have
-        our session or one of their own.
+        Besides those that were struck only such as can't be anybody else's children: asyncio and subprocess wait for
+        theirs themselves, and these have our session or one of their own.
         """
         code = None
         us, our_session = os.getpid(), os.getsid(0)
         for proc in processes():
-            leader = proc.pid == self.pid
-            if proc.parent != us or proc.alive or not (leader or proc.session not in (our_session, proc.pid)):
+            if proc.parent != us or proc.alive:
                 continue
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(proc.pid, os.WNOHANG)
-                if leader and pid:
-                    code = os.waitstatus_to_exitcode(status)
+            if proc.pid in struck or proc.session not in (our_session, proc.pid):
+                with contextlib.suppress(ChildProcessError):
+                    pid, status = os.waitpid(proc.pid, os.WNOHANG)
+                    if pid == self.pid:
+                        code = os.waitstatus_to_exitcode(status)
         return code
 
     def _finish(self) -> None:

@@ -149,9 +149,10 @@ class Hunt:
         self._mark = mark
         self._groups = tuple(groups)
         self._held: dict[Proc, int] = {}
+        self.commands: dict[int, str] = {}  # of all that were ever seen
 
-    def round(self, wait_s: float) -> list[Proc]:
-        """SIGKILL to all, then wait until they are gone, at most `wait_s`. Returns those seen; none: all is over. Blocks."""
+    def round(self, wait_s: float) -> bool:
+        """SIGKILL to all, then wait until they are gone, at most `wait_s`. False: there was nobody any more. Blocks."""
         for group in self._groups:
             cgroup.kill(group)
         for proc in marked(self._mark):
@@ -159,12 +160,13 @@ class Hunt:
                 pidfd = open_same(proc, self._mark)
                 if pidfd is not None:
                     self._held[proc] = pidfd
-        seen = list(self._held)
+                    self.commands[proc.pid] = _command(proc.pid)  # the dead don't tell
+        found = bool(self._held)
         for pidfd in self._held.values():
             with contextlib.suppress(OSError):  # dead, or another user's by now
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self._wait(time.monotonic() + wait_s)
-        return seen
+        return found
 
     def _wait(self, deadline: float) -> None:
         poller = select.poll()
@@ -207,25 +209,21 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
     """
     groups = cgroup.left_behind(instance_id)
     deadline = time.monotonic() + wait_s
-    commands: dict[int, str] = {}
     with contextlib.closing(Hunt(Mark(instance_id, logs=logs), groups)) as hunt:
-        while True:
-            seen = hunt.round(0.0 if not commands else 0.25)
-            commands.update({proc.pid: _command(proc.pid) for proc in seen if proc.pid not in commands})
-            if not seen or time.monotonic() > deadline:
-                break
+        while hunt.round(0.25) and time.monotonic() < deadline:
+            pass
         surviving = hunt.surviving
     for group in groups:
         cgroup.remove(group)
-    return [Reaped(pid, command, gone=pid not in surviving) for pid, command in commands.items()]
+    return [Reaped(pid, command, gone=pid not in surviving) for pid, command in hunt.commands.items()]
 
 
 def _command(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return os.fsdecode(b" ".join(words) or Path(f"/proc/{pid}/comm").read_bytes().rstrip())
     except OSError:
-        return ""
-    return " ".join(os.fsdecode(word) for word in words)
+        return "?"
 
 
 class InstanceLock:

@@ -1,0 +1,215 @@
+"""Whatever is killed with -9, nothing stays behind, and nobody else is ever hit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supervisor.errors import LlmuxError
+from supervisor.io import reap
+from supervisor.io.reap import Hunt, InstanceLock, Mark, Proc, marked, open_same, reap_leftovers
+from tests.process.trees import FAKE_WORKER, PYTHON, state, survivors, times, wait_until
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+
+def small_daemon(instance: str, folder: Path, workers: int, mode: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.process.small_daemon", instance, str(folder), str(workers), mode]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def stranger(instance):
+    """A process that is nobody's worker, although it has a marker of another instance."""
+    process = subprocess.Popen(["/bin/sleep", "600"], env={"LLMUX_INSTANCE": f"{instance}-other"})
+    yield process
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def marked_process(instance: str, *switches: str) -> subprocess.Popen[bytes]:
+    command = [*PYTHON, str(FAKE_WORKER), "--no-listen", *switches]
+    return subprocess.Popen(command, env={"LLMUX_INSTANCE": instance, "LLMUX_WORKER": "m:1"}, stdout=subprocess.DEVNULL)
+
+
+class TestKilledDaemon:
+    """kill -9 of the daemon, at any moment."""
+
+    @pytest.mark.soak
+    def test_its_trees_die_with_it(self, instance, tmp_path, stranger):
+        """Fault 1: setsid double forks that ignore SIGTERM, killed in every phase of start and stop."""
+        seed = random.Random(1)
+        slowest = 0.0
+        for _ in range(times(8, 200)):
+            with small_daemon(instance, tmp_path, 3, "restless") as daemon:
+                daemon.stdout.readline()
+                time.sleep(seed.uniform(0.0, 0.4))
+                daemon.kill()
+                slowest = max(slowest, wait_until(lambda: not survivors(instance)))
+        print(f"slowest: {slowest:.3f} s")
+        assert slowest < (2.0 if times(0, 1) else 10.0)
+
+    @pytest.mark.soak
+    def test_with_its_shims_the_next_start_reaps_all(self, instance, tmp_path, stranger):
+        """Fault 2: nobody is left who could clean up."""
+        slowest = 0.0
+        for _ in range(times(3, 40)):
+            with small_daemon(instance, tmp_path, 3, "steady") as daemon:
+                daemon.stdout.readline()
+                started = [json.loads(daemon.stdout.readline()) for _ in range(3)]
+                # Per worker a shim, the leader, its child, and two grandchildren in sessions of their own.
+                wait_until(lambda: len([line for line in survivors(instance).values() if "fake_worker" in line]) >= 12)
+                daemon.send_signal(signal.SIGSTOP)
+                for worker in started:
+                    os.kill(worker["shim"], signal.SIGKILL)
+                daemon.kill()
+            assert len(survivors(instance)) >= 6
+            with InstanceLock(tmp_path):
+                began = time.monotonic()
+                reaped = reap_leftovers(instance)
+                slowest = max(slowest, time.monotonic() - began)
+            assert len(reaped) >= 6
+            assert all(one.gone and one.command for one in reaped)
+            assert survivors(instance) == {}
+        print(f"slowest: {slowest:.3f} s")
+        assert slowest < 1.0
+
+
+class TestReap:
+    """Leftovers are found by their mark, and only they are."""
+
+    def test_nothing_to_do(self, instance, stranger):
+        assert reap_leftovers(instance) == []
+
+    def test_one_worker_only(self, instance):
+        process = marked_process(instance)
+        try:
+            wait_until(lambda: marked(Mark(instance)))
+            assert marked(Mark(instance, "m:2")) == []
+            assert [proc.pid for proc in marked(Mark(instance, "m:1"))] == [process.pid]
+        finally:
+            process.kill()
+            process.wait()
+
+    def test_a_process_whose_first_thread_ended_is_found(self, instance):
+        """Fault 6: /proc shows neither its environment nor a life, but it holds everything it had."""
+        process = marked_process(instance, "--thread-outlives", "60")
+        wait_until(lambda: state(process.pid) == "Z")
+        reaped = reap_leftovers(instance)
+        assert [(one.pid, one.gone) for one in reaped] == [(process.pid, True)]
+        assert process.wait() == -signal.SIGKILL
+
+    def test_output_into_the_log_directory_is_a_mark_too(self, instance, tmp_path):
+        with (tmp_path / "m.log").open("wb") as log:
+            process = subprocess.Popen(["/bin/sleep", "600"], env={}, stdout=log)
+        wait_until(lambda: marked(Mark(instance, logs=tmp_path)))
+        assert marked(Mark(instance)) == []
+        assert [one.pid for one in reap_leftovers(instance, logs=tmp_path)] == [process.pid]
+        assert process.wait() == -signal.SIGKILL
+
+    def test_never_itself_or_its_ancestors(self, instance, tmp_path):
+        """A daemon that was started by one of its own workers does not kill the branch it sits on."""
+        program = "import sys; from supervisor.io.reap import *; print(len(reap_leftovers(sys.argv[1])))"
+        env = {"LLMUX_INSTANCE": instance, "PATH": os.environ["PATH"]}
+        shell = ["/bin/sh", "-c", f'{sys.executable} -c "{program}" {instance}; echo alive']
+        done = subprocess.run(shell, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["0", "alive"]
+
+    def test_what_does_not_die_is_reported(self, instance, monkeypatch):
+        process = marked_process(instance)
+        wait_until(lambda: marked(Mark(instance)))
+        with monkeypatch.context() as patched:
+            patched.setattr(reap.signal, "pidfd_send_signal", lambda *_: None)
+            reaped = reap_leftovers(instance, wait_s=0.3)
+        assert [(one.pid, one.gone) for one in reaped] == [(process.pid, False)]
+        process.kill()
+        process.wait()
+
+
+class TestPidReuse:
+    """Fault 8: a pid is a number that may be somebody else's tomorrow."""
+
+    def test_another_start_time_is_another_process(self, instance):
+        process = marked_process(instance)
+        wait_until(lambda: marked(Mark(instance)))
+        now = Proc.read(process.pid)
+        before = Proc(now.pid, now.parent, now.session, now.state, now.threads, now.started - 1)
+        assert open_same(before, Mark(instance)) is None
+        pidfd = open_same(now, Mark(instance))
+        assert pidfd is not None
+        os.close(pidfd)
+        process.kill()
+        process.wait()
+
+    def test_a_process_without_the_mark_is_left_alone(self, instance, stranger):
+        assert open_same(Proc.read(stranger.pid), Mark(instance)) is None
+
+    def test_a_reused_pid_is_not_signalled(self, instance, monkeypatch):
+        """The pid of a worker that was seen a moment ago is now a stranger's."""
+        last_pid = Path("/proc/sys/kernel/ns_last_pid")
+        if not os.access(last_pid, os.W_OK):
+            pytest.skip("choosing the next pid needs CAP_CHECKPOINT_RESTORE")
+        worker = marked_process(instance)
+        wait_until(lambda: marked(Mark(instance)))
+        seen = Proc.read(worker.pid)
+        worker.kill()
+        worker.wait()
+        for _ in range(100):
+            last_pid.write_text(str(seen.pid - 1))
+            other = subprocess.Popen(["/bin/sleep", "600"], env={})
+            if other.pid == seen.pid:
+                break
+            other.kill()
+            other.wait()
+        else:
+            pytest.skip("other processes take the pids here too fast")
+        monkeypatch.setattr(reap, "marked", lambda mark: [seen])
+        hunt = Hunt(Mark(instance))
+        assert not hunt.round(0.1)
+        assert other.poll() is None
+        assert state(other.pid) in "SR"
+        other.kill()
+        other.wait()
+
+
+class TestInstanceLock:
+    """A state directory has one daemon."""
+
+    def test_a_second_one_is_told_who_has_it(self, tmp_path):
+        with InstanceLock(tmp_path), pytest.raises(LlmuxError, match=rf"another llmux \(pid {os.getpid()}\) runs on"):
+            InstanceLock(tmp_path)
+
+    def test_the_id_stays(self, tmp_path):
+        with InstanceLock(tmp_path) as lock:
+            first = lock.instance_id
+        with InstanceLock(tmp_path) as lock:
+            assert lock.instance_id == first
+        assert len(first) == 16
+
+    def test_two_directories_are_two_instances(self, tmp_path):
+        with InstanceLock(tmp_path / "a") as a, InstanceLock(tmp_path / "b") as b:
+            assert a.instance_id != b.instance_id
+
+    def test_a_directory_that_cannot_be(self, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(LlmuxError, match="can't be used"):
+            InstanceLock(tmp_path / "file" / "state")
+
+    def test_a_killed_holder_holds_nothing(self, instance, tmp_path):
+        with small_daemon(instance, tmp_path, 1, "steady") as daemon:
+            daemon.stdout.readline()
+            daemon.stdout.readline()
+            with pytest.raises(LlmuxError, match=f"pid {daemon.pid}"):
+                InstanceLock(tmp_path)
+            daemon.kill()
+        InstanceLock(tmp_path).release()  # also while its workers are still dying: they never had the lock
+        wait_until(lambda: not survivors(instance))
