@@ -44,6 +44,46 @@ class RequestTimeoutError(LlmuxError):
     code = "request_timeout"
 
 
+class _Cork:
+    """A cycle's transport that writes a response's head together with the first piece of its body.
+
+    uvloop writes at once: two writes are two system calls here and two wake-ups at the client. A head whose body is not
+    there yet goes out by itself in the loop's next turn.
+    """
+
+    __slots__ = ("_done", "_held", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+        self._done = False
+
+    def write(self, data: bytes) -> None:
+        if self._done:
+            self._transport.write(data)
+        elif self._held:
+            held, self._held = self._held, b""
+            self._done = True
+            self._transport.write(held + data)
+        elif data.startswith(STATUS_LINE[100]):  # an interim answer
+            self._transport.write(data)
+        else:
+            self._held = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        if self._held and not self._transport.is_closing():
+            self.write(b"")
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """Give it to uvicorn as `http=GuardedProtocol`, with `ws="none"`. One instance per connection."""
 
@@ -154,6 +194,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._upgrading = True
             return
         super().on_headers_complete()
+        self.cycle.transport = _Cork(self.transport, self.loop)  # type: ignore[assignment]  # all that a cycle uses
         if len(self.pipeline) > PIPELINE_LIMIT:
             self.transport.abort()
 
@@ -226,9 +267,9 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             await app(cycle.scope, cycle.receive, cycle.send)
         except ExchangeOverError:
-            self.transport.close()
+            cycle.transport.close()
         except asyncio.CancelledError:
-            self.transport.close()
+            cycle.transport.close()
             raise
         except Exception:
             self.logger.exception("http.application_failed")
@@ -242,7 +283,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     async def _give_up(self, cycle: RequestResponseCycle) -> None:
         if cycle.response_started:
-            self.transport.close()
+            cycle.transport.close()
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
         body = error_body(error)
