@@ -123,7 +123,7 @@ class Engine:
         self._sample_now = asyncio.Event()
         self._sampling: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+        self._watchers: list[asyncio.Future[None]] = []
 
     # --------------------------------------------------------------------------------------------------------- events
 
@@ -138,17 +138,21 @@ class Engine:
                 event = self._events.popleft()
                 for effect in self.journal.handle(event, self.clock()):
                     self._carry_out(effect)
+                if isinstance(event, WorkerExited | LoadAsked):
+                    self._sample_now.set()
         finally:
             self._handling = False
-        if type(event) is not RequestFinished and type(event) is not RequestArrived:
-            self._announce(event)
-        self._schedule_tick()
+            watchers, self._watchers = self._watchers, []
+            for watcher in watchers:
+                if not watcher.done():
+                    watcher.set_result(None)
+            self._schedule_tick()
 
-    def _announce(self, event: Event) -> None:
-        if isinstance(event, (WorkerExited, LoadAsked)):
-            self._sample_now.set()
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+    async def _change(self) -> None:
+        """Until the next event has been handled."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
 
     def _schedule_tick(self) -> None:
         deadline = self.journal.scheduler.deadline(self.clock())
@@ -268,7 +272,7 @@ class Engine:
                 )
                 detail = record.crash.log_tail if record.crash is not None else ()
                 raise UnavailableError(f"{model} was not loaded: {record.life.reason}", code=code, detail=detail)
-            await self._changed.wait()
+            await self._change()
 
     async def unload(self, model: ModelId, *, force: bool = False) -> None:
         """Unload `model` and return when its memory is back. Cancelling stops waiting only."""
@@ -277,7 +281,7 @@ class Engine:
             record = self.journal.scheduler.world.records.get(model)
             if record is None or not record.has_worker or (record.stop_reason is None and record.state is State.READY):
                 return
-            await self._changed.wait()
+            await self._change()
 
     # ---------------------------------------------------------------------------------------------------------- life
 
@@ -286,10 +290,13 @@ class Engine:
         self._sampling = asyncio.create_task(self._sample_for_ever(), name="memory-sampling")
 
     async def shutdown(self) -> None:
-        """Drain and stop every worker; returns when all are gone or can't be killed."""
+        """Drain and stop every worker; returns when all are gone or can't be killed. Nobody needs their memory back."""
         self.post(ShutdownAsked())
-        while any(r.has_worker and not r.stuck for r in self.journal.scheduler.world.records.values()):
-            await self._changed.wait()
+        while any(
+            record.has_worker and not record.exited and not record.stuck
+            for record in self.journal.scheduler.world.records.values()
+        ):
+            await self._change()
         if self._sampling is not None:
             self._sampling.cancel()
         if self._tick is not None:
@@ -299,7 +306,10 @@ class Engine:
     async def _sample_for_ever(self) -> None:
         while True:
             self._sample_now.clear()
-            await self.sample()
+            try:
+                await self.sample()
+            except Exception:
+                log.exception("memory.sampling_failed")  # a mistake of ours must not blind the daemon for good
             pause = SAMPLE_IMPATIENT_S if self.journal.scheduler.is_impatient() else SAMPLE_IDLE_S
             try:
                 async with asyncio.timeout(pause):

@@ -1,8 +1,11 @@
 """The running workers: one task per worker takes it from its launch order to its end and tells the engine by events.
 
 launch → spawn → poll until ready → watch → stop. Whatever ends a worker, its task ends with exactly one WorkerExited, after
-its whole process tree is gone and its port and connections are given back. Before a worker is called ready, every socket
-that listens on its port must belong to its own tree, so that an impostor or a stranger sharing the port gets no request.
+its whole process tree is gone and its port and connections are given back. Before a worker is called ready, and with
+every probe after that, each socket that listens on its port must belong to its own tree: requests go neither to an
+impostor nor to a stranger who shares the port.
+
+Trouble of our own (no descriptors left, no memory for a thread) says nothing about a worker: it is looked at again.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,18 +41,16 @@ from supervisor.core.types import (
     WorkerUnready,
 )
 from supervisor.errors import LlmuxError
-from supervisor.io.logs import classify, tail
+from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids
-from supervisor.io.ports import PortRange, owner_check
+from supervisor.io.ports import PortOwnership, PortRange, owner_check
 from supervisor.io.probe import Liveness, Prober, Readiness, StartupPatience, read_progress, startup_delay_s
-from supervisor.io.process import ProcessExit, SpawnOrder, UnkillableError, WorkerProcess, spawn
+from supervisor.io.process import ProcessExit, SpawnError, SpawnOrder, UnkillableError, WorkerProcess, spawn
 from supervisor.io.upstream import UpstreamPool
 
 log = structlog.get_logger("llmux.worker")
 
-READINESS_INTERVAL_S = 2.0
-READINESS_TIMEOUT_S = 1.0
-LIVENESS_EVERY = 5  # readiness rounds: 10 s
+READINESS_TIMEOUT_S = 1.0  # or the interval, where that is shorter; so is it with liveness
 LIVENESS_TIMEOUT_S = 5.0
 PROGRESS_INTERVAL_S = 1.0
 KILL_WAIT_S = 5.0
@@ -100,7 +101,12 @@ class Workers:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, key: Key, worker: Worker) -> None:
-        crash = await worker.run()
+        try:
+            crash = await worker.run()
+        except Exception as error:
+            # A mistake in an adapter, say: the model must not stay STARTING for ever.
+            log.exception("worker.mishandled", model=key[0], generation=key[1])
+            crash = Crash(CrashClass.UNKNOWN, f"llmux failed to run it: {error!r}")
         del self._workers[key]
         worker.post(WorkerExited(*key, crash))
 
@@ -197,8 +203,14 @@ class Worker:
             return Crash(CrashClass.NOT_INSTALLED, str(error))
         except ModelUnusableError as error:
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
-        except LlmuxError as error:  # no port, or the program can't be run
-            return Crash(CrashClass.BAD_ARGUMENTS if error.code == "spawn_failed" else CrashClass.PORT, error.message)
+        except SpawnError as error:
+            # What the kernel refused *us* (descriptors, memory) or did too slowly may work a moment later.
+            kind = CrashClass.BAD_ARGUMENTS if error.__cause__ is None else CrashClass.UNKNOWN
+            return Crash(kind, error.message)
+        except LlmuxError as error:
+            return Crash(CrashClass.PORT, error.message)
+        except OSError as error:
+            return Crash(CrashClass.UNKNOWN, f"can't be started now: {error}")
         else:
             self._process = process
             log.info("worker.spawned", model=model, generation=generation, pid=process.pid, port=self._port)
@@ -217,23 +229,38 @@ class Worker:
         stopped.cancel()
         if exited.done():
             await _cancel(watched)
+            self._retract("it ended")
             return await asyncio.to_thread(self._classify, exited.result())
+        crash = None
         if watched.done():
-            crash = watched.result()
+            crash = self._verdict(watched)
+            self._retract(crash.summary)
         else:
-            crash = None
             await _cancel(watched)
         self._ready = False
-        await self._end(process)
+        await self._end(process, at_once=crash is not None and launch.stop_argv is None)
         await exited
         if crash is None:
             return None
         lines = await asyncio.to_thread(tail, self._log, LOG_TAIL_LINES)
         return Crash(crash.kind, crash.summary, tuple(lines), crash.exit_code)
 
-    async def _end(self, process: WorkerProcess) -> None:
-        """Until the tree is gone, however long that takes."""
-        grace_s = 0.0 if self._force else self._model.config.grace_s
+    def _verdict(self, watched: asyncio.Task[Crash]) -> Crash:
+        """Why it has to be ended. A mistake of ours in watching it must not leave it running unwatched."""
+        error = watched.exception()
+        if error is None:
+            return watched.result()
+        log.error("worker.unwatched", model=self._key[0], generation=self._key[1], exc_info=error)
+        return Crash(CrashClass.UNKNOWN, f"it could not be watched any more: {error!r}")
+
+    def _retract(self, reason: str) -> None:
+        """Nothing new goes to a worker that is ending by itself, while its remains are cleared away."""
+        if self._ready:
+            self.post(WorkerUnready(*self._key, reason))
+
+    async def _end(self, process: WorkerProcess, *, at_once: bool) -> None:
+        """Until the tree is gone, however long that takes. `at_once`: it would not make use of its grace."""
+        grace_s = 0.0 if self._force or at_once else self._model.config.grace_s
         try:
             await process.stop(grace_s, KILL_WAIT_S)
         except UnkillableError as error:
@@ -269,7 +296,7 @@ class Worker:
         )
 
     def _classify(self, end: ProcessExit) -> Crash:
-        return classify(end.code, tail(self._log, LOG_TAIL_LINES))
+        return classify(end.code, tail(self._log, TELLING_LINES), oom_killed=end.oom_killed)
 
     # ---------------------------------------------------------------------------------------------------------- probes
 
@@ -298,49 +325,69 @@ class Worker:
         base = f"http://{launch.host}:{launch.port}"
         while True:
             probe = await self._around.prober.check(base, launch.health.path, {}, READINESS_TIMEOUT_S, starting=True)
-            if probe.ok:
-                return await self._check_port(process, launch)
+            owner = await self._owner(process, launch) if probe.ok else None
+            if owner is not None and owner.ok:
+                return None
+            if owner is not None and owner.foreign:
+                return _misplaced(launch, owner)
             now = time.monotonic()
             if now - looked >= PROGRESS_INTERVAL_S:
                 looked = now
-                progress = await asyncio.to_thread(read_progress, (process.shim_pid,), self._log)
-                reason = patience.observe(progress, now)
+                reason = await self._impatience(process, patience, now)
                 if reason is not None:
                     return Crash(CrashClass.START_TIMEOUT, f"{reason}; its health check says: {probe.detail}")
             await asyncio.sleep(startup_delay_s(now - self._started, launch.health.interval_s))
 
+    async def _impatience(self, process: WorkerProcess, patience: StartupPatience, now: float) -> str | None:
+        try:
+            progress = await asyncio.to_thread(read_progress, (process.shim_pid,), self._log)
+        except OSError as error:
+            log.warning("worker.unseen", model=self._key[0], generation=self._key[1], reason=str(error))
+            return None
+        return patience.observe(progress, now)
+
     async def _while_ready(self, process: WorkerProcess, launch: LaunchSpec, upstream: UpstreamPool) -> Crash:
         base = f"http://{launch.host}:{launch.port}"
+        prober, limits, clock = self._around.prober, self._limits, upstream.loop.time
+        timeout_s = min(READINESS_TIMEOUT_S, limits.readiness_interval_s)
+        long_timeout_s = min(LIVENESS_TIMEOUT_S, limits.liveness_interval_s)
         readiness, liveness = Readiness(), Liveness()
-        looked = upstream.loop.time()
-        turn = 0
+        looked = clock()
         while True:
-            turn += 1
-            await asyncio.sleep(READINESS_INTERVAL_S)
-            probe = await self._around.prober.check(base, launch.health.path, {}, READINESS_TIMEOUT_S)
+            await asyncio.sleep(limits.readiness_interval_s)
+            probe = await prober.check(base, launch.health.path, {}, timeout_s)
             if readiness.observe(probe):
                 event = WorkerReady(*self._key) if readiness.ready else WorkerUnready(*self._key, probe.detail)
                 self.post(event)
-            if turn % LIVENESS_EVERY:
+            owner = await self._owner(process, launch)
+            if owner is not None and owner.foreign:
+                return _misplaced(launch, owner)
+            if clock() - looked < limits.liveness_interval_s:
                 continue
-            crash = await self._check_port(process, launch)
-            if crash is not None:
-                return crash
             if not probe.ok:
-                probe = await self._around.prober.check(base, launch.health.path, {}, LIVENESS_TIMEOUT_S)
+                probe = await prober.check(base, launch.health.path, {}, long_timeout_s)
             flowed = upstream.last_byte_at > looked
-            looked = upstream.loop.time()
+            looked = clock()
             if liveness.observe(probe, bytes_flowed=flowed):
                 return Crash(CrashClass.UNRESPONSIVE, f"its health check failed too often: {probe.detail}")
 
-    async def _check_port(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
-        """Does everything that listens on its port belong to its tree?"""
-        ownership = await asyncio.to_thread(lambda: owner_check(launch.port, process.pids()))
-        if ownership.ok:
+    async def _owner(self, process: WorkerProcess, launch: LaunchSpec) -> PortOwnership | None:
+        """Who listens on its port; None when that can't be told now."""
+        try:
+            return await asyncio.to_thread(lambda: owner_check(launch.port, _leader_first(process)))
+        except OSError as error:
+            log.warning("worker.unseen", model=self._key[0], generation=self._key[1], reason=str(error))
             return None
-        return Crash(
-            CrashClass.PORT, f"who listens on port {launch.port} is not only the worker ({ownership.ownership})"
-        )
+
+
+def _leader_first(process: WorkerProcess) -> Iterator[int]:
+    """Usually it is the leader that listens; only where it doesn't is the whole tree looked for."""
+    yield process.pid
+    yield from process.pids()
+
+
+def _misplaced(launch: LaunchSpec, owner: PortOwnership) -> Crash:
+    return Crash(CrashClass.PORT, f"port {launch.port}: {owner.detail}")
 
 
 def log_path(log_dir: Path, model: ModelId) -> Path:

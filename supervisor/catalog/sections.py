@@ -166,6 +166,16 @@ class LimitsConfig(Section):
     keepalive_s: Seconds = Field(
         default=10.0, description="Interval of comments to a streaming client that waits for its model.", examples=[10]
     )
+    readiness_interval_s: Seconds = Field(
+        default=2.0,
+        description="Interval of health checks; after three failures a worker gets no new requests until one succeeds.",
+        examples=[2],
+    )
+    liveness_interval_s: Seconds = Field(
+        default=10.0,
+        description="Interval of patient health checks; after six failures without a byte a worker is replaced.",
+        examples=[10],
+    )
 
     def limits(self) -> Limits:
         """What the scheduler takes of them."""

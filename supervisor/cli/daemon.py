@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ from supervisor.workers import Surroundings, Workers
 log = structlog.get_logger("llmux.daemon")
 
 BACKLOG = 2048
+DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
 WORKER_HOST = "127.0.0.1"
 LOGS = "logs"
 
@@ -63,6 +65,7 @@ def run(catalog: Catalog, *, on_listening: OnListening) -> None:
         raise ConfigError((refused,))
     for warning in keyring.warnings:
         log.warning("keys.exposed", message=warning)
+    raise_descriptor_limit()
     state_dir = catalog.server.state_dir
     with InstanceLock(state_dir) as lock:
         for reaped in reap_leftovers(lock.instance_id, logs=state_dir / LOGS):
@@ -183,6 +186,14 @@ def listen(server: ServerConfig) -> socket.socket:
         ) from error
     listener.set_inheritable(False)
     return listener
+
+
+def raise_descriptor_limit() -> None:
+    """As many open files as the system lets us have: 1024, the usual start, are 500 requests. Workers inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _wanted(devices: Sequence[DeviceConfig] | Literal["auto"]) -> Literal["auto"] | list[Wanted]:

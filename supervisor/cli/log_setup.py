@@ -1,10 +1,16 @@
-"""How the daemon logs: structlog, one line per event to stderr; JSON for machines, columns for a terminal."""
+"""How the daemon logs: structlog, one line per event to stderr; JSON for machines, columns for a terminal.
+
+A line that can't be written (full disk, reader gone) is lost: it must not fail whatever was about to be told.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 import sys
-from typing import Literal
+from typing import BinaryIO, Literal, cast
 
 import msgspec
 import structlog
@@ -19,19 +25,33 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
         structlog.configure(
             processors=[*shared, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_dumps)],
             wrapper_class=structlog.make_filtering_bound_logger(number),
-            logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
+            logger_factory=structlog.BytesLoggerFactory(cast("BinaryIO", _Stderr())),
             cache_logger_on_first_use=True,
         )
     else:
         structlog.configure(
             processors=[*shared, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())],
             wrapper_class=structlog.make_filtering_bound_logger(number),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+            logger_factory=structlog.PrintLoggerFactory(
+                io.TextIOWrapper(cast("BinaryIO", _Stderr()), "utf-8", "backslashreplace", write_through=True)
+            ),
             cache_logger_on_first_use=True,
         )
     logging.basicConfig(
         level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(name)s %(message)s"
     )
+
+
+class _Stderr(io.RawIOBase):
+    """Unbuffered, and silent about what went wrong."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # structlog writes bytes only
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), data)
+        return len(data)
 
 
 def _dumps(event: object, **_ignored: object) -> bytes:

@@ -1,43 +1,64 @@
 """Inference requests, as a pure ASGI application: read the body, find the model, wait for a turn, pass it through.
 
 Which paths exist is what the configured models' runtimes serve, exact path and method; everything else is not inference.
-The model is named by the body's `model` (JSON or multipart), by `?model=` for requests without a body of ours, or is the
-only one there is.
+The model is named by the body's `model` (JSON or multipart), by `?model=` for requests that don't name one in their body,
+or is the only one there is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs
 
 import structlog
 
 from runtimes.base import Endpoint
 from supervisor.catalog import Catalog, Route, model_of
 from supervisor.catalog.keys import Key
+from supervisor.catalog.rewrite import open_object
 from supervisor.core.types import ModelId, TicketId
-from supervisor.departure import Receive, Scope, Send, UntilGone
+from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGone
 from supervisor.engine import Engine, Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.http.body import model_of_multipart, read_body
+from supervisor.http.media import refuse_remote_media
 from supervisor.http.sse import Keepalive
 from supervisor.io.upstream import Headers
-from supervisor.proxy import Outcome, forward
+from supervisor.proxy import Outcome, forward, processing_ms
 
 log = structlog.get_logger("llmux.request")
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
+Bytes = bytes | bytearray
+
+_STREAM_WANTED = b"true"
 
 
 @dataclass(slots=True)
-class _Request:
-    """What the canonical log line tells of one request."""
+class Call:
+    """One request: who asks, what its answer carries, and what the canonical log line tells of it."""
 
-    started: float
+    request_id: bytes
+    arrived_at: float  # loop time
+    key: Key | None = None
+    extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     name: str | None = None
     ticket: Ticket | None = None
-    error: LlmuxError | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    failure: str | None = None  # an error's code
+    failed_status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the body says about where it wants to go."""
+
+    name: str
+    stream: bool = False
+    is_json: bool = False
 
 
 class Inference:
@@ -57,69 +78,75 @@ class Inference:
         """Is this path one of a configured model's runtime?"""
         return (method, path) in self._table
 
-    async def __call__(
-        self, scope: Scope, receive: Receive, send: Send, *, request_id: bytes, key: Key | None, extra: Headers
-    ) -> None:
+    def methods(self, path: str) -> tuple[str, ...]:
+        """The methods this path is served with; for error messages."""
+        return tuple(sorted(method for method, served in self._table if served == path))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         """Serve one request. Raises LlmuxError as long as nothing was sent; see `proxy.forward` for what follows."""
-        request = _Request(self._engine.clock())
-        outcome = Outcome()
         try:
-            await self._serve(scope, receive, send, request, outcome, request_id, extra)
+            await self._serve(scope, receive, send, call)
         except LlmuxError as error:
-            request.error = error
+            call.failure, call.failed_status = error.code, int(error.status)
+            raise
+        except ClientGoneError:
+            call.failure = "client_gone"
             raise
         finally:
-            self._log(scope, request, outcome, request_id, key)
+            self._log(scope, call)
 
-    async def _serve(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        request: _Request,
-        outcome: Outcome,
-        request_id: bytes,
-        extra: Headers,
-    ) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         body = await read_body(scope, receive, self._body_limit)
-        request.name, stream, is_json = await self._name(scope, body)
-        route, endpoint = self._route(scope, request.name)
+        asked = await self._asked(scope, body)
+        call.name = asked.name
+        route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
-        if is_json and route.rewrite.touches(path):
-            body = route.rewrite.apply(bytes(body), path)
-        ticket_id = TicketId(f"{next(self._numbers)}")
+        if asked.is_json:
+            refuse_remote_media(body)
+            if route.rewrite.touches(path):
+                body = route.rewrite.apply(bytes(body), path)
         target = (endpoint.upstream_path or path).encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
         with UntilGone(scope, receive):
-            if not stream:
-                request.ticket = await self._engine.admit(ticket_id, route.model.id)
-                await self._forward(scope, send, request.ticket, outcome, target, body, request_id, extra)
+            if asked.stream:
+                await self._stream(scope, send, call, route.model.id, target, body)
                 return
-            headers = [(b"x-request-id", request_id), *extra]
-            keepalive = Keepalive(send, headers, interval_s=self._keepalive_s)
+            call.ticket = await self._engine.admit(self._ticket_id(), route.model.id)
+            await self._forward(scope, send, call, call.ticket, target, body)
+
+    async def _stream(self, scope: Scope, send: Send, call: Call, model: ModelId, target: bytes, body: Bytes) -> None:
+        """Keep the client's connection alive while it waits; from its first comment on, failures are told in-band."""
+        now = asyncio.get_running_loop().time()
+        headers = [
+            (b"x-request-id", call.request_id),
+            processing_ms(call.arrived_at, now + self._keepalive_s),  # that is when it will go out
+            *call.extra,
+        ]
+        keepalive = Keepalive(send, headers, interval_s=self._keepalive_s)
+        try:
             try:
                 async with keepalive:
-                    request.ticket = await self._engine.admit(ticket_id, route.model.id)
-                await self._forward(
-                    scope, send, request.ticket, outcome, target, body, request_id, extra, sse_started=keepalive.started
-                )
-            except LlmuxError as error:
-                if not keepalive.started:
-                    raise
-                request.error = error
-                await keepalive.fail(error)
+                    call.ticket = await self._engine.admit(self._ticket_id(), model)
+            except BaseException:
+                if call.ticket is not None:  # the client left while the last comment was being taken back
+                    self._engine.finish(call.ticket)
+                raise
+            await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)
+        except LlmuxError as error:
+            if not keepalive.started:
+                raise
+            call.failure, call.failed_status = error.code, int(error.status)
+            await keepalive.fail(error)
 
     async def _forward(
         self,
         scope: Scope,
         send: Send,
+        call: Call,
         ticket: Ticket,
-        outcome: Outcome,
         target: bytes,
-        body: bytes | bytearray,
-        request_id: bytes,
-        extra: Headers,
+        body: Bytes,
         *,
         sse_started: bool = False,
     ) -> None:
@@ -128,48 +155,53 @@ class Inference:
             await forward(
                 scope,
                 send,
-                outcome,
+                call.outcome,
                 upstream=ticket.upstream,
                 target=target,
                 body=body,
-                request_id=request_id,
-                extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *extra],
+                request_id=call.request_id,
+                extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *call.extra],
+                arrived_at=call.arrived_at,
                 sse_started=sse_started,
                 first_byte_s=self._first_byte_s,
             )
         finally:
             self._engine.finish(ticket)
 
-    async def _name(self, scope: Scope, body: bytes | bytearray) -> tuple[str, bool, bool]:
-        """The model's public name, whether a stream is wanted, and whether the body is JSON."""
+    def _ticket_id(self) -> TicketId:
+        return TicketId(f"{next(self._numbers)}")
+
+    # which model
+
+    async def _asked(self, scope: Scope, body: Bytes) -> _Asked:
         content_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
         if content_type[:10].lower() == b"multipart/":
-            name = await model_of_multipart(body, content_type)
+            name = await model_of_multipart(body, content_type) or self._unnamed(scope)
             if name is None:
                 raise InvalidRequestError(
                     "The form has no field `model`; GET /v1/models lists the choice.", param="model"
                 )
-            return name, False, False
-        fallback = self._fallback(scope)
-        if not body and fallback is not None:
-            return fallback, False, False
+            return _Asked(name)
+        if not body and (name := self._unnamed(scope)) is not None:
+            return _Asked(name)
+        if not body and scope["method"] == "GET":
+            raise InvalidRequestError(
+                f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
+            )
         try:
             name, stream = model_of(bytes(body))
         except InvalidRequestError as error:
-            if fallback is None or error.param != "model" or "missing" not in error.message:
+            if error.code != "missing_model" or (name := self._unnamed(scope)) is None:
                 raise
-            return fallback, False, True
-        return name, stream, True
+            stream = open_object(bytes(body)).get("stream") == _STREAM_WANTED
+        return _Asked(name, stream, is_json=True)
 
-    def _fallback(self, scope: Scope) -> str | None:
+    def _unnamed(self, scope: Scope) -> str | None:
         """The model meant by a request that does not name one in its body."""
         query: bytes = scope["query_string"]
-        if query:
-            from urllib.parse import parse_qs  # noqa: PLC0415  # rare, and not for the start-up
-
-            named = parse_qs(query.decode("latin-1")).get("model")
-            if named:
-                return named[0]
+        named = parse_qs(query.decode("latin-1")).get("model") if query else None
+        if named:
+            return named[0]
         listing = self._catalog.listing()
         return listing[0].name if len(listing) == 1 else None
 
@@ -178,37 +210,35 @@ class Inference:
         if route is None:
             raise unknown_model(self._catalog, name)
         path: str = scope["path"]
-        endpoint = self._table[scope["method"], path].get(route.model.id)
+        serving = self._table[scope["method"], path]
+        endpoint = serving.get(route.model.id)
         if endpoint is None:
-            kind, runtime = route.model.config.type, route.model.config.runtime
-            others = [
-                listing.name
-                for listing in self._catalog.listing()
-                if listing.model.id in self._table[scope["method"], path]
-            ]
+            config = route.model.config
+            others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
             hint = f" Models that do: {', '.join(others[:5])}." if others else ""
             raise InvalidRequestError(
-                f"{name} ({kind}, {runtime}) does not serve {path}.{hint}", code="endpoint_not_supported", param="model"
+                f"{name} ({config.type}, {config.runtime}) does not serve {path}.{hint}",
+                code="endpoint_not_supported",
+                param="model",
             )
         return route, endpoint
 
-    def _log(self, scope: Scope, request: _Request, outcome: Outcome, request_id: bytes, key: Key | None) -> None:
-        now = self._engine.clock()
-        ticket = request.ticket
-        error = request.error or outcome.error
+    def _log(self, scope: Scope, call: Call) -> None:
+        ticket, outcome = call.ticket, call.outcome
+        error = outcome.error
         log.info(
             "request.finished",
-            request_id=request_id.decode("latin-1"),
+            request_id=call.request_id.decode("latin-1"),
             path=scope["path"],
-            model=request.name,
+            model=call.name,
             worker=f"{ticket.model}:{ticket.generation}" if ticket is not None else None,
-            key=key.name if key is not None else None,
-            status=outcome.status or (int(error.status) if error is not None else 0),
-            error=error.code if error is not None else None,
+            key=call.key.name if call.key is not None else None,
+            status=outcome.status or call.failed_status,
+            error=error.code if error is not None else call.failure,
             cut=ticket.cut_reason if ticket is not None else None,
             queue_ms=round(ticket.queued_s * 1000, 1) if ticket is not None else None,
             first_byte_ms=round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
-            total_ms=round((now - request.started) * 1000, 1),
+            total_ms=round((asyncio.get_running_loop().time() - call.arrived_at) * 1000, 1),
             bytes=outcome.bytes_sent,
             prompt_tokens=outcome.prompt_tokens,
             completion_tokens=outcome.completion_tokens,

@@ -10,6 +10,7 @@ The kernel is asked by netlink (sock_diag(7): 60 µs for the listening sockets a
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -20,6 +21,7 @@ from enum import StrEnum
 
 from supervisor.errors import UnavailableError
 
+_OUR_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST_AND_DUMP = 0x301
@@ -154,7 +156,11 @@ def _read_table(path: str) -> Iterator[tuple[int, int]]:
                 if int(fields[3], 16) != _TCP_LISTEN:
                     break  # the kernel lists listening sockets first; the connections after them can be many
                 yield int(fields[1].rpartition(b":")[2], 16), int(fields[9])
-    except (OSError, StopIteration):
+    except StopIteration:
+        return
+    except OSError as error:
+        if error.errno in _OUR_OWN_TROUBLE:
+            raise  # a port must not look free because we ran out of descriptors
         return  # no IPv6, say
 
 
@@ -170,7 +176,8 @@ def listeners(port: int) -> frozenset[int]:
 def owner_check(port: int, pids: Iterable[int]) -> PortOwnership:
     """Do all sockets that listen on the port belong to these processes?
 
-    Looks only until all are found: some 100 µs for a worker that is the first of `pids`.
+    Looks only until all are found: some 100 µs for a worker that is the first of `pids`. Raises OSError only when we are
+    out of descriptors or memory.
     """
     missing = set(listeners(port))
     if not missing:
@@ -197,6 +204,8 @@ def _sockets(pid: int, wanted: set[int]) -> set[int]:
                 found.add(inode)
                 if len(found) == len(names):
                     break
-    except OSError:
-        pass  # gone, or another user's
+    except OSError as error:
+        if error.errno in _OUR_OWN_TROUBLE:
+            raise
+        # else: gone, or another user's
     return found

@@ -46,6 +46,7 @@ class Owner(Protocol):
     loop: asyncio.AbstractEventLoop
     idle_s: float
     stream_idle_s: float
+    last_byte_at: float
 
     def give_back(self, connection: Connection) -> None:
         """The answer was read to its end and the connection may be used again."""
