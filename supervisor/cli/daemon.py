@@ -28,6 +28,7 @@ from supervisor.http.app import Application
 from supervisor.http.context import Context
 from supervisor.http.gate import Gate
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.io import notify
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
 from supervisor.io.ports import PortRange
 from supervisor.io.probe import Prober
@@ -71,7 +72,7 @@ def run(catalog: Catalog, *, on_listening: OnListening) -> None:
         for reaped in reap_leftovers(lock.instance_id, logs=state_dir / LOGS):
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         become_subreaper()
-        with contextlib.closing(listen(catalog.server)) as listener:
+        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
             uvloop.run(_serve(catalog, keyring, lock.instance_id, listener, on_listening))
 
 
@@ -147,12 +148,24 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
         loop.add_signal_handler(number, _on_signal, stopping, engine)
     engine.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watchdog = asyncio.create_task(_feed_watchdog())
+    notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("daemon.stopping")
+    notify.notify("STOPPING=1")
     await engine.shutdown()
     server.should_exit = True
     await serving
+    watchdog.cancel()
     log.info("daemon.stopped")
+
+
+async def _feed_watchdog() -> None:
+    """Tell systemd that the event loop runs, as often as it wants to hear it."""
+    interval_s = notify.watchdog_interval_s()
+    while interval_s is not None:
+        notify.notify("WATCHDOG=1")
+        await asyncio.sleep(interval_s)
 
 
 def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:

@@ -210,5 +210,50 @@ def runtimes_remove(name: str, runtimes_dir: Path | None) -> None:
     remove(name, resolve(runtimes_dir), echo=click.echo)
 
 
+# ------------------------------------------------------------------------------------------------------------ service
+
+
+@main.group()
+def service() -> None:
+    """Run llmux as a systemd user service."""
+
+
+@service.command("install")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Configuration file. Default: the first of the usual places."
+)
+@click.option("--linger", is_flag=True, help="Let it start at boot and outlive your logout.")
+@click.option("--no-start", is_flag=True, help="Only write and enable it.")
+@click.option("--socket", "address", metavar="HOST:PORT", help="Let systemd listen there and start llmux on demand.")
+def service_install(config: Path | None, linger: bool, no_start: bool, address: str | None) -> None:
+    """Write the user unit, enable and start it, and say what was done."""
+    from supervisor.cli import service as systemd  # noqa: PLC0415
+
+    host, _, port = (address or "").rpartition(":")
+    if address is not None and not (host and port.isdecimal()):
+        raise click.BadParameter(f"expected HOST:PORT, got {address!r}", param_hint="--socket")
+    listen = (host.strip("[]"), int(port)) if address is not None else None
+    systemd.install(click.echo, config=config, linger=linger, start=not no_start, address=listen)
+
+
+@service.command("uninstall")
+def service_uninstall() -> None:
+    """Stop and disable it, and remove the units."""
+    from supervisor.cli import service as systemd  # noqa: PLC0415
+
+    systemd.uninstall(click.echo)
+
+
+@service.command("status")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def service_status(as_json: bool) -> None:
+    """Show what systemd says of it."""
+    from supervisor.cli import service as systemd  # noqa: PLC0415
+
+    facts = systemd.status(click.echo if not as_json else lambda _line: None)
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+
+
 if __name__ == "__main__":
     main()

@@ -1,0 +1,210 @@
+"""`llmux service`: llmux as a systemd user service.
+
+The unit is made here, so that the one in deploy/systemd, the one that `install` writes and this text can't differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from supervisor.errors import LlmuxError
+
+UNIT: Final = "llmux.service"
+SOCKET: Final = "llmux.socket"
+Echo = Callable[[str], None]
+
+_SERVICE: Final = """\
+# llmux as a user service. Written by `llmux service install`; your own changes belong into `systemctl --user edit llmux`.
+[Unit]
+Description=llmux: many AI models on one GPU
+After=network.target
+StartLimitIntervalSec=300
+StartLimitBurst=5
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={program} serve{arguments}
+ExecReload=/bin/kill -HUP $MAINPID
+# Pinged from the event loop: a loop that is stuck for this long is a daemon that serves nobody.
+WatchdogSec=30
+Restart=on-failure
+RestartSec=2
+# SIGTERM goes to the daemon alone, which drains and stops its workers; what is left after that is killed.
+KillMode=mixed
+TimeoutStartSec=90
+TimeoutStopSec=60
+# A worker that the kernel kills for want of memory must not take the daemon with it.
+OOMPolicy=continue
+# Lets llmux kill a worker's whole process tree through its own control group.
+Delegate=yes
+LimitNOFILE=65536
+LimitCORE=0
+# Only what hides no GPU: PrivateDevices, ProtectClock and every option that needs a mount namespace (which gives user
+# services a user namespace, and takes their render and video groups away) are left out on purpose.
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+UMask=0077
+
+[Install]
+WantedBy=default.target
+"""
+
+_SOCKET: Final = """\
+# Optional: systemd listens, and starts llmux when somebody first connects.
+[Unit]
+Description=llmux: socket
+
+[Socket]
+ListenStream={address}
+Backlog=2048
+# llmux says what it serves over HTTP; latency matters more than packets.
+NoDelay=yes
+
+[Install]
+WantedBy=sockets.target
+"""
+
+
+class ServiceError(LlmuxError):
+    """systemd would not do what was asked; the message has its words."""
+
+    code = "service_failed"
+
+
+def service_unit(program: str = "%h/.local/bin/llmux", arguments: tuple[str, ...] = ()) -> str:
+    """The unit file. `program` is an absolute path; `%h` is the home folder."""
+    return _SERVICE.format(program=_quoted(program), arguments="".join(f" {_quoted(word)}" for word in arguments))
+
+
+def socket_unit(host: str = "127.0.0.1", port: int = 8081) -> str:
+    """The socket unit."""
+    return _SOCKET.format(address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _quoted(word: str) -> str:
+    """A word as systemd reads it: specifiers stay (`%h`), spaces and quotes are kept together."""
+    if not any(character in word for character in " \t\"'\\"):
+        return word
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def folder() -> Path:
+    """Where user units live."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".config") / "systemd" / "user"
+
+
+def program() -> str:
+    """The absolute path of the llmux that runs now."""
+    called = Path(sys.argv[0])
+    beside = Path(sys.executable).with_name("llmux")
+    for path in (called if called.name == "llmux" else beside, beside):
+        if path.is_file():
+            return str(path.absolute())
+    found = shutil.which("llmux")
+    if found is None:
+        raise ServiceError("There is no llmux command to start; install it first: uv tool install .")
+    return found
+
+
+def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, address: tuple[str, int] | None) -> None:
+    """Write the unit (and the socket unit with `address`), make systemd read it, start it; tell each step."""
+    arguments = ("--config", str(config.absolute())) if config is not None else ()
+    _write(folder() / UNIT, service_unit(program(), arguments), echo)
+    if address is not None:
+        _write(folder() / SOCKET, socket_unit(*address), echo)
+    if not _reachable():
+        echo("systemd's user manager can't be reached from here. When you are logged in, run:")
+        echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {UNIT}")
+    else:
+        _systemctl("daemon-reload")
+        echo("told systemd to read its units again")
+        wanted = SOCKET if address is not None else UNIT
+        _systemctl("enable", *(["--now"] if start else []), wanted)
+        echo(f"enabled {wanted}" + (" and started it" if start else ""))
+    if linger:
+        _run(["loginctl", "enable-linger", getpass.getuser()])
+        echo(f"enabled linger for {getpass.getuser()}: llmux starts at boot and outlives your logout")
+    else:
+        echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
+    echo("logs: journalctl --user -u llmux -f")
+
+
+def uninstall(echo: Echo) -> None:
+    """Stop and disable it, and remove the units."""
+    present = [name for name in (SOCKET, UNIT) if (folder() / name).exists()]
+    if not present:
+        echo("llmux is not installed as a service")
+        return
+    if _reachable():
+        for name in present:
+            _systemctl("disable", "--now", name)
+            echo(f"stopped and disabled {name}")
+    for name in present:
+        (folder() / name).unlink()
+        echo(f"removed {folder() / name}")
+    if _reachable():
+        _systemctl("daemon-reload")
+
+
+def status(echo: Echo) -> dict[str, str]:
+    """What systemd says of it."""
+    unit = folder() / UNIT
+    facts = {"unit": str(unit) if unit.exists() else "not installed: llmux service install"}
+    if not _reachable():
+        facts["systemd"] = "the user manager can't be reached from here"
+    elif unit.exists():
+        asked = ("ActiveState", "SubState", "MainPID", "NRestarts", "UnitFileState", "StatusText")
+        for line in _systemctl("show", UNIT, *(f"--property={name}" for name in asked)).splitlines():
+            name, _, value = line.partition("=")
+            facts[name] = value
+    for name, value in facts.items():
+        echo(f"{name:14} {value}")
+    return facts
+
+
+def _write(path: Path, text: str, echo: Echo) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        echo(f"unchanged: {path}")
+        return
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+    echo(f"wrote {path}")
+
+
+def _reachable() -> bool:
+    """Is there a user manager to talk to?"""
+    if shutil.which("systemctl") is None:
+        return False
+    with contextlib.suppress(ServiceError):
+        _systemctl("show-environment")
+        return True
+    return False
+
+
+def _systemctl(*words: str) -> str:
+    return _run(["systemctl", "--user", *words])
+
+
+def _run(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServiceError(f"{' '.join(argv)}: {error}") from error
+    if done.returncode != 0:
+        raise ServiceError(f"{' '.join(argv)} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

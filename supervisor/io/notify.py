@@ -1,0 +1,50 @@
+"""Telling systemd how the daemon is: the protocol of sd_notify(3) and sd_listen_fds(3), a datagram and two variables.
+
+Does nothing where the daemon wasn't started by systemd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import Final
+
+FIRST_FD: Final = 3
+
+
+def notify(*lines: str) -> None:
+    """Send these lines, e.g. `READY=1`. Silent when nobody listens; never blocks."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    name = "\0" + address[1:] if address.startswith("@") else address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto("\n".join(lines).encode(), name)
+
+
+def reloading() -> None:
+    """A reload begins; `READY=1` ends it."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+def watchdog_interval_s() -> float | None:
+    """How often `WATCHDOG=1` is due, half of what systemd allows; None when it doesn't watch us."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    limit_us = os.environ.get("WATCHDOG_USEC", "")
+    return int(limit_us) / 2e6 if limit_us.isdecimal() and int(limit_us) > 0 else None
+
+
+def inherited_listener() -> socket.socket | None:
+    """The listening socket that systemd bound for us (socket activation), once; None when there is none."""
+    pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdecimal() or int(count) < 1:
+        return None
+    listener = socket.socket(fileno=FIRST_FD)
+    listener.setblocking(False)
+    listener.set_inheritable(False)
+    return listener

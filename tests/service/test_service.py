@@ -1,0 +1,176 @@
+"""llmux under systemd: the units, and the protocol between the two. systemd itself is played by a socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from supervisor.cli import service
+from tests.daemon import REPOSITORY, Daemon, fake, wait_until
+
+UNITS = REPOSITORY / "deploy" / "systemd"
+
+
+class TestUnits:
+    """The unit files in deploy/systemd are what the program writes, and systemd accepts them."""
+
+    def test_are_what_install_writes(self):
+        assert (UNITS / service.UNIT).read_text() == service.service_unit()
+        assert (UNITS / service.SOCKET).read_text() == service.socket_unit()
+
+    def test_are_accepted_by_systemd(self, tmp_path):
+        if shutil.which("systemd-analyze") is None:
+            pytest.skip("systemd-analyze is not installed here")
+        program = tmp_path / ".local" / "bin" / "llmux"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        env = {**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+        units = [str(UNITS / service.UNIT), str(UNITS / service.SOCKET)]
+        done = subprocess.run(["systemd-analyze", "--user", "verify", *units], env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_a_path_with_spaces_stays_one_word(self):
+        unit = service.service_unit("/opt/my tools/llmux", ("--config", '/etc/a "b".yaml'))
+        assert 'ExecStart="/opt/my tools/llmux" serve --config "/etc/a \\"b\\".yaml"\n' in unit
+
+
+class TestInstall:
+    """`llmux service install` writes the unit, says what it did, and does it only once."""
+
+    def llmux(self, home: Path, *words: str) -> str:
+        env = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_RUNTIME_DIR": str(home)}
+        command = [sys.executable, "-m", "supervisor.cli", "service", *words]
+        done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def test_install_status_uninstall(self, tmp_path):
+        unit = tmp_path / ".config" / "systemd" / "user" / service.UNIT
+        said = self.llmux(tmp_path, "install", "--config", "my.yaml")
+        assert f"wrote {unit}" in said
+        assert f"--config {REPOSITORY / 'my.yaml'}" in unit.read_text()
+        program = unit.read_text().partition("ExecStart=")[2].split()[0]
+        assert Path(program).is_file()
+        assert f"unchanged: {unit}" in self.llmux(tmp_path, "install", "--config", "my.yaml")
+        assert str(unit) in self.llmux(tmp_path, "status")
+        assert f"removed {unit}" in self.llmux(tmp_path, "uninstall")
+        assert not unit.exists()
+        assert "not installed" in self.llmux(tmp_path, "uninstall")
+
+
+class Systemd:
+    """The other end of NOTIFY_SOCKET."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(folder / "notify"))
+        self.socket.settimeout(20)
+
+    def expect(self, line: str) -> float:
+        """Wait for a datagram with this line; when it came."""
+        while True:
+            if line in self.socket.recv(4096).decode().split("\n"):
+                return time.monotonic()
+
+    def silent_for(self, seconds: float) -> bool:
+        self.socket.settimeout(seconds)
+        try:
+            self.socket.recv(4096)
+        except TimeoutError:
+            return True
+        finally:
+            self.socket.settimeout(20)
+        return False
+
+    def drain(self) -> None:
+        self.socket.setblocking(False)
+        try:
+            while True:
+                self.socket.recv(4096)
+        except BlockingIOError:
+            self.socket.settimeout(20)
+
+
+@pytest.fixture
+def systemd(tmp_path):
+    systemd = Systemd(tmp_path)
+    yield systemd
+    systemd.socket.close()
+
+
+class TestNotify:
+    """systemd hears READY once the socket listens, WATCHDOG from the event loop, STOPPING at the end."""
+
+    def test_ready_watchdog_stopping(self, tmp_path, systemd):
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        daemon = Daemon(tmp_path, {"models": {"a": fake()}}, env)
+        try:
+            daemon.start(wait=False)
+            systemd.expect("READY=1")
+            assert daemon.get("/health").status_code == 200
+            first = systemd.expect("WATCHDOG=1")
+            assert systemd.expect("WATCHDOG=1") - first < 5
+            daemon.signal(signal.SIGSTOP)  # a loop that doesn't run feeds nobody
+            systemd.drain()
+            assert systemd.silent_for(1.0)
+            daemon.signal(signal.SIGCONT)
+            systemd.expect("WATCHDOG=1")
+            daemon.signal(signal.SIGTERM)
+            systemd.expect("STOPPING=1")
+        finally:
+            assert daemon.stop() == 0
+
+    def test_workers_never_see_the_notify_socket(self, tmp_path, systemd):
+        daemon = Daemon(tmp_path, {"models": {"a": fake()}}, {"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        try:
+            daemon.start()
+            assert daemon.chat("a").status_code == 200
+            environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in daemon.workers()]
+            assert environments
+            assert not any(b"NOTIFY_SOCKET" in environment for environment in environments)
+        finally:
+            daemon.stop()
+
+
+class TestSocketActivation:
+    """A socket that systemd bound is served as it is."""
+
+    def test_serves_the_inherited_socket(self, tmp_path):
+        daemon = Daemon(tmp_path, {"models": {"a": fake()}})
+        daemon.start()  # writes the configuration, proves that it works
+        daemon.stop()
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(16)
+            port = listener.getsockname()[1]
+            program = (
+                "import os, sys\n"
+                f"os.dup2({listener.fileno()}, 3)\n"
+                "os.environ['LISTEN_PID'] = str(os.getpid())\n"
+                "os.execv(sys.executable, [sys.executable, '-m', 'supervisor.cli', 'serve', '--config', sys.argv[1]])\n"
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, str(daemon.config_path)],
+                env={**os.environ, "LISTEN_FDS": "1"},
+                cwd=REPOSITORY,
+                pass_fds=(listener.fileno(),),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        try:
+            # The kernel queues the connection until the daemon accepts it: that is what activation is for.
+            answer = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False, timeout=30)
+            assert answer.json()["status"] == "ok"
+        finally:
+            process.terminate()
+            wait_until(lambda: process.poll() is not None, 30)
