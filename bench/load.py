@@ -1,4 +1,4 @@
-"""A load generator that costs little: raw asyncio protocols which learn an answer's length once and then only count bytes."""
+"""A load generator that costs little: raw asyncio protocols which learn a body's length once and then only count bytes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class Repeater(asyncio.Protocol):
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self._length = 0
+        self._body_length = 0
         self._pending = b""
-        self._left = 0
+        self._left = 0  # bytes of the body still to come
+        self._in_head = True
         self._sent_at = 0
         self._stopping = False
         self.latencies_ns: list[int] = []
@@ -54,29 +55,36 @@ class Repeater(asyncio.Protocol):
 
     def _send(self) -> None:
         self._sent_at = time.monotonic_ns()
-        self._left = self._length
+        self._in_head = True
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        if not self._length:
-            self._pending += data
-            head, separator, body = self._pending.partition(b"\r\n\r\n")
-            if not separator:
+        if self._in_head:
+            data = self._pending + data
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                self._pending = data
                 return
-            assert head.startswith(b"HTTP/1.1 200"), head.decode()
-            match = re.search(rb"(?i)content-length: (\d+)", head)
-            assert match, "the answer has no length"
-            self._length = len(head) + 4 + int(match[1])
-            self._left = self._length - len(head) - 4 - len(body)
-        else:
-            self._left -= len(data)
+            self._pending = b""
+            self._in_head = False
+            self._body_length = self._body_length or _body_length(data[:end])
+            self._left = self._body_length + end + 4
+        self._left -= len(data)
+        assert self._left >= 0, "more bytes than an answer has"
         if self._left == 0:
             self.latencies_ns.append(time.monotonic_ns() - self._sent_at)
             if self._stopping:
                 self._transport.close()
             else:
                 self._send()
-        assert self._left >= 0, "more bytes than an answer has"
+
+
+def _body_length(head: bytes) -> int:
+    """Asked once for each connection: the stub's answers are all of one length."""
+    assert head.startswith(b"HTTP/1.1 200"), head.decode()
+    match = re.search(rb"(?i)content-length: (\d+)", head)
+    assert match, "the answer has no length"
+    return int(match[1])
 
 
 class Listener(asyncio.Protocol):

@@ -89,7 +89,7 @@ class Target:
         total = 0
         for pid in self.pids():
             for task in Path(f"/proc/{pid}/task").iterdir():
-                with suppress(OSError):
+                with suppress(OSError):  # a thread may end meanwhile
                     total += int((task / "schedstat").read_text().split()[0])
         return total
 
