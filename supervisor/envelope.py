@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from supervisor.errors import LlmuxError
+from supervisor.errors import AuthenticationError, LlmuxError, MethodNotAllowedError
 
 _MAX_RETRY_AFTER_S = 120  # clients ignore more than that
 
@@ -30,8 +30,12 @@ def error_event(error: LlmuxError) -> bytes:
 
 
 def error_headers(error: LlmuxError, body: bytes) -> list[tuple[bytes, bytes]]:
-    """Response headers for `error_body`, with Retry-After (whole seconds, at most 120) where the error has one."""
+    """Response headers for `error_body`: Retry-After (whole seconds, at most 120), Allow, WWW-Authenticate where due."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % min(_MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s)))))
+    if isinstance(error, MethodNotAllowedError) and error.allowed:
+        headers.append((b"allow", error.allowed.encode("latin-1")))
+    elif isinstance(error, AuthenticationError):
+        headers.append((b"www-authenticate", b"Bearer"))
     return headers

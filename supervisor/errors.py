@@ -76,6 +76,10 @@ class MethodNotAllowedError(LlmuxError):
     type = "invalid_request_error"
     code = "method_not_allowed"
 
+    def __init__(self, message: str, *, allowed: str = "") -> None:
+        super().__init__(message)
+        self.allowed = allowed  # the methods that are, comma-separated
+
 
 class TooLargeError(LlmuxError):
     """A body or header over its limit."""

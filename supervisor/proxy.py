@@ -37,7 +37,7 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"expect",
     b"x-request-id",
 }
-_NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id"))
+_NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
 _SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
 _CORS: Final = b"access-control-"
 
@@ -91,13 +91,14 @@ async def forward(
     body: Body,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
+    arrived_at: float | None = None,
     sse_started: bool = False,
     first_byte_s: float | None = None,
 ) -> None:
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
-    `x-request-id`. With `sse_started` the response's head was sent already (see `Keepalive`).
+    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was sent already (see `Keepalive`).
 
     Raises an LlmuxError (UpstreamError, UpstreamTimeoutError, or with `sse_started` what an error answer said) as long as
     it has sent nothing itself, so that the caller can; ResponseBrokenError, after which nobody must send, otherwise.
@@ -116,6 +117,8 @@ async def forward(
         content_type = _header(response.headers, b"content-type")
         sse = content_type.startswith(b"text/event-stream")
         own = [(b"x-request-id", request_id), *extra_headers]
+        if arrived_at is not None:
+            own.append(processing_ms(arrived_at, upstream.loop.time()))
         if sse_started and (response.status >= 400 or not sse):
             raise worker_error(response.status, content_type, await response.read(ERROR_LIMIT))
         if response.status >= 400 and not sse and not _encoded(response.headers) and scope["method"] != "HEAD":
@@ -164,6 +167,11 @@ async def _send_error(
     outcome.keep(data)
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
+    """The header that tells how long the client waited for the head of its answer, as OpenAI's API has it."""
+    return (b"openai-processing-ms", b"%d" % ((now - arrived_at) * 1000))
 
 
 def request_headers(headers: Headers, request_id: bytes) -> Headers:

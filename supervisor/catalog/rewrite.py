@@ -294,7 +294,9 @@ def _refusal(body: bytes, error: Exception) -> InvalidRequestError:
     if not isinstance(error, msgspec.ValidationError):
         return InvalidRequestError(f"The request body is not valid JSON: {text}.", code="invalid_json")
     if "missing required field" in text:
-        return InvalidRequestError('The field "model" is missing; GET /v1/models lists the choice.', param="model")
+        return InvalidRequestError(
+            'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
+        )
     if "$.model" in text:
         return InvalidRequestError('"model" must be a string.', param="model")
     if "$.stream" in text:

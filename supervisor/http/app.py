@@ -5,7 +5,7 @@ There is one renderer for errors, here: whatever raises an `LlmuxError` before i
 
 from __future__ import annotations
 
-import secrets
+import asyncio
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Router
@@ -15,11 +15,10 @@ from supervisor.envelope import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, openai
 from supervisor.http.context import Context
-from supervisor.http.inference import Inference
+from supervisor.http.inference import Call, Inference
+from supervisor.http.request_id import request_id_of
 from supervisor.io.upstream import Headers
-
-MAX_REQUEST_ID = 128
-_ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+from supervisor.proxy import processing_ms
 
 
 class Application:
@@ -28,52 +27,57 @@ class Application:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._inference = Inference(context.engine, context.catalog)
-        self._router = Router([admin.health(context), *openai.routes(context), *admin.routes(context)])
+        self._router = Router(
+            [admin.health(context), *openai.routes(context), *admin.routes(context)],
+            redirect_slashes=False,  # a path is what it is: /health/ is not /health
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
-        request_id = request_id_of(scope["headers"])
-        extra: Headers = []
+        loop = asyncio.get_running_loop()
+        call = Call(request_id_of(scope["headers"]), loop.time())
         try:
-            extra = self._context.gate.cors(scope)
-            if scope["method"] == "OPTIONS" and extra:
-                await _answer(send, 204, [(b"x-request-id", request_id), *extra], b"")
+            call.extra = self._context.gate.cors(scope)
+            if scope["method"] == "OPTIONS" and call.extra:
+                await _answer(send, 204, _headers(call, loop.time()), b"")
                 return
-            key = self._context.gate.admit(scope)
+            call.key = self._context.gate.admit(scope)
             if self._inference.serves(scope["method"], scope["path"]):
-                await self._inference(scope, receive, send, request_id=request_id, key=key, extra=extra)
+                await self._inference(scope, receive, send, call)
             else:
-                await self._route(scope, receive, send, [(b"x-request-id", request_id), *extra])
+                await self._route(scope, receive, send, call)
         except ExchangeOverError:
             raise
         except LlmuxError as error:
             body = error_body(error)
-            headers = [*error_headers(error, body), (b"x-request-id", request_id), *extra]
-            await _answer(send, int(error.status), headers, body)
+            await _answer(send, error.status, [*error_headers(error, body), *_headers(call, loop.time())], body)
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
+    async def _route(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *headers]
+                now = asyncio.get_running_loop().time()
+                message["headers"] = [*message["headers"], *_headers(call, now)]
             await send(message)
 
         scope["app"] = self  # makes Starlette raise its 404 and 405 instead of answering them in plain text
+        method, path = scope["method"], scope["path"][:200]
         try:
             await self._router(scope, receive, send_with_headers)
         except HTTPException as error:
             if error.status_code == 405:
-                allowed = (error.headers or {}).get("Allow", "another method")
-                raise MethodNotAllowedError(f"{scope['path']} takes {allowed}, not {scope['method']}.") from error
-            raise NotFoundError(f"There is nothing at {scope['method']} {scope['path'][:200]}.") from error
+                raise _not_allowed(method, path, (error.headers or {}).get("Allow", "")) from error
+            if others := self._inference.methods(scope["path"]):
+                raise _not_allowed(method, path, ", ".join(others)) from error
+            raise NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.") from error
 
 
-def request_id_of(headers: Headers) -> bytes:
-    """The client's own `x-request-id` where it is short and harmless, else a new one."""
-    for name, value in headers:
-        if name == b"x-request-id" and 0 < len(value) <= MAX_REQUEST_ID and _ID_BYTES.issuperset(value):
-            return value
-    return b"req_" + secrets.token_hex(12).encode()
+def _not_allowed(method: str, path: str, allowed: str) -> MethodNotAllowedError:
+    return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
+
+
+def _headers(call: Call, now: float) -> Headers:
+    return [(b"x-request-id", call.request_id), processing_ms(call.arrived_at, now), *call.extra]
 
 
 async def _answer(send: Send, status: int, headers: Headers, body: bytes) -> None:

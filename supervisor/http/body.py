@@ -19,8 +19,8 @@ SLICE: Final = 256 * 1024  # parsed between two turns of the loop
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytearray:
     """The whole body. A client that stalls is disconnected by the protocol.
 
-    Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the rest is not read: close the
-    connection after answering), and ClientGoneError.
+    Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server drops the rest, so that a
+    client that is still sending gets to read the answer), and ClientGoneError.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and int(value) > limit:

@@ -17,13 +17,13 @@ from starlette.types import Scope
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 
-PUBLIC_PATHS = frozenset({"/", "/health"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ui"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
 def scope_for(path: str) -> str | None:
     """The key scope `path` asks for; None when it is open to all."""
-    if path in PUBLIC_PATHS:
+    if path in PUBLIC_PATHS or path.startswith("/ui/"):
         return None
     if path == "/metrics":
         return "metrics"
@@ -35,17 +35,19 @@ def scope_for(path: str) -> str | None:
 def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """The one credential of a request: `Authorization: Bearer` or `x-api-key`.
 
-    Raises InvalidRequestError when two different ones are given: which of them counts must not depend on who looks.
+    An empty one is none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError when two different
+    ones are given: which of them counts must not depend on who looks. Raises AuthenticationError for another scheme.
     """
     found: set[bytes] = set()
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")
-            if scheme.lower() != b"bearer" or not token.strip():
+            if scheme.lower() != b"bearer":
                 raise AuthenticationError("Use 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
             found.add(token.strip())
         elif name == b"x-api-key":
             found.add(value.strip())
+    found.discard(b"")
     if len(found) > 1:
         raise InvalidRequestError(
             "The request carries two different credentials; send one.", code="conflicting_credentials"
@@ -64,14 +66,16 @@ class Gate:
     def admit(self, scope: Scope) -> Key | None:
         """The key the request came with (None: an open path, or no keys are configured). Raises what the client is told."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self._check_host(headers)
-        self._check_origin(headers)
-        secret = credential(headers)
         wanted = scope_for(scope["path"])
+        self._check_host(headers)
+        self._check_origin(headers, wanted)
         if wanted is None or not self._keyring:
             return None
+        secret = credential(headers)
         if secret is None:
-            raise AuthenticationError("This needs a key: send 'Authorization: Bearer <key>' (see api_keys.yaml).")
+            raise AuthenticationError(
+                "This needs a key: send 'Authorization: Bearer <key>'. Its operator makes one with: llmux keys new NAME"
+            )
         key = self._keyring.authenticate(secret, time.time())
         if key is None:
             raise AuthenticationError("This key is not known, or it has expired.")
@@ -86,17 +90,23 @@ class Gate:
         origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
         if origin is None or not self._is_allowed(origin.decode("latin-1").lower().rstrip("/")):
             return []
-        headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        headers = [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-expose-headers", b"x-request-id, openai-processing-ms, retry-after"),
+            (b"vary", b"origin"),
+        ]
         if scope["method"] == "OPTIONS":
+            # Whatever it asks to send: SDKs have dozens of headers of their own, and the origin is trusted already.
+            asked = [value for name, value in scope["headers"] if name == b"access-control-request-headers"]
             headers += [
                 (b"access-control-allow-methods", b"GET, POST"),
-                (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id"),
+                (b"access-control-allow-headers", asked[0] if asked else b"authorization, content-type"),
                 (b"access-control-max-age", b"600"),
             ]
         return headers
 
     def _is_allowed(self, origin: str) -> bool:
-        return urlsplit(origin).hostname in LOOPBACK_NAMES or origin in self._origins or "*" in self._origins
+        return _authority(origin)[0] in LOOPBACK_NAMES or origin in self._origins or "*" in self._origins
 
     def _check_host(self, headers: list[tuple[bytes, bytes]]) -> None:
         for name, value in headers:
@@ -108,15 +118,35 @@ class Gate:
                         code="host_not_allowed",
                     )
 
-    def _check_origin(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def _check_origin(self, headers: list[tuple[bytes, bytes]], wanted: str | None) -> None:
+        """Our own pages may call everything; those of other allowed origins, what takes no more than inference."""
         for name, value in headers:
             if name == b"origin":
                 origin = value.decode("latin-1").lower().rstrip("/")
+                if _is_own(origin, headers):
+                    continue
+                if wanted in {"admin", "metrics"}:
+                    raise ForbiddenError("Pages of other origins may not call this.", code="origin_not_allowed")
                 if not self._is_allowed(origin):
                     raise ForbiddenError(
                         f"The origin {origin!r} may not call this; add it to server.allowed_origins.",
                         code="origin_not_allowed",
                     )
+
+
+def _is_own(origin: str, headers: list[tuple[bytes, bytes]]) -> bool:
+    """Our own page, whose host has been checked. The scheme may differ: a proxy in front ends TLS."""
+    host = next((value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"), None)
+    return bool(host) and _authority(origin)[1] == host
+
+
+def _authority(origin: str) -> tuple[str | None, str]:
+    """Host name, and host with port, of an origin; of one that is no URL, neither."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return None, ""
+    return parts.hostname, parts.netloc
 
 
 def _is_address(host: str) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final, get_args
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from runtimes.base import ModelType
 from supervisor.catalog import Listing
+from supervisor.errors import InvalidRequestError
 from supervisor.http.context import Context
 from supervisor.http.inference import unknown_model
 from supervisor.http.views import Json
+
+TYPES: Final[tuple[str, ...]] = get_args(ModelType)
 
 
 def routes(context: Context) -> list[Route]:
@@ -30,6 +36,8 @@ def routes(context: Context) -> list[Route]:
 
     async def listing(request: Request) -> Response:
         wanted = request.query_params.get("type")
+        if wanted is not None and wanted not in TYPES:
+            raise InvalidRequestError(f"type: expected one of {', '.join(TYPES)}, got {wanted[:50]!r}.", param="type")
         data = [view(row) for row in context.catalog.listing() if wanted in {None, row.model.config.type}]
         return JSONResponse({"object": "list", "data": data})
 
@@ -38,6 +46,7 @@ def routes(context: Context) -> list[Route]:
         route = context.catalog.route(name)
         if route is None:
             raise unknown_model(context.catalog, name)
-        return JSONResponse(view(Listing(name, route.model)))
+        listed = next((row for row in context.catalog.listing() if row.name == name), Listing(name, route.model))
+        return JSONResponse(view(listed))
 
     return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]

@@ -22,9 +22,9 @@ from uvicorn.server import ServerState
 from supervisor.departure import EXTENSION, Departure, ExchangeOverError
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
+from supervisor.http.request_id import request_id_of
 
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
-HEAD_LIMIT: Final = 64 * 1024
 PIPELINE_LIMIT: Final = 16
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
 
@@ -87,6 +87,7 @@ class _Cork:
 class GuardedProtocol(HttpToolsProtocol):
     """Give it to uvicorn as `http=GuardedProtocol`, with `ws="none"`. One instance per connection."""
 
+    head_limit = 64 * 1024  # bytes of request line and headers
     head_s = 10.0  # from a request's first byte (or the connection's start) to the end of its headers
     body_stall_s = 30.0  # between two pieces of a body
     write_stall_s = 120.0  # a client that reads nothing while we have something to send
@@ -140,8 +141,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_message:
             if self._in_head:
                 self._head_bytes += len(data)
-                if self._head_bytes > HEAD_LIMIT:
-                    self._refuse(_headers_too_large())
+                if self._head_bytes > self.head_limit:
+                    self._refuse(self._headers_too_large())
                     return
             else:
                 self._waiting_since = self.loop.time()
@@ -221,8 +222,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 framings += 1
                 if value.strip().lower() != b"chunked":
                     self._refusal = InvalidRequestError("Transfer-Encoding other than chunked is not supported.")
-        if size > HEAD_LIMIT:
-            self._refusal = _headers_too_large()
+        if size > self.head_limit:
+            self._refusal = self._headers_too_large()
         elif hosts > 1 or framings > 1:
             self._refusal = InvalidRequestError(
                 "The request has several Host, Content-Length or Transfer-Encoding fields."
@@ -231,6 +232,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refusal = MethodNotAllowedError("This method is not supported.")
         if self._refusal is not None:
             raise self._refusal
+
+    def _headers_too_large(self) -> HeadersTooLargeError:
+        return HeadersTooLargeError(
+            f"The request's headers are larger than {self.head_limit} bytes (limits.header_kib)."
+        )
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Go on in HTTP/1.1: some clients offer h2c with every request, and the parser leaves out the body then."""
@@ -251,7 +257,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         body = error_body(error)
         lines = [STATUS_LINE[error.status]]
-        for name, value in (*error_headers(error, body), (b"connection", b"close")):
+        own = ((b"x-request-id", request_id_of(self.headers or [])), (b"connection", b"close"))
+        for name, value in (*error_headers(error, body), *own):
             lines += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*lines, b"\r\n", body)))
         self.transport.close()
@@ -287,7 +294,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
         body = error_body(error)
-        headers = [*error_headers(error, body), (b"connection", b"close")]
+        request_id = request_id_of(cycle.scope["headers"])
+        headers = [*error_headers(error, body), (b"x-request-id", request_id), (b"connection", b"close")]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -295,10 +303,6 @@ class GuardedProtocol(HttpToolsProtocol):
 def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
     if not transport.is_closing():
         flow.resume_reading()
-
-
-def _headers_too_large() -> HeadersTooLargeError:
-    return HeadersTooLargeError(f"The request's headers are larger than {HEAD_LIMIT} bytes.")
 
 
 def _nothing() -> None:

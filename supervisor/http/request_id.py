@@ -1,0 +1,18 @@
+"""The id that a request bears in our log, in the answer's headers and at the worker."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Final
+
+MAX_LENGTH: Final = 128
+_HARMLESS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+
+
+def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The client's own `x-request-id` where it is short and harmless, else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and 0 < len(value) <= MAX_LENGTH and _HARMLESS.issuperset(value):
+            return value
+    return b"req_" + secrets.token_hex(12).encode()
