@@ -11,6 +11,7 @@ import pickle
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Decided, Effect, Event, ModelId
@@ -88,6 +89,11 @@ class Journal:
         """The last decisions, oldest first; those about one model if named (kept even when others were many)."""
         kept = self._decisions if model is None else self._by_model.get(model, deque())
         return list(kept)[-limit:]
+
+    def decisions_since(self, seq: int) -> list[Decision]:
+        """All kept decisions after `seq`, oldest first. Costs no more than there are."""
+        newest_first = takewhile(lambda decision: decision.seq > seq, reversed(self._decisions))
+        return list(newest_first)[::-1]
 
     def entries(self) -> Iterator[Entry]:
         """All events still kept, oldest first."""

@@ -214,7 +214,7 @@ def _resident(world: World, turn: Turn, record: Record, lease: Lease) -> Residen
             hold = Hold.STARTING
         case State.STOPPING:
             hold = Hold.STOPPING
-        case _ if spec.pin and not record.retired:
+        case _ if record.pinned and not record.retired:
             hold = Hold.PINNED
         case _ if record.in_flight or record.state is State.DRAINING:
             hold = Hold.BUSY

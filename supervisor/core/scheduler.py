@@ -34,10 +34,12 @@ from supervisor.core.types import (
     MemorySampled,
     ModelId,
     ModelSpec,
+    PinAsked,
     Reject,
     RejectCode,
     RequestArrived,
     RequestFinished,
+    Respecified,
     ShutdownAsked,
     State,
     StopWorker,
@@ -113,6 +115,10 @@ class Scheduler:
                 self._on_load(turn, event)
             case UnloadAsked():
                 self._on_unload(turn, event)
+            case PinAsked():
+                self._on_pin(turn, event)
+            case Respecified():
+                self._on_respecified(turn, event)
             case Configured():
                 self._on_configured(turn, event)
             case ShutdownAsked():
@@ -358,7 +364,7 @@ class Scheduler:
             record.stop_reason = record.drain_until = None
             record.life.step(Step.RESUME, turn.now, "an operator asked for it again")
             self.world.dispatch(turn, record)
-        elif record.state not in {State.READY, State.DRAINING}:
+        elif record.state not in {State.READY, State.DRAINING} or record.next_spec is not None:
             record.asked_at = turn.now if record.asked_at is None else record.asked_at
         self.world.want(record)
 
@@ -400,6 +406,20 @@ class Scheduler:
         self.world.stop(turn, record, reason, force=force or record.state is State.STARTING)
         turn.decide("stop", record.id, reason)
 
+    def _on_pin(self, turn: Turn, event: PinAsked) -> None:
+        record = self.world.records.get(event.model)
+        if record is None:
+            return
+        record.pin = event.pin
+        turn.decide("pin" if event.pin else "unpin", record.id, "asked by an operator")
+        if not event.pin and record.state is State.READY:
+            self.world.wake(turn.now, record.id)  # its keep-alive counts again
+
+    def _on_respecified(self, turn: Turn, event: Respecified) -> None:
+        record = self.world.records.get(event.spec.id)
+        if record is not None and not record.retired:
+            self._configure_model(turn, event.spec, "an operator loads it with other settings")
+
     def _on_configured(self, turn: Turn, event: Configured) -> None:
         world = self.world
         world.limits, world.policy = event.limits, event.policy
@@ -407,12 +427,12 @@ class Scheduler:
         world.queue.configure(event.limits)
         named = {spec.id for spec in event.models}
         for spec in event.models:
-            self._configure_model(turn, spec)
+            self._configure_model(turn, spec, "its configuration changed")
         for record in list(world.records.values()):
             if record.id not in named:
                 self._retire(turn, record)
 
-    def _configure_model(self, turn: Turn, spec: ModelSpec) -> None:
+    def _configure_model(self, turn: Turn, spec: ModelSpec, why: str) -> None:
         record = self.world.records.get(spec.id)
         if record is None:
             record = self.world.records[spec.id] = Record(spec, Lifecycle(spec.id, turn.now), last_used=turn.now)
@@ -420,17 +440,19 @@ class Scheduler:
                 record.asked_at = turn.now
         elif record.spec.definition == spec.definition or not record.has_worker:
             if record.spec.definition != spec.definition and record.life.can(Step.RESET):
-                record.life.step(Step.RESET, turn.now, "its configuration changed")
+                record.life.step(Step.RESET, turn.now, why)
                 record.crashes.clear()
                 record.crash = None
             record.spec = spec
             record.next_spec = None
             record.retired = False
+            if record.state is State.READY:
+                self.world.wake(turn.now, record.id)  # its keep-alive may be another
         else:
             record.next_spec = spec
             record.retired = False
             record.restore = True
-            self._take_down(turn, record, "its configuration changed")
+            self._take_down(turn, record, why)
         self.world.want(record)
 
     def _adopt_spec(self, record: Record) -> None:
@@ -484,7 +506,7 @@ class Scheduler:
 
     def _keep_alive(self, turn: Turn, record: Record) -> None:
         keep_alive_s = record.spec.keep_alive_s
-        if keep_alive_s is None or record.spec.pin:
+        if keep_alive_s is None or record.pinned:
             return
         ends = (turn.now if record.in_flight else record.last_used) + keep_alive_s
         if ends > turn.now:

@@ -81,7 +81,7 @@ class DeviceSpec:
     id: DeviceId
     total_mib: int
     margin_mib: int
-    returns_at_exit: bool = False  # host memory is back before the exit is visible; VRAM may come later
+    returns_at_exit: bool = False  # host memory is back before the exit is visible: the next reading is right
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +303,21 @@ class UnloadAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class PinAsked:
+    """An operator pins or unpins a model until the daemon ends, whatever the configuration says."""
+
+    model: ModelId
+    pin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Respecified:
+    """A model runs otherwise from now on. A worker of another definition is replaced after its requests."""
+
+    spec: ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReady:
     """It answers its health check. Also sent when an unready worker recovers."""
 
@@ -381,6 +396,8 @@ Event = (
     | RequestFinished
     | LoadAsked
     | UnloadAsked
+    | PinAsked
+    | Respecified
     | WorkerReady
     | WorkerUnready
     | WorkerExited

@@ -75,6 +75,7 @@ class Record:
     claims: tuple[ModelId, ...] = ()  # these must go for this one
     stop_reason: str | None = None  # why it is drained, when not for a claim
     drain_until: float | None = None
+    pin: bool | None = None  # an operator's word; None: as configured
     next_spec: ModelSpec | None = None  # a reload changed how it runs; takes effect when this worker is gone
     retired: bool = False  # no longer configured; forgotten when its worker is gone
     stuck: bool = False  # its process survived SIGKILL
@@ -92,6 +93,11 @@ class Record:
     @property
     def state(self) -> State:
         return self.life.state
+
+    @property
+    def pinned(self) -> bool:
+        """Is it never to be evicted?"""
+        return self.spec.pin if self.pin is None else self.pin
 
     @property
     def has_worker(self) -> bool:

@@ -14,7 +14,9 @@ from supervisor.core.types import (
     Limits,
     LoadAsked,
     ModelId,
+    PinAsked,
     Policy,
+    Respecified,
     UnloadAsked,
     WorkerReady,
     WorkerUnready,
@@ -77,6 +79,16 @@ class Scheduling(RuleBasedStateMachine):
     @rule(name=names, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:
         self.world.post(UnloadAsked(ModelId(name), force))
+
+    @rule(name=names, pin=st.booleans())
+    def pin(self, name: str, pin: bool) -> None:
+        self.world.post(PinAsked(ModelId(name), pin))
+
+    @rule(mib=st.sampled_from([3000, 5000]), load=st.booleans())
+    def respecify(self, mib: int, load: bool) -> None:
+        self.world.post(Respecified(model("small", mib, definition=f"small with {mib}")))
+        if load:
+            self.world.post(LoadAsked(ModelId("small")))
 
     @rule(mib=st.sampled_from([0, 2000, 6000]))
     def outside(self, mib: int) -> None:
