@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from supervisor.errors import LlmuxError, UnavailableError
+from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 
 Json = dict[str, object]
 
@@ -35,14 +35,22 @@ def _ask(method: str, url: str, key: str | None, path: str, timeout_s: float | N
         with httpx.Client(base_url=url, timeout=timeout_s, trust_env=False) as client:
             response = client.request(method, path, headers=headers)
             answer = response.json()
+    except httpx.InvalidURL as error:
+        raise InvalidRequestError(f"{url} is no URL ({error}).") from error
     except httpx.HTTPError as error:
         raise UnavailableError(f"No daemon answers at {url} ({error}). Start one with: llmux serve") from error
     except ValueError as error:
         raise UnavailableError(f"What answers at {url} is not llmux.") from error
+    if not isinstance(answer, dict):
+        raise UnavailableError(f"What answers at {url} is not llmux.")
     if response.is_error:
-        told = answer.get("error", {})
-        raise LlmuxError(told.get("message", f"HTTP {response.status_code}"), detail=tuple(told.get("detail", ())))
-    return dict(answer)
+        told = _object(answer.get("error"))
+        message = str(told.get("message", f"HTTP {response.status_code}"))
+        if response.status_code in {401, 403}:
+            message += " Pass a key with the scope admin: --key or $LLMUX_API_KEY (llmux keys new NAME --scope admin)."
+        detail = told.get("detail")
+        raise LlmuxError(message, detail=tuple(map(str, detail)) if isinstance(detail, list) else ())
+    return answer
 
 
 def models_table(answer: Json) -> str:

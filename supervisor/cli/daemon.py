@@ -40,6 +40,7 @@ from supervisor.workers import Surroundings, Workers
 log = structlog.get_logger("llmux.daemon")
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections: whoever closes first must not be us, while they send
 DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
 WORKER_HOST = "127.0.0.1"
 LOGS = "logs"
@@ -129,6 +130,7 @@ async def _assemble(
 
 async def _until_stopped(engine: Engine, application: Application, listener: socket.socket, catalog: Catalog) -> None:
     GuardedProtocol.head_s = catalog.limits.header_s
+    GuardedProtocol.head_limit = catalog.limits.header_kib * 1024
     config = uvicorn.Config(
         application,
         http=GuardedProtocol,
@@ -138,6 +140,8 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here depends on who the client says it is
+        timeout_keep_alive=KEEP_ALIVE_S,
         backlog=BACKLOG,
         timeout_graceful_shutdown=5,
     )

@@ -164,6 +164,43 @@ def config_check(path: Path | None) -> None:
     click.echo(f"No mistakes: {len(catalog.models)} models, {len(catalog.listing())} public names.")
 
 
+# --------------------------------------------------------------------------------------------------------------- keys
+
+
+@main.group()
+def keys() -> None:
+    """Make API keys."""
+
+
+@keys.command("new")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(["inference", "admin", "metrics"]),
+    multiple=True,
+    default=("inference",),
+    show_default=True,
+    help="What it opens; may be given several times.",
+)
+@click.option(
+    "--expires", metavar="DATE", help="Until when, such as 2030-01-31 or 2030-01-31T12:00:00Z. Default: ever."
+)
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Configuration file. Default: the first of the usual places."
+)
+@click.option("--file", "path", type=click.Path(path_type=Path), help="File of keys. Default: as configured.")
+def keys_new(name: str, scopes: tuple[str, ...], expires: str | None, config: Path | None, path: Path | None) -> None:
+    """Make a key called NAME, add it to the file of keys, and print its secret, once."""
+    from supervisor.catalog.keys import Scope  # noqa: PLC0415
+    from supervisor.cli import keys as files  # noqa: PLC0415
+
+    path = path or files.keys_file(config)
+    secret = files.add(path, name, [Scope(scope) for scope in dict.fromkeys(scopes)], expires)
+    click.echo(f"Added {name} to {path}. This is the only time its key is shown; restart llmux to use it.", err=True)
+    click.echo(secret)
+
+
 # ----------------------------------------------------------------------------------------------------------- runtimes
 
 
