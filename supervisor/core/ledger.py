@@ -10,7 +10,8 @@ The first sees users outside, the second what workers may come to use. A worker 
 it starts, and until a sample taken after it was ready (or had exited) has shown what it took.
 
 RETURNING bridges the gap between a process that is gone and a device that shows its memory back. Only a sample taken
-after the exit ends it. Where that never happens the device is quarantined, and freed again if the memory does return.
+after the exit ends it: any on a device whose memory is back at the exit, one that shows the memory on the others. Where
+that never happens the device is quarantined, and freed again if the memory does return.
 
 Figures are cached per device and recomputed after a change there, so looking at a hundred devices costs little.
 """
@@ -96,6 +97,8 @@ class _Return:
 
     def is_back(self, device: _Device, holder: Holder) -> bool:
         """Does the device's last sample, which must be newer than the exit, show the memory?"""
+        if device.spec.returns_at_exit:
+            return True
         free_mib = device.free_mib
         assert free_mib is not None
         tolerance = max(TOLERANCE_MIB, int(self.expected_mib * TOLERANCE))
@@ -188,14 +191,18 @@ class Ledger:
         self._alerts: list[Alert] = []
 
     def configure(self, devices: Iterable[DeviceSpec], limits: Limits) -> None:
-        """New devices and limits. A device that is no longer named takes nothing new and goes with its last lease."""
+        """New devices and limits. A device that is no longer named takes nothing new and goes with its last worker."""
         self._limits = limits
         specs = {spec.id: spec for spec in devices}
         for device_id, device in list(self._devices.items()):
             device.configured = device_id in specs
             device.cached = None
-            if not device.configured and not device.leases:
+            if device.configured:
+                continue
+            if not device.leases:
                 del self._devices[device_id]
+            for holder in list(device.returns):  # nobody reads this device any more
+                self.release(holder)
         for device_id, spec in specs.items():
             known = self._devices.get(device_id)
             if known is None:
@@ -237,18 +244,17 @@ class Ledger:
         assert used_mib >= 0
         self._put(replace(lease, measured_mib=used_mib))
 
-    def returning(self, holder: Holder, now: float) -> bool:
-        """Its process tree is gone. True: so is the lease, since memory of this device is back at the exit."""
+    def returning(self, holder: Holder, now: float) -> None:
+        """Its process tree is gone; its lease stays until a sample shows the memory, if anybody still reads the device."""
         lease = self._leases[holder]
         assert lease.phase in {Phase.STARTING, Phase.HELD}, f"{lease} returns"
         device = self._devices[lease.device]
-        if device.spec.returns_at_exit:
+        if not device.configured:
             self.release(holder)
-            return True
+            return
         others = {other: seen.seen_mib for other, seen in device.leases.items() if other != holder}
         device.returns[holder] = _Return(device.free_mib, lease.seen_mib or 0, others)
         self._put(replace(lease, phase=Phase.RETURNING, since=now))
-        return False
 
     def release(self, holder: Holder) -> None:
         """Drop the lease, in whatever phase; a quarantine that it caused is over."""

@@ -164,7 +164,7 @@ class TestReturning:
 
     def test_a_sample_from_before_the_exit_proves_nothing(self, ledger):
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
-        assert ledger.returning(A, 5.0) is False
+        ledger.returning(A, 5.0)
 
         assert sample(ledger, 16000, 4.9) == []
         assert ledger.free_for(GPU) == 11500
@@ -247,10 +247,11 @@ class TestReturning:
         ledger.configure([DeviceSpec(HOST, 8000, 0, returns_at_exit=True)], LIMITS)
         ledger.sample(DeviceSample(HOST, 9000), 0.0)
         ledger.begin(A, HOST, 3000)
+        ledger.returning(A, 1.0)
+        assert ledger.sample(DeviceSample(HOST, 6000), 0.9) == []  # a reading that began before the exit
 
-        assert ledger.returning(A, 1.0) is True
-        assert not ledger.holds(A)
-        assert ledger.free_for(HOST) == 8000
+        assert ledger.sample(DeviceSample(HOST, 6000), 1.1) == [A]  # others use it now
+        assert ledger.free_for(HOST) == 6000
 
 
 class TestLate:
@@ -457,7 +458,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ghost = truth.used.pop(lease.holder)
         if not truth.spec.returns_at_exit:
             truth.ghosts[lease.holder] = ghost
-        assert self.ledger.returning(lease.holder, self.now) is truth.spec.returns_at_exit
+        self.ledger.returning(lease.holder, self.now)
 
     @precondition(lambda self: any(truth.ghosts for truth in self.truth.values()))
     @rule(data=st.data(), left=st.sampled_from([0.0, 0.0, 0.6]))
