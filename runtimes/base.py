@@ -105,6 +105,7 @@ class LaunchSpec:
     library_path: tuple[str, ...] = ()  # prepended to LD_LIBRARY_PATH
     health: HealthCheck = HealthCheck()
     auth: str | None = None  # value of the Authorization header the proxy sends to this worker
+    metrics: str | None = None  # path of the worker's own Prometheus metrics, where it has any
     stop_argv: tuple[str, ...] | None = None  # run instead of the first SIGTERM
     host: str = "127.0.0.1"
     port: int = 0
@@ -134,6 +135,17 @@ class Thinking:
 
     enabled: Mapping[str, JsonValue]
     disabled: Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a model can do, for people and clients that choose one. None: it can't be told."""
+
+    modalities: tuple[Modality, ...]
+    tools: bool | None = None
+    thinking: bool | None = None
+    multi_turn: bool | None = None
+    context: int | None = None  # tokens of one request, prompt and answer together
 
 
 class RuntimeNotInstalledError(Exception):
@@ -191,6 +203,29 @@ class Adapter(abc.ABC, Generic[C]):
         """The model name the worker insists on; None when it takes any."""
         return None
 
+    def inputs(self, config: C) -> frozenset[Modality] | None:
+        """What the model takes as input; None where only the worker knows. May read the head of a file."""
+        return frozenset(config.modalities) if "modalities" in config.model_fields_set else None
+
+    def capabilities(self, config: C) -> Capabilities:
+        """What the model can do. Blocks on reading its metadata."""
+        return Capabilities(
+            modalities=tuple(config.modalities),
+            thinking=True if self.thinking(config) is not None else None,
+        )
+
+    def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Keys an operator may set for a load without changing the file, each with its constraint as JSON Schema.
+
+        Never a path, an address, a program or its free arguments: those decide what is run, not how.
+        """
+        return self.constraints()
+
+    def constraints(self, *keys: str) -> dict[str, Mapping[str, JsonValue]]:
+        """The JSON Schema of these configuration keys and of those that every model has, `vram_mib`."""
+        properties = self.config.model_json_schema()["properties"]
+        return {key: _constraint(properties[key]) for key in (*keys, "vram_mib")}
+
     def memory_definition(self, config: C) -> str:
         """A stable text of what decides how the worker runs and what memory it takes; equal texts share learned footprints."""
         return config.model_dump_json(
@@ -206,3 +241,18 @@ class Adapter(abc.ABC, Generic[C]):
                 "enabled",
             }
         )
+
+
+def _constraint(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """The part of a field's schema that says what is valid; `null` stands for the default and is no choice."""
+    choices = [choice for choice in _list(schema.get("anyOf")) if choice != {"type": "null"}]
+    if len(choices) == 1 and isinstance(choices[0], dict):
+        schema = {**schema, **choices[0]}
+    elif choices:
+        return {"anyOf": choices}
+    kept = ("type", "enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    return {key: schema[key] for key in kept if key in schema}
+
+
+def _list(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else []

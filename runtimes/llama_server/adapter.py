@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,11 +18,13 @@ from pydantic import JsonValue
 
 from runtimes.base import (
     Adapter,
+    Capabilities,
     Endpoint,
     Estimate,
     HealthCheck,
     LaunchContext,
     LaunchSpec,
+    Modality,
     ModelUnusableError,
     RuntimeNotInstalledError,
     Thinking,
@@ -43,6 +45,29 @@ PROGRAM: Final = "llama-server"
 KEY_VARIABLE: Final = "LLAMA_API_KEY"
 OWN_VARIABLES: Final = frozenset(
     {KEY_VARIABLE, "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", "CUDA_VISIBLE_DEVICES"}
+)
+
+OVERRIDABLE: Final = (
+    "n_ctx",
+    "n_gpu_layers",
+    "parallel",
+    "kv_unified",
+    "flash_attn",
+    "cache_type_k",
+    "cache_type_v",
+    "batch_size",
+    "ubatch_size",
+    "threads",
+    "threads_batch",
+    "image_min_tokens",
+    "image_max_tokens",
+    "spec_type",
+    "spec_draft_n_max",
+    "spec_draft_p_min",
+    "spec_draft_ngl",
+    "reasoning",
+    "reasoning_budget",
+    "cache_ram_mib",
 )
 
 _ALWAYS = frozenset(
@@ -108,6 +133,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             library_path=tuple(config.library_path),
             health=HealthCheck("/health"),
             auth=f"Bearer {context.key}",
+            metrics="/metrics",
             host=context.host,
             port=context.port,
         )
@@ -141,6 +167,46 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             disabled={"chat_template_kwargs": {"enable_thinking": False}},
         )
 
+    def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
+        """Text, what the configuration says, and what the projector says of itself."""
+        found: set[Modality] = {"text", *config.modalities}
+        if config.mmproj is not None:
+            try:
+                projector = gguf_meta.read(config.mmproj).values
+            except ModelUnusableError:
+                return frozenset(found)
+            vision, audio = (projector.get(f"clip.has_{kind}_encoder") for kind in ("vision", "audio"))
+            found |= {"audio"} if audio else set()
+            found |= {"image"} if vision or not audio else set()  # the first projectors knew no other kind
+        return frozenset(found)
+
+    def capabilities(self, config: LlamaServerConfig) -> Capabilities:
+        """From the model's metadata; tools and thinking from what its chat template mentions."""
+        inputs = self.inputs(config)
+        modalities: list[Modality] = ["text", "image", "audio"]
+        found = tuple(kind for kind in modalities if kind in inputs)
+        try:
+            metadata = gguf_meta.read(config.path)
+            template = _chat_template(config)
+        except ModelUnusableError:
+            return Capabilities(found)
+        trained = metadata.number("context_length") or None
+        context = config.n_ctx or trained
+        if context is not None and not config.kv_unified:
+            context //= config.parallel
+        text = serves(config) == "text"
+        return Capabilities(
+            modalities=found,
+            tools=text and config.jinja and _mentions(template, "tools"),
+            thinking=text and config.reasoning != "off" and _mentions(template, "think"),
+            multi_turn=text and template is not None,
+            context=context,
+        )
+
+    def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """How much it takes and how fast it is; never files, programs, or free arguments."""
+        return self.constraints(*OVERRIDABLE)
+
     def memory_definition(self, config: LlamaServerConfig) -> str:
         """The configuration, and the size of the files: a file that was replaced takes another amount."""
         sizes = [part.stat().st_size for path in _models(config) for part in gguf_meta.parts(path) if part.is_file()]
@@ -173,6 +239,19 @@ def _pooling(config: LlamaServerConfig) -> str | None:
         return config.pooling
     metadata = gguf_meta.read(config.path)
     return None if f"{metadata.architecture}.pooling_type" in metadata.values else "mean"
+
+
+def _chat_template(config: LlamaServerConfig) -> str | None:
+    """The template that renders its prompts; None where the file has none. Raises ModelUnusableError."""
+    if config.chat_template is not None:
+        return config.chat_template
+    if config.chat_template_file is not None and config.chat_template_file.is_file():
+        return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
+    return gguf_meta.chat_template(config.path)
+
+
+def _mentions(template: str | None, word: str) -> bool:
+    return template is not None and word in template
 
 
 def _models(config: LlamaServerConfig) -> list[Path]:

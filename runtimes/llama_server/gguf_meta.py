@@ -78,6 +78,23 @@ def read(path: Path) -> Metadata:
         raise ModelUnusableError(f"{path}: {error.strerror or error}") from error
 
 
+def chat_template(path: Path) -> str | None:
+    """The chat template inside a GGUF file; None where it has none. Walks over the vocabulary: up to 0.2 s.
+
+    Raises ModelUnusableError as `read` does.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as head:
+            value = _Reader(head).find("tokenizer.chat_template")
+    except FileNotFoundError as error:
+        raise ModelUnusableError(f"{error.filename}: there is no such file") from error
+    except (struct.error, ValueError, RecursionError, OverflowError) as error:
+        raise ModelUnusableError(f"{path}: not a readable GGUF file ({error})") from error
+    except OSError as error:
+        raise ModelUnusableError(f"{path}: {error.strerror or error}") from error
+    return value if isinstance(value, str) else None
+
+
 def _metadata(reader: _Reader, size: int) -> Metadata:
     values: dict[str, Value] = {}
     vocabulary = 0
@@ -100,8 +117,29 @@ class _Reader:
         self._data = data
         self._at = 0
 
+    def find(self, wanted: str) -> Value | None:
+        """The value of one key, wherever it stands; None when it isn't there."""
+        for _ in range(self._key_count()):
+            name = self._string()
+            kind = int(self._unpack("I"))
+            if name == wanted:
+                return self._value(kind)
+            self._skip(kind)
+        return None
+
     def pairs(self) -> Iterator[tuple[str, Value]]:
         """Names and values in file order. The vocabulary's value is its length: it is counted, not read."""
+        for _ in range(self._key_count()):
+            name = self._string()
+            kind = int(self._unpack("I"))
+            if name == "tokenizer.ggml.tokens" and kind == _ARRAY:
+                self._unpack("I")
+                yield name, int(self._unpack("Q"))
+                return
+            yield name, self._value(kind)
+
+    def _key_count(self) -> int:
+        """How many keys follow; the cursor stands on the first of them afterwards."""
         if self._data[:4] != b"GGUF":
             raise ValueError("it doesn't begin with GGUF")
         self._at = 4
@@ -112,14 +150,22 @@ class _Reader:
         count = int(self._unpack("Q"))
         if count > _MOST_KEYS:
             raise ValueError(f"{count} metadata keys can't be right")
-        for _ in range(count):
-            name = self._string()
-            kind = int(self._unpack("I"))
-            if name == "tokenizer.ggml.tokens" and kind == _ARRAY:
-                self._unpack("I")
-                yield name, int(self._unpack("Q"))
-                return
-            yield name, self._value(kind)
+        return count
+
+    def _skip(self, kind: int) -> None:
+        """Past a value, without making anything of it."""
+        item, count = kind, 1
+        if kind == _ARRAY:
+            item, count = int(self._unpack("I")), int(self._unpack("Q"))
+        if item == _STRING:
+            at, data, length_at = self._at, self._data, struct.Struct("<Q").unpack_from
+            for _ in range(count):  # the whole cost of a vocabulary is in this loop
+                at += 8 + length_at(data, at)[0]
+            self._at = at
+        elif item in _FORMATS:
+            self._at += count * struct.calcsize("<" + _FORMATS[item])
+        else:
+            raise ValueError(f"unknown metadata type {item}")
 
     def _unpack(self, code: str) -> Scalar:
         layout = struct.Struct("<" + code)
