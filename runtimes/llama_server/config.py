@@ -162,6 +162,7 @@ FLAGS: Mapping[str, str | tuple[str, str | None]] = MappingProxyType(
         "chat_template_file": "--chat-template-file",
         "lora": "--lora",
         "cache_ram_mib": "--cache-ram",
+        "metrics": ("--metrics", None),
     }
 )
 """Setting → option; a pair is (option when true, option when false)."""
@@ -257,6 +258,7 @@ def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) ->
         "kv_unified": config.kv_unified,
         "cache_ram_mib": config.cache_ram_mib,
         "jinja": config.jinja,
+        "metrics": True,
         "mmproj": str(config.mmproj) if config.mmproj else None,
         "mmproj_offload": (config.mmproj_offload and on_gpu) if config.mmproj else None,
         "draft_model": str(config.draft_model) if config.draft_model else None,

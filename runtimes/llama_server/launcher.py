@@ -47,6 +47,7 @@ ATTRIBUTES = {
     "jinja": "use_jinja",
     "chat_template": "chat_template",
     "cache_ram_mib": "cache_ram_mib",
+    "metrics": "endpoint_metrics",
 }
 """Settings that are assigned as they are."""
 

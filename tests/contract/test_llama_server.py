@@ -46,7 +46,7 @@ class TestMapping:
 
     def test_every_key_has_an_option(self):
         own = set(LlamaServerConfig.model_fields) - set(LlamaServerConfig.__bases__[0].model_fields) - NOT_A_SETTING
-        assert {NAMES.get(key, key) for key in own} == set(FLAGS) - {"host", "port"}
+        assert {NAMES.get(key, key) for key in own} == set(FLAGS) - {"host", "port", "metrics"}
 
     @pytest.mark.binary
     def test_the_program_knows_every_option_we_speak_of(self):
@@ -99,7 +99,7 @@ SETTINGS = """{
  "reasoning_budget": 11, "threads": 1, "threads_batch": 2, "parallel": 3, "kv_unified": true, "batch_size": 256,
  "ubatch_size": 256, "load_mode": "mmap+mlock", "rope_scaling": "yarn", "rope_freq_base": 10000.0,
  "rope_freq_scale": 0.5, "yarn_orig_ctx": 4096, "embeddings": true, "pooling": "mean", "rerank": true, "jinja": false,
- "chat_template": "chatml", "lora": ["/a", "/b"], "cache_ram_mib": 17}"""
+ "chat_template": "chatml", "lora": ["/a", "/b"], "cache_ram_mib": 17, "metrics": true}"""
 
 
 class TestAnswers:
