@@ -290,6 +290,14 @@ class TestDeath:
         assert (await worker.wait()).signal == signal.SIGKILL
         assert survivors(instance) == {}
 
+    async def test_end_of_file_on_its_stdin_ends_a_shim(self, instance, tmp_path):
+        """The daemon's death is seen this way too, should the parent-death signal not come."""
+        worker = await spawn(order(instance, tmp_path, "--daemonize", "--ignore-term"))
+        await ready(tmp_path / "fake-1.log")
+        worker.abandon()
+        assert (await worker.wait()).signal == signal.SIGKILL
+        assert survivors(instance) == {}
+
     async def test_its_own_control_group_goes_with_it(self, instance, tmp_path):
         if cgroup.delegated() is None:
             pytest.skip("no delegated cgroup v2 here")
