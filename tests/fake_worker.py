@@ -1,6 +1,8 @@
 """A worker without a model: a real process with switches for everything a real one can do wrong. Standard library only.
 
-Serves GET /health, /stats and /env, POST /v1/chat/completions (JSON and SSE), /v1/completions, /v1/embeddings and /echo.
+Serves GET /health, /stats and /env, POST /v1/chat/completions (JSON, with what was `received` in it, and SSE),
+/v1/completions, /v1/embeddings, /v1/audio/transcriptions and /echo; the last two send back the body as it came, the headers
+it came with in X-Echo-Headers, and the response headers asked for by `{"fake": {"headers": [[name, value], …]}}`.
 Every switch is a command-line flag; those about one answer can also be given per request as a JSON object `"fake"` in
 the body, e.g. `{"fake": {"die_after": 2}}`. Run it with `python -I -S fake_worker.py --port 1234 …`.
 
@@ -67,6 +69,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--chunks", type=int, default=len(WORDS), help="SSE chunks of content")
     flags.add_argument("--chunk-delay", type=float, default=0.0)
     flags.add_argument("--status", type=int, default=200, help="status of inference answers")
+    flags.set_defaults(headers=[])
     flags.add_argument("--key-env", help="the variable whose value requests must carry as bearer token")
     return flags.parse_args(argv)
 
@@ -183,11 +186,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
         time.sleep(options.delay)
         if options.status != 200:
             self.send_json(options.status, {"error": {"message": "as told", "type": "server_error"}})
-        elif path == "/echo":
+        elif path in ("/echo", "/v1/audio/transcriptions"):
             self.send_response(200)
             self.send_header("Content-Type", self.headers.get("Content-Type") or "application/octet-stream")
             self.send_header("X-Echo-Headers", json.dumps(self.headers.items()))
             self.send_header("Content-Length", str(len(raw)))
+            for name, value in options.headers:
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(raw)
         elif path == "/v1/chat/completions":
@@ -195,7 +200,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             if request.get("stream"):
                 self.stream(options, words)
             else:
-                self.send_json(200, self.completion({"message": {"role": "assistant", "content": "".join(words)}}))
+                answer = self.completion({"message": {"role": "assistant", "content": "".join(words)}})
+                self.send_json(200, answer | {"received": request})
         elif path == "/v1/completions":
             self.send_json(200, self.completion({"text": "".join(WORDS)}, kind="text_completion"))
         elif path == "/v1/embeddings":
