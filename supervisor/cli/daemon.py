@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -151,6 +152,7 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stopping, engine)
     engine.start()
+    _settle_garbage_collector()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     watchdog = asyncio.create_task(_feed_watchdog())
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
@@ -162,6 +164,16 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
     await serving
     watchdog.cancel()
     log.info("daemon.stopped")
+
+
+def _settle_garbage_collector() -> None:
+    """What is there now stays: never look through it again, and look for new cycles less often.
+
+    Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 async def _feed_watchdog() -> None:
