@@ -1,0 +1,29 @@
+"""Fixtures of the fault tests. What is measured is printed (`pytest -s`) and recorded as a property of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.clients import Gpu
+
+
+@pytest.fixture
+def measured(record_property, request) -> Callable[..., None]:
+    """`measured(name=value, …)`: numbers that can be quoted."""
+
+    def note(**numbers: object) -> None:
+        for name, value in numbers.items():
+            record_property(name, value)
+        shown = ", ".join(
+            f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items()
+        )
+        print(f"\n[{request.node.name}] {shown}")
+
+    return note
+
+
+@pytest.fixture
+def gpu(tmp_path) -> Gpu:
+    return Gpu(tmp_path)

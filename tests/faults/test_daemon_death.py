@@ -1,0 +1,102 @@
+"""The daemon is killed with -9, alone or with its shims: nothing survives it, and the next start is clean and quick."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+
+import httpx
+import pytest
+
+from tests.daemon import Daemon, fake, wait_until
+from tests.faults.clients import Call, times
+
+SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+TREES = {
+    "plain": fake("--fork", "2", grace_s=0.2),
+    "detached": fake("--daemonize", "2", "--ignore-term", grace_s=0.2),
+    "both": fake("--daemonize", "--fork", "--ignore-term", "--take-mib", "20", grace_s=0.2),
+}
+
+ORPHANS = 6  # forks and double forks: only leaders die with their shims
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    daemon = Daemon(tmp_path, {"models": TREES})
+    yield daemon
+    if daemon.process is not None:
+        daemon.stop()
+        wait_until(lambda: not daemon.workers(), 5, "no worker is left")
+
+
+def shims(daemon: Daemon) -> list[int]:
+    views = daemon.get("/v1/admin/models").json()["data"]
+    return [view["worker"]["shim_pid"] for view in views if view["worker"]]
+
+
+def load_all(daemon: Daemon) -> None:
+    for name in TREES:
+        assert daemon.post(f"/v1/admin/models/{name}/load").status_code == 200
+
+
+def test_killed_at_random_points(daemon, measured):
+    """kill -9 of the daemon while it loads and serves trees with setsid double forks: 0 live orphans within 2 s."""
+    chance = random.Random(SEED)
+    gone, back = [], []
+    for _ in range(times(4, 200)):
+        daemon.start()
+        for name in TREES:
+            Call(daemon, name)  # the answer is not waited for
+        time.sleep(chance.uniform(0.0, 0.8))
+        daemon.kill()
+        killed_at = time.monotonic()
+        wait_until(lambda: not daemon.workers(), 10, f"no orphans (LLMUX_SEED={SEED})")
+        gone.append(time.monotonic() - killed_at)
+        daemon.start()
+        back.append(time.monotonic() - killed_at - gone[-1])
+        daemon.kill()
+        wait_until(lambda: not daemon.workers(), 10, "no orphans")
+    assert max(gone) < 4
+    assert max(back) < 10
+    measured(seed=SEED, kills=2 * len(gone), orphans_gone_max_s=max(gone), start_to_admin_max_s=max(back))
+
+
+def test_killed_with_its_shims(daemon, measured):
+    """kill -9 of daemon and shims leaves orphans; the next start has killed them all before it takes its port."""
+    reaping, serving = [], []
+    for _ in range(times(2, 40)):
+        daemon.start()
+        load_all(daemon)
+        before = set(daemon.workers())
+        shim_pids = shims(daemon)
+        for pid in shim_pids:
+            os.kill(pid, signal.SIGSTOP)  # else a shim is quicker than we are
+        daemon.kill()
+        for pid in shim_pids:
+            os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        wait_until(lambda: len(before & set(daemon.workers())) == ORPHANS, 10, "only what has no parent is left")
+        orphans = before & set(daemon.workers())
+
+        daemon.start(wait=False)
+        left_when_bound = None
+        while left_when_bound is None:
+            with contextlib.suppress(httpx.TransportError):
+                daemon.get("/health")
+                left_when_bound = orphans & set(daemon.workers())
+            assert time.monotonic() < killed_at + 20
+        serving.append(time.monotonic() - killed_at)
+        assert left_when_bound == set()
+        reaped = [event for event in daemon.events("orphan.reaped") if event["pid"] in orphans]
+        assert {event["pid"] for event in reaped} == orphans
+        assert all(event["gone"] for event in reaped)
+        load_all(daemon)
+        daemon.stop()
+        daemon.log_path.unlink()
+        reaping.append(len(orphans))
+    assert max(serving) < 10
+    measured(rounds=len(serving), orphans_reaped=sum(reaping), killed_to_serving_max_s=max(serving))
