@@ -86,7 +86,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Numbers of the scheduler; defaults from docs/reliability.md. Seconds unless the name says otherwise."""
+    """Numbers of the scheduler; docs/configuration.md explains them. Seconds unless the name says otherwise."""
 
     queue_total: int = 512
     queue_per_model: int = 64
