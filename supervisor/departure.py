@@ -61,10 +61,11 @@ class Departure:
 class UntilGone:
     """`with UntilGone(scope, receive):` cancels what the current task awaits in it when the client leaves.
 
-    Leaves the block with ClientGoneError then. Enter it after the body was read: `receive` is ours inside. Not nestable.
+    Leaves the block with ClientGoneError then, or with the error given to `interrupt`, which does the same at somebody
+    else's wish. Enter it after the body was read: `receive` is ours inside. Not nestable.
     """
 
-    __slots__ = ("_cancelling", "_departure", "_left", "_receive", "_task", "_watcher")
+    __slots__ = ("_cancelling", "_departure", "_ending", "_receive", "_task", "_watcher")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         extensions = scope.get("extensions") or {}
@@ -73,7 +74,7 @@ class UntilGone:
         self._watcher: asyncio.Task[None] | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self._left = False
+        self._ending: Exception | None = None  # what the block is being left with
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
@@ -94,16 +95,21 @@ class UntilGone:
             self._departure.unwatch()
         if self._watcher is not None:
             self._watcher.cancel()
-        if self._left:
-            assert self._task is not None
-            ours = self._task.uncancel() <= self._cancelling
+        task, self._task = self._task, None
+        if self._ending is not None:
+            assert task is not None
+            ours = task.uncancel() <= self._cancelling
             if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise ClientGoneError from error
+                raise self._ending from error
+
+    def interrupt(self, error: Exception) -> None:
+        """End the block with `error`. Nothing happens before it, after it, or when it is ending already."""
+        if self._task is not None and self._ending is None:
+            self._ending = error
+            self._task.cancel()
 
     def _leave(self) -> None:
-        assert self._task is not None
-        self._left = True
-        self._task.cancel()
+        self.interrupt(ClientGoneError())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

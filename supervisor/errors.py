@@ -97,6 +97,13 @@ class RateLimitError(LlmuxError):
     code = "rate_limit_exceeded"
 
 
+class RequestCancelledError(LlmuxError):
+    """An operator ended the request. Not a status that clients try again on."""
+
+    status = HTTPStatus.GONE
+    code = "request_cancelled"
+
+
 class UnavailableError(LlmuxError):
     """It can't be served now: queue full, load failed, shutting down."""
 

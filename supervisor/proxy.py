@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 from supervisor.departure import ResponseBrokenError, Scope, Send
 from supervisor.envelope import error_event
@@ -53,6 +53,8 @@ class Outcome:
     bytes_sent: int = 0  # of the body
     first_byte_s: float | None = None  # from sending the request to the first piece of the body
     error: LlmuxError | None = None
+    started: bool = False  # the client has the response's head
+    sse: bool = False
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
     @property
@@ -127,16 +129,25 @@ async def forward(
         if not sse_started:
             head = response_headers(response.headers, own, sse=sse)
             await send({"type": "http.response.start", "status": response.status, "headers": head})
+        outcome.started, outcome.sse = True, sse
         try:
             await _send_body(send, response, outcome, started_at, upstream)
         except LlmuxError as error:
-            outcome.error = error
-            if sse:
-                event = error_event(error) if outcome.ends_event() else b"\n\n" + error_event(error)
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            raise ResponseBrokenError(error.message) from error
+            await break_off(send, outcome, error)
     finally:
         response.close()
+
+
+async def break_off(send: Send, outcome: Outcome, error: LlmuxError) -> NoReturn:
+    """End a response that has begun and can't be completed: event streams tell why, and the connection is cut.
+
+    Raises ResponseBrokenError.
+    """
+    outcome.error = error
+    if outcome.sse:
+        event = error_event(error) if outcome.ends_event() else b"\n\n" + error_event(error)
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    raise ResponseBrokenError(error.message) from error
 
 
 async def _send_body(
@@ -166,6 +177,7 @@ async def _send_error(
         headers += ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)))
     outcome.keep(data)
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    outcome.started = True
     await send({"type": "http.response.body", "body": data, "more_body": False})
 
 

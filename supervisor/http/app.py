@@ -15,8 +15,9 @@ from supervisor.envelope import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, openai
 from supervisor.http.context import Context
-from supervisor.http.inference import Call, Inference
+from supervisor.http.inference import Inference
 from supervisor.http.request_id import request_id_of
+from supervisor.http.requests import Call
 from supervisor.io.upstream import Headers
 from supervisor.proxy import processing_ms
 
@@ -26,7 +27,7 @@ class Application:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._inference = Inference(context.engine, context.catalog)
+        self._inference = Inference(context.engine, context.catalog, context.requests)
         self._router = Router(
             [admin.health(context), *openai.routes(context), *admin.routes(context)],
             redirect_slashes=False,  # a path is what it is: /health/ is not /health

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from supervisor.catalog import Catalog
 from supervisor.engine import Engine
+from supervisor.http.events import Hub
 from supervisor.http.gate import Gate
+from supervisor.http.history import History
+from supervisor.http.requests import InFlight
 from supervisor.io.memory import MemorySampler
 from supervisor.workers import Workers
 
@@ -21,8 +24,14 @@ class Context:
     sampler: MemorySampler
     catalog: Catalog
     gate: Gate
+    hub: Hub = field(default_factory=Hub)
+    history: History = field(default_factory=History)
+    requests: InFlight = field(init=False)
     started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
+
+    def __post_init__(self) -> None:
+        self.requests = InFlight(self.hub, self.history)
 
     def wall_time(self, monotonic: float) -> float:
         """Seconds since the epoch of a time on the core's clock."""

@@ -10,24 +10,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 import structlog
 
 from runtimes.base import Endpoint
 from supervisor.catalog import Catalog, Route, model_of
-from supervisor.catalog.keys import Key
 from supervisor.catalog.rewrite import open_object
 from supervisor.core.types import ModelId, TicketId
 from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGone
 from supervisor.engine import Engine, Ticket
-from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError
 from supervisor.http.body import model_of_multipart, read_body
 from supervisor.http.media import refuse_remote_media
+from supervisor.http.modality import refuse_modality
+from supervisor.http.requests import Call, InFlight
 from supervisor.http.sse import Keepalive
-from supervisor.io.upstream import Headers
-from supervisor.proxy import Outcome, forward, processing_ms
+from supervisor.proxy import break_off, forward, processing_ms
 
 log = structlog.get_logger("llmux.request")
 
@@ -35,21 +35,6 @@ Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 Bytes = bytes | bytearray
 
 _STREAM_WANTED = b"true"
-
-
-@dataclass(slots=True)
-class Call:
-    """One request: who asks, what its answer carries, and what the canonical log line tells of it."""
-
-    request_id: bytes
-    arrived_at: float  # loop time
-    key: Key | None = None
-    extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
-    name: str | None = None
-    ticket: Ticket | None = None
-    outcome: Outcome = field(default_factory=Outcome)
-    failure: str | None = None  # an error's code
-    failed_status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +51,11 @@ class Inference:
 
     _numbers = itertools.count(1)  # tickets are ours: a client's x-request-id may repeat
 
-    def __init__(self, engine: Engine, catalog: Catalog) -> None:
+    def __init__(self, engine: Engine, catalog: Catalog, requests: InFlight) -> None:
         self._engine = engine
         self._catalog = catalog
+        self._requests = requests
+        self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
         self._table = endpoint_table(catalog)
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s
@@ -93,27 +80,40 @@ class Inference:
             call.failure = "client_gone"
             raise
         finally:
-            self._log(scope, call)
+            record = call.record()
+            log.info("request.finished", **record)
+            self._requests.finished(call, record)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
+        call.path = scope["path"]
         body = await read_body(scope, receive, self._body_limit)
         asked = await self._asked(scope, body)
-        call.name = asked.name
+        call.name, call.stream = asked.name, asked.stream
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
         if asked.is_json:
             refuse_remote_media(body)
+            refuse_modality(body, asked.name, self._inputs[route.model.id])
             if route.rewrite.touches(path):
                 body = route.rewrite.apply(bytes(body), path)
         target = (endpoint.upstream_path or path).encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        with UntilGone(scope, receive):
-            if asked.stream:
-                await self._stream(scope, send, call, route.model.id, target, body)
-                return
-            call.ticket = await self._engine.admit(self._ticket_id(), route.model.id)
-            await self._forward(scope, send, call, call.ticket, target, body)
+        call.ticket_id = TicketId(f"{next(self._numbers)}")
+        until_gone = UntilGone(scope, receive)
+        self._requests.begin(call, until_gone)
+        try:
+            with until_gone:
+                if asked.stream:
+                    await self._stream(scope, send, call, route.model.id, target, body)
+                    return
+                call.ticket = await self._engine.admit(call.ticket_id, route.model.id)
+                await self._forward(scope, send, call, call.ticket, target, body)
+        except RequestCancelledError as error:
+            if not call.answering:
+                raise
+            call.outcome.sse = call.outcome.sse or call.stream
+            await break_off(send, call.outcome, error)
 
     async def _stream(self, scope: Scope, send: Send, call: Call, model: ModelId, target: bytes, body: Bytes) -> None:
         """Keep the client's connection alive while it waits; from its first comment on, failures are told in-band."""
@@ -123,11 +123,12 @@ class Inference:
             processing_ms(call.arrived_at, now + self._keepalive_s),  # that is when it will go out
             *call.extra,
         ]
-        keepalive = Keepalive(send, headers, interval_s=self._keepalive_s)
+        keepalive = call.keepalive = Keepalive(send, headers, interval_s=self._keepalive_s)
+        assert call.ticket_id is not None
         try:
             try:
                 async with keepalive:
-                    call.ticket = await self._engine.admit(self._ticket_id(), model)
+                    call.ticket = await self._engine.admit(call.ticket_id, model)
             except BaseException:
                 if call.ticket is not None:  # the client left while the last comment was being taken back
                     self._engine.finish(call.ticket)
@@ -167,9 +168,6 @@ class Inference:
             )
         finally:
             self._engine.finish(ticket)
-
-    def _ticket_id(self) -> TicketId:
-        return TicketId(f"{next(self._numbers)}")
 
     # which model
 
@@ -222,27 +220,6 @@ class Inference:
                 param="model",
             )
         return route, endpoint
-
-    def _log(self, scope: Scope, call: Call) -> None:
-        ticket, outcome = call.ticket, call.outcome
-        error = outcome.error
-        log.info(
-            "request.finished",
-            request_id=call.request_id.decode("latin-1"),
-            path=scope["path"],
-            model=call.name,
-            worker=f"{ticket.model}:{ticket.generation}" if ticket is not None else None,
-            key=call.key.name if call.key is not None else None,
-            status=outcome.status or call.failed_status,
-            error=error.code if error is not None else call.failure,
-            cut=ticket.cut_reason if ticket is not None else None,
-            queue_ms=round(ticket.queued_s * 1000, 1) if ticket is not None else None,
-            first_byte_ms=round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
-            total_ms=round((asyncio.get_running_loop().time() - call.arrived_at) * 1000, 1),
-            bytes=outcome.bytes_sent,
-            prompt_tokens=outcome.prompt_tokens,
-            completion_tokens=outcome.completion_tokens,
-        )
 
 
 def endpoint_table(catalog: Catalog) -> Table:

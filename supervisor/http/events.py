@@ -1,0 +1,123 @@
+"""Events for whoever listens: published from anywhere on the loop, read by bounded subscriptions.
+
+Publishing never waits and costs nothing while nobody listens. A subscriber that falls behind by more than its bound is
+dropped: its stream ends, and its client, which has missed something anyway, comes again and reads the state anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Literal, Self, get_args
+
+import msgspec
+from pydantic import JsonValue
+
+from supervisor.errors import UnavailableError
+
+Kind = Literal["decision", "model", "memory", "request", "alert", "reload"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+BACKLOG: Final = 1024
+SUBSCRIBERS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One event. `seq` grows by one with each, whatever its kind."""
+
+    seq: int
+    kind: Kind
+    data: dict[str, JsonValue]
+
+    def encoded(self) -> bytes:
+        """As a server-sent event."""
+        return b"event: %s\nid: %d\ndata: %s\n\n" % (self.kind.encode(), self.seq, msgspec.json.encode(self.data))
+
+
+class Hub:
+    """Where events come together. Use from the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._seq = 0
+        self._subscriptions: set[Subscription] = set()
+        self._closed = False
+
+    def wants(self, kind: Kind) -> bool:
+        """Does anybody listen to it?"""
+        return any(kind in subscription.kinds for subscription in self._subscriptions)
+
+    def publish(self, kind: Kind, data: dict[str, JsonValue]) -> None:
+        """Give it to everybody who listens."""
+        self._seq += 1
+        event = Published(self._seq, kind, data)
+        for subscription in tuple(self._subscriptions):
+            if kind in subscription.kinds:
+                subscription.put(event)
+
+    def subscribe(self, kinds: Iterable[Kind]) -> Subscription:
+        """Listen, inside a `with` block. Raises UnavailableError when too many do."""
+        if self._closed or len(self._subscriptions) >= SUBSCRIBERS:
+            raise UnavailableError(
+                f"{len(self._subscriptions)} clients listen to events already; close one.", retry_after_s=10.0
+            )
+        return Subscription(frozenset(kinds), self._subscriptions)
+
+    def close(self) -> None:
+        """End every subscription: the daemon stops."""
+        self._closed = True
+        for subscription in tuple(self._subscriptions):
+            subscription.end()
+
+
+class Subscription:
+    """One listener's events, from the moment it was made."""
+
+    __slots__ = ("_all", "_backlog", "_ended", "_something", "kinds")
+
+    def __init__(self, kinds: frozenset[Kind], every: set[Subscription]) -> None:
+        self.kinds = kinds
+        self._all = every
+        self._backlog: deque[Published] = deque()
+        self._something = asyncio.Event()
+        self._ended = False
+        every.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def put(self, event: Published) -> None:
+        """Keep it for the listener, or drop the listener."""
+        if len(self._backlog) >= BACKLOG:
+            self.end()
+            return
+        self._backlog.append(event)
+        self._something.set()
+
+    def end(self) -> None:
+        """No more events; what waits in `next` returns."""
+        self._all.discard(self)
+        self._ended = True
+        self._something.set()
+
+    async def next(self, timeout_s: float) -> list[Published] | None:
+        """All that came since the last call: nothing within `timeout_s` is an empty list, the end is None."""
+        if not self._something.is_set():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._something.wait()
+            except TimeoutError:
+                return []
+        if self._ended:
+            return None
+        self._something.clear()
+        events = list(self._backlog)
+        self._backlog.clear()
+        return events

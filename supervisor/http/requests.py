@@ -1,0 +1,130 @@
+"""The requests that are under way: what is known of each, who wants to see them, and how an operator ends one.
+
+A request is entered once its body was read and its model found, and is taken out at its end; nothing happens for the
+pieces of its answer in between. Its end is told to the event stream and the history as one canonical record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from supervisor.catalog.keys import Key
+from supervisor.core.types import TicketId
+from supervisor.departure import UntilGone
+from supervisor.engine import Ticket
+from supervisor.errors import RequestCancelledError
+from supervisor.http.events import Hub
+from supervisor.http.history import History
+from supervisor.http.sse import Keepalive
+from supervisor.io.upstream import Headers
+from supervisor.proxy import Outcome
+
+Json = dict[str, JsonValue]
+
+
+@dataclass(slots=True)
+class Call:
+    """One request: who asks, what its answer carries, and what the canonical log line tells of it."""
+
+    request_id: bytes
+    arrived_at: float  # loop time
+    key: Key | None = None
+    extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
+    path: str = ""
+    name: str | None = None
+    stream: bool = False
+    ticket_id: TicketId | None = None  # once it is entered
+    ticket: Ticket | None = None  # once it is admitted
+    keepalive: Keepalive | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    failure: str | None = None  # an error's code
+    failed_status: int = 0
+
+    @property
+    def answering(self) -> bool:
+        """Has the client seen the beginning of a response?"""
+        return self.outcome.started or (self.keepalive is not None and self.keepalive.started)
+
+    def record(self) -> Json:
+        """The canonical record of it, at its end."""
+        ticket, outcome = self.ticket, self.outcome
+        error = outcome.error
+        return {
+            "request_id": self.request_id.decode("latin-1"),
+            "path": self.path,
+            "model": self.name,
+            "worker": f"{ticket.model}:{ticket.generation}" if ticket is not None else None,
+            "key": self.key.name if self.key is not None else None,
+            "status": outcome.status or self.failed_status,
+            "error": error.code if error is not None else self.failure,
+            "cut": ticket.cut_reason if ticket is not None else None,
+            "queue_ms": round(ticket.queued_s * 1000, 1) if ticket is not None else None,
+            "first_byte_ms": round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
+            "total_ms": round((asyncio.get_running_loop().time() - self.arrived_at) * 1000, 1),
+            "bytes": outcome.bytes_sent,
+            "prompt_tokens": outcome.prompt_tokens,
+            "completion_tokens": outcome.completion_tokens,
+        }
+
+
+class InFlight:
+    """All requests that are queued or running. Outlives a reload."""
+
+    def __init__(self, hub: Hub, history: History) -> None:
+        self._hub = hub
+        self._history = history
+        self._calls: dict[TicketId, tuple[Call, UntilGone]] = {}
+
+    def begin(self, call: Call, until_gone: UntilGone) -> None:
+        """Enter it. `finished` must follow."""
+        assert call.ticket_id is not None
+        self._calls[call.ticket_id] = (call, until_gone)
+        if self._hub.wants("request"):
+            self._hub.publish("request", {"id": call.ticket_id, "state": "started", **_about(call)})
+
+    def finished(self, call: Call, record: Json) -> None:
+        """Take it out, and tell of it. Also for those that were refused before they were entered."""
+        if call.ticket_id is not None:
+            self._calls.pop(call.ticket_id, None)
+        now = asyncio.get_running_loop().time()
+        tokens = record["completion_tokens"]
+        if isinstance(tokens, int) and call.ticket is not None:
+            self._history.spread("tokens_per_s", tokens, call.ticket.admitted, now)
+        if self._hub.wants("request"):
+            self._hub.publish("request", {"id": call.ticket_id, "state": "finished", **record})
+
+    def cancel(self, ticket_id: str) -> bool:
+        """End it at an operator's wish: its client gets an error. False: there is no such request (any more)."""
+        found = self._calls.get(TicketId(ticket_id))
+        if found is None:
+            return False
+        found[1].interrupt(RequestCancelledError("The request was cancelled by an operator."))
+        return True
+
+    def views(self) -> list[Json]:
+        """For the admin API, oldest first."""
+        now = asyncio.get_running_loop().time()
+        return [
+            {
+                "id": ticket_id,
+                "state": "queued" if call.ticket is None else "running",
+                **_about(call),
+                "worker": f"{call.ticket.model}:{call.ticket.generation}" if call.ticket is not None else None,
+                "age_s": round(now - call.arrived_at, 3),
+                "bytes": call.outcome.bytes_sent,
+            }
+            for ticket_id, (call, _) in self._calls.items()
+        ]
+
+
+def _about(call: Call) -> Json:
+    return {
+        "request_id": call.request_id.decode("latin-1"),
+        "model": call.name,
+        "path": call.path,
+        "key": call.key.name if call.key is not None else None,
+        "stream": call.stream,
+    }
