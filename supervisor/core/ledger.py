@@ -361,6 +361,10 @@ class Ledger:
         """Has it a lease?"""
         return holder in self._leases
 
+    def holds_any(self, model: ModelId) -> bool:
+        """Has any worker of the model a lease?"""
+        return any(holder[0] == model for holder in self._leases)
+
     def starting(self, device: DeviceId) -> int:
         """How many workers are loading there."""
         return sum(lease.phase is Phase.STARTING for lease in self._devices[device].leases.values())

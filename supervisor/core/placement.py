@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from supervisor.core.ledger import Lease, Phase
-from supervisor.core.lifecycle import Step
+from supervisor.core.lifecycle import SERVES, Step
 from supervisor.core.planner import plan
 from supervisor.core.types import (
     Admit,
@@ -67,17 +67,20 @@ def place(world: World, turn: Turn) -> None:
         if victim.state is State.DRAINING and victim.stop_reason is None:
             victim.life.step(Step.RESUME, turn.now, "the model it was to make room for is not wanted any more")
             turn.decide("resume", victim.id, victim.life.reason)
-        world.dispatch(turn, victim)
+        if victim.state is State.READY:
+            victim.asked_at = None  # it never left
+            world.dispatch(turn, victim)
+            world.keep_alive(victim)
 
 
 def _order(world: World) -> list[ModelId]:
-    def key(model: ModelId) -> tuple[int, float, int, ModelId]:
+    def key(model: ModelId) -> tuple[int, float, int, int, ModelId]:
         head, oldest = world.queue.peek(model), world.queue.oldest(model)
         record = world.records[model]
         since = min((at for at in (record.asked_at, oldest) if at is not None), default=float("inf"))
         priority, seq = (head.priority, head.seq) if head is not None else (0, 0)
         # A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
-        return (-priority, max(since, record.turn_ended), seq, model)
+        return (-priority, max(since, record.turn_ended), seq, -record.spec.priority, model)
 
     return sorted(world.wanted, key=key)
 
@@ -87,7 +90,12 @@ def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None
     answer = plan(demand, _snapshot(world, turn, round_))
     only_restore = record.restore and record.asked_at is None and world.queue.count(record.id) == 0
     if only_restore and not isinstance(answer, Admit):
-        record.restore = isinstance(answer, Wait)  # nothing is evicted, and nobody waits, for a model nobody asks for
+        # Nothing goes, and nothing is drained, for a model that nobody asks for.
+        waits_for = answer.waits_for if isinstance(answer, Wait) else ()
+        in_use = any(world.records[model].state in SERVES for model in waits_for)
+        record.restore = isinstance(answer, Wait) and not in_use
+        if not record.restore:
+            turn.decide("leave", record.id, f"not loaded unasked: {answer.reason}")
         world.want(record)
         return
     _journal(turn, record, answer)
@@ -123,22 +131,28 @@ def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None
 
 
 def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:
-    """No new requests for a busy victim, unless it is entitled to its minimum residency."""
-    victim.claimed_by = waiter.id
+    """No new requests for a busy victim, unless it is entitled to its minimum residency. The first claim counts."""
+    if victim.claimed_by is not None:
+        return
     mature = turn.now - victim.ready_at >= world.limits.min_residency_s or waiter.spec.priority > victim.spec.priority
-    if victim.state is State.READY and mature:
+    if not mature:
+        world.wake(victim.ready_at + world.limits.min_residency_s, waiter.id)
+        return
+    victim.claimed_by = waiter.id
+    if victim.state is not State.READY:
+        return
+    if victim.in_flight:
         reason = f"drains for {waiter.id}"
         victim.life.step(Step.DRAIN, turn.now, reason)
         turn.decide("drain", victim.id, reason)
-    elif not mature:
-        victim.claimed_by = None
-        world.wake(victim.ready_at + world.limits.min_residency_s, waiter.id)
+    else:
+        world.stop(turn, victim, f"evicted for {waiter.id}")
+        turn.decide("evicted", victim.id, f"makes room for {waiter.id}")
 
 
 def _start(world: World, turn: Turn, record: Record, device: DeviceId, need_mib: int, reason: str) -> None:
     record.generation = Generation(record.generation + 1)
     record.device = device
-    record.restore = False
     record.exited = False
     record.crash = None
     record.stop_reason = None
@@ -164,8 +178,9 @@ def _promise(record: Record, device: DeviceId, need_mib: int) -> Resident:
 
 def _demand(world: World, record: Record) -> Demand:
     spec = record.spec
-    places = spec.devices or world.ledger.device_ids()
-    options = tuple(Option(device, record.need_on(device).mib) for device in places)
+    there = world.ledger.device_ids()
+    places = [device for device in there if device in spec.devices] if spec.devices else there
+    options = tuple(Option(device, record.need_on(device, world.ledger.view(device).usable_mib)) for device in places)
     return Demand(record.id, spec.type, spec.priority, options)
 
 

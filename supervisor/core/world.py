@@ -7,6 +7,7 @@ the effects it collects.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -70,7 +71,7 @@ class Record:
     turn_ended: float = float("-inf")  # when it was last stopped
     load_s: float | None = None  # how long the last successful load took
     asked_at: float | None = None  # an operator or preload wants it, since then
-    restore: bool = False  # it crashed while loaded: load it again if nothing has to go for it
+    restore: bool = False  # it was loaded, or is to be preloaded: load it if nothing has to go for it
     claimed_by: ModelId | None = None  # it must go for this model
     claims: tuple[ModelId, ...] = ()  # these must go for this one
     stop_reason: str | None = None  # why it is drained, when not for a claim
@@ -80,9 +81,10 @@ class Record:
     retired: bool = False  # no longer configured; forgotten when its worker is gone
     stuck: bool = False  # its process survived SIGKILL
     exited: bool = False  # its tree is gone, its memory may not be back yet
-    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=32))
+    crashes: deque[float] = field(default_factory=deque)  # when, those within the crash window
     crash: Crash | None = None  # why it is in BACKOFF or FAILED
     retry_at: float = 0.0
+    keep_alive_at: float | None = None  # when to see whether it has been idle for too long
     oom_retried: bool = False
     last_plan: str = ""  # kind and reason of the last plan, so that the journal has each only once
 
@@ -107,14 +109,18 @@ class Record:
     def holder(self) -> Holder:
         return (self.spec.id, self.generation)
 
-    def need_on(self, device: DeviceId) -> Footprint:
-        """The footprint to lease on `device`; larger on the one retry after running out of memory."""
+    def need_on(self, device: DeviceId, usable_mib: int) -> int:
+        """What to lease on `device`: its footprint, more on the one retry after it ran out of memory.
+
+        Neither a measurement, made where it did fit, nor that retry makes it too large for a device it has its place on.
+        """
         footprint = self.spec.need_on(device)
-        if not self.oom_retried:
-            return footprint
-        return Footprint(
-            int(footprint.mib * OUT_OF_MEMORY_EXTRA), footprint.source, "raised after running out of memory"
-        )
+        mib, most = footprint.mib, max(footprint.mib, usable_mib)
+        if footprint.source is FootprintSource.LEARNED:
+            mib, most = max(1, mib), usable_mib
+        if self.oom_retried:
+            mib = int(mib * OUT_OF_MEMORY_EXTRA)
+        return min(mib, most)
 
     def learn(self, device: DeviceId, mib: int) -> None:
         """Use `mib` for the next load on `device`."""
@@ -133,19 +139,46 @@ class World:
     records: dict[ModelId, Record] = field(default_factory=dict)
     tickets: dict[TicketId, ModelId] = field(default_factory=dict)  # dispatched ones
     wanted: dict[ModelId, None] = field(default_factory=dict)  # models that somebody wants loaded and that aren't
-    timers: list[tuple[float, ModelId]] = field(default_factory=list)
+    timers: list[tuple[float, ModelId]] = field(default_factory=list)  # a heap
+    armed: set[tuple[float, ModelId]] = field(
+        default_factory=set
+    )  # what is in it: plans ask for the same again and again
+    last_forgotten: Generation = NEVER_STARTED  # no generation of a forgotten model was later
     shutting_down: bool = False
 
     def wake(self, at: float, model: ModelId) -> None:
         """Look at `model` again at `at`. Waking too often is harmless."""
-        heapq.heappush(self.timers, (at, model))
+        if (at, model) not in self.armed:
+            self.armed.add((at, model))
+            heapq.heappush(self.timers, (at, model))
+
+    def next_wake(self) -> float:
+        """When the next timer comes; infinity when none does."""
+        return self.timers[0][0] if self.timers else math.inf
 
     def due(self, now: float) -> list[ModelId]:
         """The models whose timers have come, each once."""
         due: dict[ModelId, None] = {}
-        while self.timers and self.timers[0][0] <= now:
-            due[heapq.heappop(self.timers)[1]] = None
+        while self.next_wake() <= now:
+            timer = heapq.heappop(self.timers)
+            self.armed.remove(timer)
+            due[timer[1]] = None
         return list(due)
+
+    def keep_alive(self, record: Record) -> None:
+        """See to it that an idle worker is looked at when its keep-alive is over. One timer at a time."""
+        keep_alive_s = record.spec.keep_alive_s
+        if keep_alive_s is None or record.state is not State.READY or record.in_flight:
+            return
+        at = record.last_used + keep_alive_s
+        if record.keep_alive_at is None or at < record.keep_alive_at:
+            record.keep_alive_at = at
+            self.wake(at, record.id)
+
+    def forget(self, record: Record) -> None:
+        """Drop the record; should the model come back, its generations go on from where no message can be about."""
+        del self.records[record.id]
+        self.last_forgotten = max(self.last_forgotten, record.generation)
 
     def current(self, model: ModelId, generation: Generation) -> Record | None:
         """The record, unless the message is about an older worker or a forgotten model."""
@@ -178,7 +211,7 @@ class World:
         """Signals go out; its memory stays leased until the tree is gone and the device shows it back."""
         record.life.step(Step.STOP, turn.now, reason)
         record.answering = False
-        record.drain_until = None
+        record.drain_until = record.keep_alive_at = None
         record.turn_ended = turn.now
         turn.emit(StopWorker(record.id, record.generation, reason, force=force))
 

@@ -47,11 +47,11 @@ Key = tuple[ModelId, Generation]
 GPU = DeviceId("gpu0")
 
 
-def model(name: str, mib: int, type: str = "llm", priority: int | None = None, **more: object) -> ModelSpec:
-    default = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}[type]
+def model(name: str, mib: int, kind: str = "llm", priority: int | None = None, **more: object) -> ModelSpec:
+    default = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}[kind]
     return ModelSpec(
         id=ModelId(name),
-        type=type,
+        type=kind,
         priority=default if priority is None else priority,
         footprint=Footprint(mib, FootprintSource.EXPLICIT),
         definition=str(more.pop("definition", name)),

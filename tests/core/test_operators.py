@@ -98,7 +98,7 @@ class TestRespecified:
         world.configure(model("a", 4000))
         world.post(LoadAsked(A))
         world.run(3)
-        world.post(Respecified(model("a", 4000, keep_alive_s=1.0)))
+        world.post(Respecified(model("a", 4000, keep_alive_s=2.0)))
         assert world.state("a") == "ready"
         world.run(3)
         assert world.state("a") == "stopped"

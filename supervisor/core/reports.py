@@ -1,0 +1,77 @@
+"""What workers and devices say of themselves: ready, unready, so much memory.
+
+Every report names its worker by model and generation; one about an older worker is dropped. A reading of the memory is
+made beside the events, so it can be older than what is known already: it counts from when it began.
+"""
+
+from __future__ import annotations
+
+from supervisor.core.endings import forget, settle_stopped
+from supervisor.core.lifecycle import Step
+from supervisor.core.types import Learn, MemorySampled, State, WorkerReady, WorkerSample, WorkerUnready
+from supervisor.core.world import Turn, World
+
+LEARN_STEP = 1.05
+"""A peak is learned anew when it exceeds what was known by this factor."""
+
+
+def ready(world: World, turn: Turn, event: WorkerReady) -> None:
+    """It answers: for the first time, or again. Those who wait for it are dispatched in this turn."""
+    record = world.current(event.model, event.generation)
+    if record is None or record.state not in {State.STARTING, State.READY}:
+        return
+    record.answering = True
+    if record.state is State.STARTING:
+        record.load_s = turn.now - record.life.since
+        record.ready_at = record.last_used = turn.now
+        record.oom_retried = record.restore = False
+        record.asked_at = None
+        record.life.step(Step.READY, turn.now, f"loaded in {record.load_s:.1f} s")
+        world.ledger.settle(record.holder, turn.now)
+        turn.decide("ready", record.id, record.life.reason)
+        if record.crashes:
+            world.wake(turn.now + world.limits.backoff_reset_s, record.id)
+        world.keep_alive(record)
+    world.dispatch(turn, record)
+
+
+def unready(world: World, turn: Turn, event: WorkerUnready) -> None:
+    """It does not answer for now: new requests wait."""
+    record = world.current(event.model, event.generation)
+    if record is not None and record.state is State.READY and record.answering:
+        record.answering = False
+        turn.decide("unready", record.id, event.reason)
+
+
+def sampled(world: World, turn: Turn, event: MemorySampled) -> None:
+    """The books are brought up to date, and what was waiting for memory to be back goes on."""
+    for worker in event.workers:
+        if worker.used_mib is not None:
+            world.ledger.measure((worker.model, worker.generation), worker.used_mib)
+            _learn(world, turn, worker, worker.used_mib, event.taken_at)
+    for device in event.devices:
+        world.ledger.sample(device, event.taken_at)
+    for record in list(world.records.values()):
+        settle_stopped(world, turn, record)
+        if record.retired and record.id in world.records:
+            forget(world, turn, record)
+
+
+def _learn(world: World, turn: Turn, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
+    """Keep the most it was seen to take, from readings that show all of it: begun after it was ready, and not empty."""
+    record = world.current(worker.model, worker.generation)
+    if record is None or record.state is not State.READY or record.device is None or record.next_spec is not None:
+        return
+    if used_mib <= 0 or taken_at <= record.ready_at:
+        return
+    known = record.spec.learned.get(record.device)
+    if known is None or used_mib > known.mib * LEARN_STEP:
+        record.learn(record.device, used_mib)
+        turn.emit(Learn(record.id, record.device, record.spec.definition, used_mib))
+
+
+def watch_memory(world: World, turn: Turn) -> None:
+    """Warn of memory that does not come back, quarantine the device when it still doesn't."""
+    for alert in world.ledger.overdue(turn.now):
+        turn.emit(alert)
+        turn.decide(alert.code, alert.model, alert.message)
