@@ -1,0 +1,107 @@
+// Every request of the dashboard: where the API is, the key, errors in one shape, server-sent events through fetch (an
+// EventSource can't send the Authorization header).
+
+const ROOT = new URL("..", document.baseURI);
+const KEY = "llmux.key";
+
+export class ApiError extends Error {
+  constructor(message, status, code) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+
+  /** This daemon doesn't have the endpoint, as opposed to not having the thing asked for. */
+  get absent() {
+    return this.status === 405 || (this.status === 404 && this.code !== "model_not_found");
+  }
+}
+
+export const address = (path) => new URL(path.replace(/^\//, ""), ROOT).href.replace(/\/$/, "");
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY),
+  isRemembered: () => localStorage.getItem(KEY) !== null,
+  set(value, remember) {
+    this.forget();
+    (remember ? localStorage : sessionStorage).setItem(KEY, value);
+  },
+  forget() {
+    sessionStorage.removeItem(KEY);
+    localStorage.removeItem(KEY);
+  },
+};
+
+let refused = () => {};
+
+/** `listener(error)` hears of every answer 401: the page asks for the key then. */
+export function onRefused(listener) {
+  refused = listener;
+}
+
+/** Send one request; resolves to the Response when its status is 2xx, else throws ApiError. `body`: a value for JSON, or FormData. */
+export async function send(method, path, { body, signal, headers = {} } = {}) {
+  const secret = key.get();
+  const isForm = body instanceof FormData;
+  let response;
+  try {
+    response = await fetch(new URL(path.replace(/^\//, ""), ROOT), {
+      method,
+      signal,
+      cache: "no-store",
+      body: body === undefined || isForm ? body : JSON.stringify(body),
+      headers: {
+        ...(secret ? { authorization: `Bearer ${secret}` } : {}),
+        ...(body === undefined || isForm ? {} : { "content-type": "application/json" }),
+        ...headers,
+      },
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The daemon can't be reached.", 0, "unreachable");
+  }
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => null);
+  const { message = `${response.status} ${response.statusText}`, code = null } = answer?.error ?? {};
+  const error = new ApiError(message, response.status, code);
+  if (response.status === 401) refused(error);
+  throw error;
+}
+
+export async function get(path, options) {
+  return (await send("GET", path, options)).json();
+}
+
+export async function post(path, body, options) {
+  return (await send("POST", path, { ...options, body })).json();
+}
+
+/** The events of an answer in text/event-stream: `{type, data, id}`, until the server ends it or `signal` fires. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let event = { type: "message", data: [], id: null };
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split(/\r\n|\n/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line === "") {
+          if (event.data.length) yield { ...event, data: event.data.join("\n") };
+          event = { type: "message", data: [], id: event.id };
+          continue;
+        }
+        const [, field, text] = /^([^:]*):? ?(.*)$/s.exec(line);
+        if (field === "data") event.data.push(text);
+        else if (field === "event") event.type = text;
+        else if (field === "id") event.id = text;
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+export const modelPath = (name, rest = "") => `/v1/admin/models/${encodeURIComponent(name)}${rest}`;

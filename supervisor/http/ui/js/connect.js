@@ -1,0 +1,62 @@
+// Addresses, the key and settings, ready to copy for Open WebUI and the SDKs.
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { address, key } from "./api.js";
+import { start, state } from "./live.js";
+import { Snippet } from "./parts.js";
+
+const HIDDEN = "••••••••";
+
+function ofType(type) {
+  const model = [...state.models.values()].find((found) => found.type === type);
+  return model && (model.virtual_models[0] ?? model.name);
+}
+
+const Settings = ({ rows }) => html`<dl class="settings">
+  ${rows.filter(([, text]) => text).map(([name, text, shown]) => html`<dt>${name}</dt><dd><${Snippet} label=${name} text=${text} shown=${shown ?? text} /></dd>`)}
+</dl>`;
+
+function KeyPanel({ shown, onShow }) {
+  const secret = key.get();
+  return html`<section class="panel" aria-labelledby="key-title">
+    <h2 id="key-title">Key</h2>
+    ${secret
+      ? html`<p>This page uses the key below, ${key.isRemembered() ? "remembered in this browser" : "for this tab only"}. Give each client a key of its own with the scope <code>inference</code>:</p>
+          <${Snippet} label="command for a new key" text="llmux keys add open-webui --scope inference" />
+          <div class="buttons"><button onClick=${onShow}>${shown ? "Hide the key" : "Show the key in the settings"}</button><button class="danger" onClick=${() => (key.forget(), start())}>Forget the key</button></div>`
+      : html`<p>No key was asked for: only this machine gets in, and clients may send any. To open llmux to others, make keys first:</p>
+          <${Snippet} label="command for a new key" text="llmux keys add open-webui --scope inference" />`}
+  </section>`;
+}
+
+export function Connect() {
+  const [shown, setShown] = useState(false);
+  const base = address("/v1");
+  const secret = key.get() ?? "none";
+  const visible = key.get() && !shown ? HIDDEN : secret;
+  const chat = ofType("llm") ?? "MODEL";
+  const masked = (text) => (key.get() ? text.replaceAll(secret, visible) : text);
+  const curl = `curl ${base}/chat/completions \\\n  -H 'Authorization: Bearer ${secret}' \\\n  -H 'Content-Type: application/json' \\\n  -d '{"model": "${chat}", "messages": [{"role": "user", "content": "Hello"}]}'`;
+  const python = `from openai import OpenAI\n\nclient = OpenAI(base_url="${base}", api_key="${secret}")\nanswer = client.chat.completions.create(\n    model="${chat}",\n    messages=[{"role": "user", "content": "Hello"}],\n)\nprint(answer.choices[0].message.content)`;
+  const node = `import OpenAI from "openai";\n\nconst client = new OpenAI({ baseURL: "${base}", apiKey: "${secret}" });\nconst answer = await client.chat.completions.create({\n  model: "${chat}",\n  messages: [{ role: "user", content: "Hello" }],\n});\nconsole.log(answer.choices[0].message.content);`;
+  const environment = `export OPENAI_BASE_URL=${base}\nexport OPENAI_API_KEY=${secret}`;
+  return html`<div class="connect">
+    <h1 class="unseen">Connect</h1>
+    <${KeyPanel} shown=${shown} onShow=${() => setShown(!shown)} />
+    <section class="panel" aria-labelledby="webui-title">
+      <h2 id="webui-title">Open WebUI</h2>
+      <h3>Admin Settings › Connections › OpenAI API</h3>
+      <${Settings} rows=${[["URL", base], ["Key", secret, visible]]} />
+      <p class="hint">From a container on this machine, write <code>host.docker.internal</code> instead of <code>${location.hostname}</code>, and let llmux listen there (<code>server.host</code>). With the provider type llama.cpp and the URL ${address("/")} models can be loaded and ejected from Open WebUI itself.</p>
+      ${ofType("asr") && html`<h3>Admin Settings › Audio › Speech-to-Text, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("asr")]]} />`}
+      ${ofType("tts") && html`<h3>Admin Settings › Audio › Text-to-Speech, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("tts")]]} />`}
+      ${ofType("image") && html`<h3>Admin Settings › Images, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("image")]]} />`}
+      ${ofType("embedding") && html`<h3>Admin Settings › Documents › Embedding, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("embedding")]]} />`}
+    </section>
+    <div class="columns">
+      ${[["curl", curl], ["Environment of the OpenAI SDKs", environment], ["Python", python], ["Node", node]].map(
+        ([name, text]) => html`<section class="panel"><h2>${name}</h2><${Snippet} label=${name} text=${text} shown=${masked(text)} /></section>`,
+      )}
+    </div>
+  </div>`;
+}

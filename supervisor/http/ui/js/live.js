@@ -1,0 +1,225 @@
+// What the daemon does right now, kept up to date: one snapshot, then GET /v1/admin/events. Where the daemon has no events
+// (or the stream breaks) it is asked every few seconds instead. The state is one plain object; views read it and are told
+// when it changed.
+
+import { ApiError, events, get, key, onRefused, send } from "./api.js";
+import { now } from "./format.js";
+
+const POLL_MS = 2000;
+const HISTORY_MS = 6000;
+const DECISIONS_KEPT = 500;
+const FINISHED_KEPT = 30;
+
+export const state = {
+  link: "connecting", // "live", "polling", "offline", "locked"
+  trouble: null, // why it is offline or locked
+  models: new Map(),
+  devices: [],
+  decisions: [], // newest first
+  requests: null, // null: this daemon doesn't tell
+  finished: [],
+  history: null,
+  notices: [],
+  at: now(), // seconds; ticks, so that ages grow
+};
+
+const listeners = new Set();
+let scheduled = false;
+
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function changed() {
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    state.at = now();
+    for (const listener of listeners) listener();
+  });
+}
+
+let noticeCount = 0;
+
+/** A line for the operator that goes away by itself. `tone`: "info" or "bad". */
+export function notify(text, tone = "info") {
+  const notice = { id: ++noticeCount, text, tone };
+  state.notices = [...state.notices.slice(-3), notice];
+  setTimeout(() => dismiss(notice.id), tone === "bad" ? 12000 : 5000);
+  changed();
+}
+
+export function dismiss(id) {
+  state.notices = state.notices.filter((notice) => notice.id !== id);
+  changed();
+}
+
+/** Take in one model's view; its ages become times, which stay true while the view does not change. */
+export function keepModel(view) {
+  const seen = now();
+  view.since = seen - view.since_s;
+  view.idleSince = view.idle_s === null ? null : seen - view.idle_s;
+  view.startedAt = view.worker ? seen - view.worker.uptime_s : null;
+  state.models.set(view.name, view);
+}
+
+function keepDecision(decision) {
+  if (state.decisions.some((kept) => kept.seq === decision.seq)) return;
+  state.decisions = [decision, ...state.decisions].slice(0, DECISIONS_KEPT);
+}
+
+async function fetchModels() {
+  const { data } = await get("/v1/admin/models");
+  const names = new Set(data.map((view) => view.name));
+  for (const name of state.models.keys()) if (!names.has(name)) state.models.delete(name);
+  data.forEach(keepModel);
+}
+
+async function fetchMemory() {
+  state.devices = (await get("/v1/admin/gpu-memory")).devices;
+}
+
+async function fetchDecisions() {
+  const { data } = await get("/v1/admin/decisions?limit=200");
+  state.decisions = data.sort((left, right) => right.seq - left.seq);
+}
+
+let requestsAsked = false;
+
+/** At most one question under way; requests come and go faster than anybody reads. */
+async function fetchRequests() {
+  if (requestsAsked) return;
+  requestsAsked = true;
+  try {
+    const seen = now();
+    const { data } = await get("/v1/admin/requests");
+    state.requests = data.map((request) => ({ ...request, since: seen - request.age_s }));
+  } catch (error) {
+    if (!(error instanceof ApiError && error.absent)) throw error;
+    state.requests = null;
+  } finally {
+    requestsAsked = false;
+  }
+}
+
+async function fetchHistory() {
+  try {
+    state.history = await get("/v1/admin/history");
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.absent) state.history = null;
+  }
+}
+
+/** Everything, once. Raises what the API says. */
+export async function refresh() {
+  await fetchModels(); // alone and first: without a key one refusal is enough
+  await Promise.all([fetchMemory(), fetchDecisions(), fetchRequests(), fetchHistory()]);
+  changed();
+}
+
+let requestsTimer = null;
+
+function requestsSoon() {
+  requestsTimer ??= setTimeout(async () => {
+    requestsTimer = null;
+    await fetchRequests().catch(() => {});
+    changed();
+  }, 250);
+}
+
+function take({ type, data }) {
+  const value = JSON.parse(data);
+  if (type === "model") {
+    keepModel(value);
+    requestsSoon();
+  } else if (type === "memory") {
+    state.devices = value.devices ?? value;
+  } else if (type === "decision") {
+    keepDecision(value);
+  } else if (type === "request") {
+    if (value.state !== "started") state.finished = [{ ...value, at: now() }, ...state.finished].slice(0, FINISHED_KEPT);
+    requestsSoon();
+  } else if (type === "alert") {
+    notify(value.message ?? value.summary ?? value.reason ?? "Alert", "bad");
+  } else if (type === "reload") {
+    refresh().catch(() => {});
+  }
+  changed();
+}
+
+/** Follow the events. Returns when they end; true when the daemon has them at all. */
+async function follow(signal) {
+  let response;
+  try {
+    response = await send("GET", "/v1/admin/events", { signal });
+  } catch (error) {
+    if (error instanceof ApiError && error.absent) return false;
+    throw error;
+  }
+  await refresh(); // after the stream is open, so that nothing falls between the two
+  state.link = "live";
+  changed();
+  for await (const event of events(response)) take(event);
+  return true;
+}
+
+const pause = (ms, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+
+async function run(signal) {
+  let wait = 500;
+  while (!signal.aborted) {
+    try {
+      if (await follow(signal)) {
+        wait = 500;
+      } else {
+        await refresh();
+        state.link = "polling";
+        state.trouble = null;
+        wait = POLL_MS;
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error.status === 401 || error.status === 403) {
+        lock(error);
+        return;
+      }
+      state.link = "offline";
+      state.trouble = error.message;
+      wait = Math.min(wait * 2, 10000);
+    }
+    changed();
+    await pause(wait, signal);
+  }
+}
+
+let controller = null;
+
+/** Begin, or begin anew with another key. */
+export function start() {
+  controller?.abort();
+  controller = new AbortController();
+  state.link = "connecting";
+  state.trouble = null;
+  changed();
+  run(controller.signal);
+}
+
+function lock(error) {
+  controller?.abort();
+  state.link = "locked";
+  state.trouble = key.get() ? error.message : null;
+  changed();
+}
+
+onRefused(lock);
+setInterval(changed, 1000);
+setInterval(() => {
+  if (state.link !== "locked" && !document.hidden && state.history) fetchHistory().then(changed);
+}, HISTORY_MS);

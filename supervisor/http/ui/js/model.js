@@ -1,0 +1,139 @@
+// One model in full: why it is as it is, its log as it grows, and how it is defined. `tab` is part of the address.
+
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { load, STOPPED, unload } from "./actions.js";
+import { events, modelPath, send } from "./api.js";
+import { Decisions, useDecisions } from "./decisions.js";
+import { duration, mib, plural } from "./format.js";
+import { state } from "./live.js";
+import { Actions, StateBadge } from "./models.js";
+import { Dialog, Empty } from "./parts.js";
+import { go, href } from "./route.js";
+
+const LINES = 200;
+const LINES_KEPT = 2000;
+
+function Why({ model }) {
+  const decisions = useDecisions(model.name);
+  return html`
+    ${model.crash && html`<div class="crash"><p><span class="badge bad">${model.crash.class}</span> ${model.crash.summary}</p>
+      ${model.crash.log_tail.length > 0 && html`<pre tabindex="0" aria-label="Last words of the worker">${model.crash.log_tail.join("\n")}</pre>`}</div>`}
+    ${model.waits_for.length > 0 && html`<p>Waits for the memory of ${model.waits_for.map((claim) => (Array.isArray(claim) ? claim[0] : claim)).join(", ")}.</p>`}
+    <${Decisions} decisions=${decisions} named=${false} />
+    ${decisions.length === 0 && html`<${Empty}>Nothing was decided about it yet.<//>`}
+  `;
+}
+
+/** The lines of the worker's log: its tail, then each new one. null: none are to be had. */
+function useLog(name) {
+  const [lines, setLines] = useState([]);
+  useEffect(() => {
+    const controller = new AbortController();
+    const { signal } = controller;
+    const read = async () => {
+      const tail = await (await send("GET", modelPath(name, `/logs?lines=${LINES}`), { signal })).text();
+      setLines(tail ? tail.trimEnd().split("\n") : []);
+      const response = await send("GET", modelPath(name, "/logs?lines=0&follow=true"), { signal });
+      for await (const { data } of events(response)) setLines((kept) => [...kept.slice(1 - LINES_KEPT), data]);
+    };
+    read().catch((error) => error.name !== "AbortError" && setLines((kept) => (kept.length ? kept : null)));
+    return () => controller.abort();
+  }, [name]);
+  return lines;
+}
+
+function Log({ model }) {
+  const lines = useLog(model.name);
+  const place = useRef(null);
+  const follows = useRef(true);
+  useEffect(() => {
+    if (follows.current && place.current) place.current.scrollTop = place.current.scrollHeight;
+  }, [lines]);
+  const scrolled = ({ target }) => (follows.current = target.scrollHeight - target.scrollTop - target.clientHeight < 24);
+  if (!lines?.length) return html`<${Empty}>${lines ? "The log is empty." : "There is no log yet."}<//>`;
+  return html`<pre class="log" ref=${place} tabindex="0" role="log" aria-label=${`Log of ${model.name}`} onScroll=${scrolled}>${lines.join("\n")}</pre>`;
+}
+
+function Facts({ model }) {
+  const { memory, worker } = model;
+  const facts = [
+    ["Runtime", `${model.runtime}, ${model.type}`],
+    ["Priority", `${model.priority}${model.pin ? ", pinned" : ""}`],
+    ["Estimate", `${mib(memory.estimate.mib)}, ${memory.estimate.source}: ${memory.estimate.detail}`],
+    ["Learned", Object.entries(memory.learned).map(([device, size]) => `${mib(size)} on ${device}`).join(", ")],
+    ["Lease", memory.lease_mib === null ? "" : `${mib(memory.lease_mib)} on ${model.device}, ${mib(memory.measured_mib)} measured`],
+    ["Worker", worker ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
+    ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
+    ["Context", model.capabilities?.context ? `${model.capabilities.context} tokens` : ""],
+    ["Takes", model.capabilities?.modalities?.join(", ") ?? ""],
+    ["Can", ["tools", "thinking", "multi_turn"].filter((name) => model.capabilities?.[name]).join(", ").replace("multi_turn", "multi-turn")],
+    ["Serves", model.capabilities?.endpoints?.map((endpoint) => endpoint.path ?? endpoint).join(" ") ?? ""],
+  ];
+  return html`<dl class="facts">${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${text}</dd>`)}</dl>
+    ${model.definition && html`<h3>Definition</h3><pre tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
+}
+
+function Constraint({ name, rule, value, onInput }) {
+  const choices = rule.choices ?? rule.enum;
+  const attributes = { id: `override-${name}`, value: value ?? "", onInput: (event) => onInput(event.target.value) };
+  const number = rule.type === "integer" || rule.type === "number" || rule.type === "int" || rule.type === "float";
+  return html`<label for=${attributes.id}>${name}
+    ${choices
+      ? html`<select ...${attributes}><option value="">unchanged</option>${choices.map((choice) => html`<option>${choice}</option>`)}</select>`
+      : html`<input ...${attributes} type=${number ? "number" : "text"} step=${rule.type?.startsWith("int") ? 1 : "any"} min=${rule.minimum ?? rule.min} max=${rule.maximum ?? rule.max} placeholder="unchanged" />`}
+  </label>`;
+}
+
+/** A text of the form as the API takes it: numbers and booleans as such. */
+function parsed(text, rule) {
+  if (rule.type === "boolean" || rule.type === "bool") return text === "true";
+  return text !== "" && !Number.isNaN(Number(text)) && rule.type !== "string" ? Number(text) : text;
+}
+
+function LoadForm({ model }) {
+  const rules = Object.entries(model.load_constraints ?? {});
+  const [values, setValues] = useState({});
+  const submit = (event) => {
+    event.preventDefault();
+    const set = rules.filter(([name]) => values[name]).map(([name, rule]) => [name, parsed(values[name], rule)]);
+    load(model.name, Object.fromEntries(set));
+  };
+  if (rules.length === 0) return html`<${Empty}>This runtime has nothing to change for one load.<//>`;
+  return html`<form class="overrides" onSubmit=${submit}>
+    <p class="hint">For this load only; the configuration stays as it is.</p>
+    <div class="fields">${rules.map(([name, rule]) => html`<${Constraint} key=${name} name=${name} value=${values[name]} rule=${rule.type === "boolean" ? { ...rule, choices: ["true", "false"] } : rule} onInput=${(value) => setValues({ ...values, [name]: value })} />`)}</div>
+    <button class="primary" type="submit">Load with these</button>
+  </form>`;
+}
+
+const TABS = [
+  ["why", "Why", Why],
+  ["log", "Log", Log],
+  ["about", "About", Facts],
+  ["load", "Load with…", LoadForm],
+];
+
+export function ModelDialog({ name, tab = "why" }) {
+  const model = state.models.get(name);
+  const shown = TABS.filter(([id]) => id !== "load" || model.load_constraints);
+  const [, , View] = shown.find(([id]) => id === tab) ?? shown[0];
+  const turn = (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    const at = shown.findIndex(([id]) => id === tab);
+    const [next] = shown[(at + by + shown.length) % shown.length];
+    go("models", name, next);
+    document.getElementById(`tab-${next}`).focus();
+  };
+  return html`<${Dialog} title=${name} className="drawer" onClose=${() => go("")}>
+    <div class="summary">
+      <${StateBadge} model=${model} /><span class="reason">${model.reason || "never loaded"}</span>
+      <${Actions} model=${model} />
+      ${!STOPPED.has(model.state) && model.in_flight > 0 && html`<button class="danger" onClick=${() => unload(name, { force: true })}>Unload now, cut ${plural(model.in_flight, "request")}</button>`}
+    </div>
+    <div class="tabs" role="tablist" onKeyDown=${turn}>
+      ${shown.map(([id, title]) => html`<a id=${`tab-${id}`} role="tab" href=${href("models", name, id)} aria-selected=${id === tab} tabindex=${id === tab ? 0 : -1}>${title}</a>`)}
+    </div>
+    <div class="tab" role="tabpanel" aria-labelledby=${`tab-${tab}`}><${View} model=${model} /></div>
+  <//>`;
+}
