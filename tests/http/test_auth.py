@@ -1,0 +1,239 @@
+"""API keys: scopes, expiry, one credential a request, and none that reaches a worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import httpx
+import pytest
+import yaml
+
+from tests.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.http import raw
+
+HOST = "Host: 127.0.0.1"
+USER, ADMIN, METRICS, OLD = (f"sk-test-{name}-{'0' * 16}" for name in ("user", "admin", "metrics", "old"))
+UMLAUT = "sk-test-schlüssel-0000000000"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("guarded")
+    keys = [
+        {"name": "user", "key": USER},
+        {"name": "admin", "key_sha256": hashlib.sha256(ADMIN.encode()).hexdigest(), "scopes": ["admin"]},
+        {"name": "metrics", "key": METRICS, "scopes": ["metrics"]},
+        {"name": "old", "key": OLD, "expires": "2020-01-31"},
+        {"name": "umlaut", "key": UMLAUT, "expires": "2999-01-31T12:00:00Z"},
+    ]
+    (folder / "api_keys.yaml").write_text(yaml.safe_dump(keys))
+    endpoints = ["/v1/chat/completions", "/echo", "GET /env"]
+    config = {"models": {"fake": fake("--key-env", "LLMUX_WORKER_KEY", auth="bearer", endpoints=endpoints)}}
+    daemon = Daemon(folder, config)
+    try:
+        yield daemon.start()
+    finally:
+        daemon.stop()
+
+
+def bearer(key: str) -> dict[str, bytes]:
+    return {"authorization": b"Bearer " + key.encode()}
+
+
+class TestCredentials:
+    """Bearer or x-api-key, exactly one, known and not expired."""
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            bearer(USER),
+            {"authorization": f"bearer   {USER}"},
+            {"x-api-key": USER},
+            bearer(USER) | {"x-api-key": USER},
+            {"authorization": "Bearer", "x-api-key": USER},
+            bearer(UMLAUT),
+        ],
+    )
+    def test_accepted(self, guarded, headers):
+        assert 200 == guarded.get("/v1/models", headers=headers).status_code
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"authorization": "Bearer"},
+            {"x-api-key": ""},
+            {"authorization": f"Basic {USER}"},
+            {"authorization": USER},
+            bearer(USER[:-1]),
+            bearer(USER + "0"),
+            bearer(OLD),
+            bearer("ключ" * 8),
+            {"x-api-key": b"\xff\xfe" * 16},
+            {"cookie": f"key={USER}"},
+        ],
+    )
+    @pytest.mark.parametrize("path", ["/v1/models", "/v1/admin/models", "/nope", "/metrics"])
+    def test_refused(self, guarded, headers, path):
+        told = guarded.get(path, headers=headers)
+        assert 401 == told.status_code
+        assert "Bearer" == told.headers["www-authenticate"]
+        error = told.json()["error"]
+        assert ("authentication_error", "invalid_api_key") == (error["type"], error["code"])
+
+    def test_two_different_ones(self, guarded):
+        for headers in (
+            bearer(USER) | {"x-api-key": ADMIN},
+            bearer(USER) | {"x-api-key": "nonsense"},
+            [("authorization", f"Bearer {USER}"), ("authorization", f"Bearer {ADMIN}")],
+        ):
+            told = guarded.get("/v1/models", headers=headers)
+            assert 400 == told.status_code
+            assert "conflicting_credentials" == told.json()["error"]["code"]
+
+    def test_health_is_open(self, guarded):
+        assert 200 == guarded.get("/health").status_code
+        assert 200 == guarded.get("/health", headers={"authorization": "Basic x"}).status_code
+
+    def test_a_refused_request_starts_nothing(self, guarded):
+        assert 401 == guarded.chat("fake").status_code
+        decisions = guarded.get("/v1/admin/decisions", params={"model": "fake"}, headers=bearer(ADMIN)).json()["data"]
+        assert not decisions
+
+
+class TestScopes:
+    """A key opens what it was made for."""
+
+    def test_inference(self, guarded):
+        assert 200 == guarded.get("/v1/models", headers=bearer(USER)).status_code
+        for key in (ADMIN, METRICS):
+            told = guarded.get("/v1/models", headers=bearer(key))
+            assert (403, "insufficient_scope") == (told.status_code, told.json()["error"]["code"])
+
+    def test_admin(self, guarded):
+        assert 200 == guarded.get("/v1/admin/models", headers=bearer(ADMIN)).status_code
+        for key in (USER, METRICS):
+            for told in (
+                guarded.get("/v1/admin/models", headers=bearer(key)),
+                guarded.post("/v1/admin/models/fake/load", headers=bearer(key)),
+                guarded.get("/v1/admin/nope", headers=bearer(key)),
+            ):
+                assert 403 == told.status_code
+                assert "'admin'" in told.json()["error"]["message"]
+
+    @pytest.mark.parametrize("path", ["/v1/%61dmin/models", "/v1/admin%2fmodels", "/v1/admin/"])
+    def test_admin_by_another_spelling(self, guarded, path):
+        assert 403 == raw.request(guarded, f"GET {path} HTTP/1.1", HOST, f"x-api-key: {USER}").status
+
+
+class TestWorkers:
+    """Workers have a key of their own, and never see a client's."""
+
+    def test_no_credential_reaches_it(self, guarded):
+        answer = guarded.post(
+            "/echo",
+            json={"model": "fake"},
+            headers=bearer(USER)
+            | {"x-api-key": USER, "cookie": f"key={USER}", "proxy-authorization": f"Bearer {USER}"},
+        )
+        assert 200 == answer.status_code
+        received = json.loads(answer.headers["x-echo-headers"])
+        assert USER not in str(received)
+        (own,) = [value for name, value in received if name == "authorization"]
+        assert own.startswith("Bearer ")
+        assert len(own) > 40
+
+    def test_its_environment_has_no_key_of_clients(self, guarded):
+        environment = guarded.get("/env?model=fake", headers=bearer(USER)).json()
+        assert USER not in str(environment)
+        assert not [name for name in environment if "LLMUX_API" in name]
+
+    def test_its_port_is_no_way_around(self, guarded):
+        guarded.post("/echo", json={"model": "fake"}, headers=bearer(USER)).raise_for_status()
+        view = guarded.get("/v1/admin/models/fake", headers=bearer(ADMIN)).json()
+        url = f"http://127.0.0.1:{view['worker']['port']}/echo"
+        for headers in ({}, bearer(USER), bearer(ADMIN)):
+            assert 401 == httpx.post(url, json={}, headers=headers, trust_env=False).status_code
+
+    def test_llama_servers_port_is_none_either(self, site):
+        site.chat("chat").raise_for_status()
+        url = f"http://127.0.0.1:{site.model('chat')['worker']['port']}"
+        body = {"messages": [{"role": "user", "content": "Hello"}]}
+        for headers in ({}, {"authorization": "Bearer none is needed here"}):
+            told = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
+            assert 401 == told.status_code
+
+    def test_the_log_names_the_key_and_does_not_tell_it(self, guarded):
+        guarded.post("/echo", json={"model": "fake"}, headers=bearer(USER) | {"x-request-id": "who-was-it"})
+        (line,) = wait_until(
+            lambda: [line for line in guarded.events("request.finished") if line["request_id"] == "who-was-it"]
+        )
+        assert "user" == line["key"]
+        assert USER not in guarded.log_text()
+
+
+class TestNewKeys:
+    """`llmux keys new` makes a key that the daemon takes."""
+
+    def llmux(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "supervisor.cli", "keys", "new", *words],
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+        )
+
+    def test_into_an_existing_file(self, tmp_path):
+        path = tmp_path / "api_keys.yaml"
+        path.write_text(f"# ours\nkeys:\n  - name: user\n    key: {USER}")
+        path.chmod(0o644)
+        made = self.llmux(
+            "ops", "--scope", "admin", "--scope", "inference", "--expires", "2999-01-31", "--file", str(path)
+        )
+        assert 0 == made.returncode, made.stderr
+        secret = made.stdout.strip()
+        assert "only time" in made.stderr
+        assert path.read_text().startswith("# ours\nkeys:\n")
+        assert secret not in path.read_text()
+        assert 0o600 == path.stat().st_mode & 0o777
+        daemon = Daemon(tmp_path, {"models": {"plain": fake()}})
+        try:
+            daemon.start()
+            for path in ("/v1/models", "/v1/admin/models"):
+                assert 200 == daemon.get(path, headers=bearer(secret)).status_code
+            assert 200 == daemon.get("/v1/models", headers=bearer(USER)).status_code
+            assert 401 == daemon.get("/v1/models").status_code
+        finally:
+            daemon.stop()
+
+    def test_beside_the_configuration(self, tmp_path):
+        config = tmp_path / "llmux.yaml"
+        config.write_text("models: {}\nserver:\n  host: 0.0.0.0\n")
+        assert 0 == self.llmux("a", "--config", str(config)).returncode
+        assert 0 == self.llmux("b", "--config", str(config)).returncode
+        entries = yaml.safe_load((tmp_path / "api_keys.yaml").read_text())
+        assert [("a", ["inference"]), ("b", ["inference"])] == [(entry["name"], entry["scopes"]) for entry in entries]
+        assert ["api_keys.yaml", "llmux.yaml"] == sorted(path.name for path in tmp_path.iterdir())
+
+    def test_refused(self, tmp_path):
+        path = tmp_path / "keys.yaml"
+        assert 0 == self.llmux("a", "--file", str(path)).returncode
+        before = path.read_bytes()
+        taken = self.llmux("a", "--file", str(path))
+        assert (1, "") == (taken.returncode, taken.stdout)
+        assert "choose another name" in taken.stderr
+        assert 1 == self.llmux("b", "--expires", "soon", "--file", str(path)).returncode
+        assert 2 == self.llmux("b", "--scope", "root", "--file", str(path)).returncode
+        assert before == path.read_bytes()
+        path.write_text("{}")
+        mistaken = self.llmux("b", "--file", str(path))
+        assert 2 == mistaken.returncode
+        path.write_text("[]")
+        by_hand = self.llmux("b", "--file", str(path))
+        assert 1 == by_hand.returncode
+        assert "key_sha256" in by_hand.stderr
+        assert "[]" == path.read_text()
+        assert ["keys.yaml"] == [path.name for path in tmp_path.iterdir()]

@@ -1,0 +1,179 @@
+"""Every refusal, on every path, is one envelope that clients can show and a person can act on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.daemon import fake, running
+from tests.http import raw
+
+HOST = "Host: 127.0.0.1"
+CHAT = "/v1/chat/completions"
+
+
+def envelope(answer) -> dict[str, object]:
+    assert "application/json" == answer.headers["content-type"]
+    assert ["error"] == list(answer.json())
+    error = answer.json()["error"]
+    assert {"message", "type", "param", "code"} <= error.keys()
+    assert error["message"]
+    return error
+
+
+class TestPaths:
+    """What isn't there says so; what takes another method says which."""
+
+    @pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/chat", "/v1/models/", "/health/", "/v1/admin/nope"])
+    def test_404(self, site, path):
+        told = site.get(path)
+        assert 404 == told.status_code
+        assert "invalid_request_error" == envelope(told)["type"]
+
+    @pytest.mark.parametrize(
+        ("method", "path", "allowed"),
+        [
+            ("GET", CHAT, "POST"),
+            ("DELETE", CHAT, "POST"),
+            ("POST", "/props", "GET"),
+            ("POST", "/v1/models", "GET, HEAD"),
+            ("GET", "/v1/admin/models/chat/unload", None),
+            ("PUT", "/v1/admin/gpu-memory", "GET, HEAD"),
+        ],
+    )
+    def test_405(self, site, method, path, allowed):
+        with site.client() as client:
+            told = client.request(method, path)
+        if allowed is None:  # a GET never unloads: it asks for a model of that name
+            assert 404 == told.status_code
+            return
+        assert 405 == told.status_code
+        assert "method_not_allowed" == envelope(told)["code"]
+        assert set(allowed.split(", ")) == set(told.headers["allow"].split(", "))
+
+    def test_a_path_that_no_model_serves(self, site):
+        told = site.post("/v1/images/generations", json={"model": "chat"})
+        assert 404 == told.status_code
+        assert "no configured model serves it" in envelope(told)["message"]
+
+
+class TestBodies:
+    """A body that can't be served is refused with what is wrong with it."""
+
+    @pytest.mark.parametrize(
+        ("body", "code", "param", "says"),
+        [
+            (b"", "invalid_request", None, "empty"),
+            (b"  \n", "invalid_request", None, "empty"),
+            (b"{", "invalid_json", None, "not valid JSON"),
+            (b"\xff\xfe", "invalid_json", None, "not valid JSON"),
+            (b"null", "invalid_request", None, "JSON object"),
+            (b"[1]", "invalid_request", None, "JSON object"),
+            (b"{}", "missing_model", "model", "missing"),
+            (b'{"model": 5}', "invalid_request", "model", "string"),
+            (b'{"model": null}', "invalid_request", "model", "string"),
+            (b'{"model": "chat", "stream": "yes"}', "invalid_request", "stream", "true or false"),
+            (b'{"model": "chat", "model": "fake"}', "duplicate_key", None, "twice"),
+            (b'{"model": "chat", "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", "invalid_request", None, "deep"),
+            (b'{"model": ' + b"[" * 100_000, "invalid_request", "model", "string"),
+        ],
+    )
+    def test_400(self, site, body, code, param, says):
+        told = site.post(CHAT, content=body)
+        assert 400 == told.status_code, told.text
+        error = envelope(told)
+        assert ("invalid_request_error", code, param) == (error["type"], error["code"], error["param"])
+        assert says in error["message"]
+
+    def test_duplicate_keys_where_a_body_is_rewritten(self, site):
+        told = site.post(CHAT, content=b'{"model": "quick", "messages": [], "seed": 1, "seed": 2}')
+        assert "duplicate_key" == envelope(told)["code"]
+
+    def test_announced_too_large(self, site):
+        told = site.post("/echo", content=b"x" * 3_000_000)
+        assert 413 == told.status_code
+        assert "limits.body_mib" in envelope(told)["message"]
+
+    def test_too_large_without_saying_so(self, site):
+        told = site.post("/echo", content=(b"x" * 100_000 for _ in range(50)))
+        assert 413 == told.status_code
+        assert "request_too_large" == envelope(told)["code"]
+
+    def test_just_not_too_large(self, site):
+        body = json.dumps({"model": "plain", "pad": "x" * (2 * 1024 * 1024 - 40)}).encode()
+        assert body == site.post("/echo", content=body).content
+
+    def test_headers_too_large(self, site):
+        told = site.get("/health", headers={"x-pad": "x" * 17_000})
+        assert 431 == told.status_code
+        assert "16384 bytes (limits.header_kib)" in envelope(told)["message"]
+        assert 200 == site.get("/health", headers={"x-pad": "x" * 15_000}).status_code
+
+    def test_an_error_of_the_worker_keeps_its_status(self, site):
+        told = site.chat("plain", fake={"status": 429})
+        assert 429 == told.status_code
+        assert "as told" == told.json()["error"]["message"]
+
+
+class TestHeaders:
+    """Every answer can be found in the log, and tells how long it took."""
+
+    @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nope", "/v1/admin/models", "/props?model=chat", CHAT])
+    def test_id_and_time(self, site, path):
+        told = site.get(path)
+        assert told.headers["x-request-id"].startswith("req_")
+        assert told.headers["openai-processing-ms"].isdecimal()
+
+    def test_the_clients_own_id(self, site):
+        body = {"model": "plain"}
+        answer = site.post("/echo", json=body, headers={"x-request-id": "mine-1.2:3"})
+        assert "mine-1.2:3" == answer.headers["x-request-id"]
+        assert ["x-request-id", "mine-1.2:3"] in json.loads(answer.headers["x-echo-headers"])
+        assert "mine-404" == site.get("/nope", headers={"x-request-id": "mine-404"}).headers["x-request-id"]
+
+    @pytest.mark.parametrize("unwanted", ["", "x" * 129, "a b", 'a"b', "a\tb"])
+    def test_a_harmful_id_is_replaced(self, site, unwanted):
+        told = raw.request(site, "GET /health HTTP/1.1", HOST, f"x-request-id: {unwanted}")
+        assert told.header("x-request-id").startswith("req_")
+
+    def test_time_includes_the_worker(self, site):
+        answer = site.chat("plain", fake={"delay": 0.2})
+        assert 200 <= int(answer.headers["openai-processing-ms"]) < 20_000
+        streamed = site.chat("plain", stream=True, fake={"delay": 0.2})
+        assert 200 <= int(streamed.headers["openai-processing-ms"]) < 20_000
+
+    def test_streams_are_not_to_be_buffered(self, site):
+        answer = site.chat("quick", stream=True)
+        assert "text/event-stream" == answer.headers["content-type"].partition(";")[0]
+        assert ("no", "no-cache") == (answer.headers["x-accel-buffering"], answer.headers["cache-control"])
+        assert answer.text.endswith("data: [DONE]\n\n")
+
+    def test_refusals_of_the_server_itself(self, site):
+        told = raw.request(site, "GET /health HTTP/1.1", HOST, "Host: other")
+        assert told.closed
+        assert told.header("x-request-id").startswith("req_")
+        assert {"message", "type", "param", "code"} == json.loads(told.body)["error"].keys()
+
+
+class TestUnavailable:
+    """What can't be served now says when to come again."""
+
+    def test_a_model_that_does_not_start(self, site):
+        told = site.chat("broken")
+        assert 503 == told.status_code
+        error = envelope(told)
+        assert "server_error" == error["type"]
+        assert "no such file: weights.bin" in error["detail"]
+
+    def test_a_full_queue(self, tmp_path):
+        config = {
+            "models": {"slow": fake("--start-delay", "60")},
+            "limits": {"queue_per_model": 1, "queue_total": 1},
+        }
+        with running(tmp_path, config) as daemon, raw.pending(daemon, CHAT, {"model": "slow"}):
+            daemon.wait_state("slow", "starting")
+            told = daemon.chat("slow")
+            assert 503 == told.status_code
+            assert "queue_full" == envelope(told)["code"]
+            assert 1 <= int(told.headers["retry-after"]) <= 120

@@ -1,0 +1,102 @@
+"""Public names: the list of models, what stands behind a name, and what a virtual model does to requests."""
+
+from __future__ import annotations
+
+import pytest
+
+
+class TestListing:
+    """GET /v1/models tells every public name, loaded or not."""
+
+    def test_all_of_them(self, site):
+        listing = site.get("/v1/models").json()
+        assert "list" == listing["object"]
+        names = [row["id"] for row in listing["data"]]
+        assert ["thinker", "quick", "shaped", "unshaped", "embed", "rank", "plain", "broken"] == names
+        assert {"model"} == {row["object"] for row in listing["data"]}
+
+    def test_by_type(self, site):
+        rows = site.get("/v1/models", params={"type": "embedding"}).json()["data"]
+        assert ["embed"] == [row["id"] for row in rows]
+        assert [] == site.get("/v1/models?type=tts").json()["data"]
+        told = site.get("/v1/models?type=embeddings")
+        assert 400 == told.status_code
+        assert "type" == told.json()["error"]["param"]
+
+    def test_one(self, site):
+        listed = next(row for row in site.get("/v1/models").json()["data"] if row["id"] == "thinker")
+        assert listed == site.get("/v1/models/thinker").json()
+        assert "Thinks first." == listed["description"]
+        assert "chat" == site.get("/v1/models/chat").json()["id"], "a model answers to its own name too"
+
+    def test_unknown(self, site):
+        told = site.get("/v1/models/thinkr")
+        assert 404 == told.status_code
+        assert "model_not_found" == told.json()["error"]["code"]
+        assert "thinker" in told.json()["error"]["message"]
+
+
+class TestRouting:
+    """A request goes to the model it names, if that serves the path."""
+
+    def test_unknown_model(self, site):
+        told = site.chat("quikc").json()["error"]
+        assert ("model_not_found", "model") == (told["code"], told["param"])
+        assert "Did you mean 'quick'?" in told["message"]
+
+    def test_wrong_kind_of_model(self, site):
+        told = site.chat("embed")
+        assert 400 == told.status_code
+        error = told.json()["error"]
+        assert "endpoint_not_supported" == error["code"]
+        assert "embed (embedding, llama_server) does not serve /v1/chat/completions" in error["message"]
+        assert "thinker" in error["message"], "says which models do"
+
+    def test_virtual_models_share_a_worker(self, site):
+        site.chat("thinker").raise_for_status()
+        before = site.model("chat")
+        site.chat("quick").raise_for_status()
+        site.chat("chat").raise_for_status()
+        after = site.model("chat")
+        assert (before["worker"]["pid"], before["generation"]) == (after["worker"]["pid"], after["generation"])
+        assert ["thinker", "quick"] == after["virtual_models"]
+        assert "chat" == site.model("quick")["name"], "the admin API knows a model by its public names too"
+
+
+class TestRewrite:
+    """What a virtual model's worker receives."""
+
+    @pytest.fixture
+    def received(self, site):
+        def ask(model, **fields):
+            return site.chat(model, **fields).raise_for_status().json()["received"]
+
+        return ask
+
+    def test_nothing_configured_changes_nothing(self, received):
+        body = received("unshaped", logit_bias={"1": 2}, seed=7)
+        messages = [{"role": "user", "content": "Hello"}]
+        assert {"model": "unshaped", "messages": messages, "logit_bias": {"1": 2}, "seed": 7} == body
+
+    def test_defaults_fill_in(self, received):
+        body = received("shaped", top_k=3)
+        assert (0.5, 3) == (body["temperature"], body["top_k"])
+
+    def test_force_and_strip(self, received):
+        body = received("shaped", seed=7, logit_bias={"1": 2})
+        assert 42 == body["seed"]
+        assert "logit_bias" not in body
+
+    def test_thinking_and_defaults_merge_with_the_clients(self, received):
+        body = received("shaped", chat_template_kwargs={"enable_thinking": True, "depth": 2})
+        assert {"tone": "dry", "depth": 2, "enable_thinking": False} == body["chat_template_kwargs"]
+
+    def test_system_prompt(self, site, received):
+        system, user = received("shaped")["messages"]
+        assert {"role": "system", "content": "Be brief."} == system
+        assert "user" == user["role"]
+        messages = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": "Hello"}]
+        body = {"model": "shaped", "messages": messages}
+        received_messages = site.post("/v1/chat/completions", json=body).json()["received"]["messages"]
+        assert "Be brief.\n\nRhyme." == received_messages[0]["content"]
+        assert messages[1:] == received_messages[1:]

@@ -1,0 +1,170 @@
+"""What OpenAI's own Python client, and clients of other dialects, get from a real llama.cpp worker."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from tests import tiny
+
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tell the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def sdk(site):
+    client = openai.OpenAI(
+        base_url=f"{site.url}/v1",
+        api_key="none is needed here",
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    )
+    with client:
+        yield client
+
+
+class TestModels:
+    """The SDK lists and retrieves models."""
+
+    def test_list(self, sdk):
+        assert {"thinker", "quick", "embed"} <= {model.id for model in sdk.models.list()}
+
+    def test_retrieve(self, sdk):
+        model = sdk.models.retrieve("quick")
+        assert ("quick", "model", "llmux") == (model.id, model.object, model.owned_by)
+
+    def test_unknown(self, sdk):
+        with pytest.raises(openai.NotFoundError, match="Did you mean 'quick'") as told:
+            sdk.models.retrieve("quikc")
+        assert "model_not_found" == told.value.code
+        assert told.value.request_id is not None
+
+
+class TestChat:
+    """Chat completions: whole, streamed, with tools, with and without thoughts."""
+
+    def test_whole(self, sdk):
+        message = sdk.chat.completions.create(model="thinker", messages=HELLO).choices[0].message
+        assert tiny.ANSWER == message.content
+        assert tiny.THOUGHT == message.reasoning_content.strip()
+
+    def test_streamed_with_usage(self, sdk):
+        stream = sdk.chat.completions.create(
+            model="quick", messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert tiny.ANSWER == text
+        assert chunks[-1].usage.completion_tokens > 0
+        assert ["stop"] == [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
+
+    def test_no_thoughts_where_the_virtual_model_turns_them_off(self, sdk):
+        whole = sdk.chat.completions.create(model="quick", messages=HELLO).choices[0].message
+        assert tiny.ANSWER == whole.content
+        assert "reasoning_content" not in whole.model_dump()
+        stream = sdk.chat.completions.create(model="quick", messages=HELLO, stream=True)
+        deltas = [chunk.choices[0].delta.model_dump() for chunk in stream if chunk.choices]
+        assert not any(delta.get("reasoning_content") for delta in deltas)
+
+    def test_the_virtual_model_overrules_the_client(self, sdk):
+        wish = {"chat_template_kwargs": {"enable_thinking": True}}
+        message = sdk.chat.completions.create(model="quick", messages=HELLO, extra_body=wish).choices[0].message
+        assert "reasoning_content" not in message.model_dump()
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_tool_call(self, sdk, stream):
+        answer = sdk.chat.completions.create(model="thinker", messages=HELLO, tools=[WEATHER], stream=stream)
+        if stream:
+            deltas = [chunk.choices[0].delta for chunk in answer if chunk.choices]
+            calls = [call.function for delta in deltas for call in delta.tool_calls or []]
+            name, arguments = calls[0].name, "".join(call.arguments or "" for call in calls)
+        else:
+            assert "tool_calls" == answer.choices[0].finish_reason
+            (call,) = answer.choices[0].message.tool_calls
+            name, arguments = call.function.name, call.function.arguments
+        assert tiny.TOOL_CALL == {"name": name, "arguments": json.loads(arguments)}
+
+    def test_headers(self, sdk):
+        raw = sdk.chat.completions.with_raw_response.create(model="quick", messages=HELLO)
+        assert raw.request_id == raw.headers["x-request-id"]
+        assert raw.headers["openai-processing-ms"].isdecimal()
+
+
+class TestOtherOperations:
+    """Embeddings, completions and responses through the SDK."""
+
+    def test_embeddings(self, sdk):
+        # the SDK asks for base64 when nothing is asked for
+        packed = sdk.embeddings.create(model="embed", input=["one", "two"]).data
+        floats = sdk.embeddings.create(model="embed", input=["one", "two"], encoding_format="float").data
+        assert [0, 1] == [row.index for row in packed]
+        assert [pytest.approx(row.embedding) for row in packed] == [row.embedding for row in floats]
+        assert packed[0].embedding != packed[1].embedding
+
+    def test_embeddings_of_tokens(self, sdk):
+        assert 256 == len(sdk.embeddings.create(model="embed", input=[[1, 2, 3]]).data[0].embedding)
+
+    def test_completions(self, sdk):
+        assert "Hello" in sdk.completions.create(model="quick", prompt="Say", max_tokens=8).choices[0].text
+
+    def test_responses(self, sdk):
+        assert tiny.ANSWER == sdk.responses.create(model="quick", input="Hello").output_text
+
+    def test_responses_streamed(self, sdk):
+        events = list(sdk.responses.create(model="quick", input="Hello", stream=True))
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert tiny.ANSWER == text
+        assert "response.completed" == events[-1].type
+
+
+class TestOtherDialects:
+    """What llama.cpp serves beyond OpenAI's paths is there under its own paths."""
+
+    def test_messages(self, site):
+        body = {"model": "quick", "max_tokens": 50, "messages": HELLO}
+        answer = site.post("/v1/messages", json=body, headers={"x-api-key": "any", "anthropic-version": "2023-06-01"})
+        assert 200 == answer.status_code, answer.text
+        assert [{"type": "text", "text": tiny.ANSWER}] == answer.json()["content"]
+
+    def test_messages_streamed(self, site):
+        body = {"model": "quick", "max_tokens": 50, "messages": HELLO, "stream": True}
+        answer = site.post("/v1/messages", json=body)
+        assert "no" == answer.headers["x-accel-buffering"]
+        assert "event: message_stop" in answer.text
+
+    def test_count_tokens_counts_what_is_run(self, site):
+        body = {"model": "quick", "max_tokens": 5, "messages": HELLO}
+        counted = site.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+        usage = site.chat("quick").json()["usage"]
+        assert usage["prompt_tokens"] == counted
+
+    def test_rerank(self, site):
+        body = {"model": "rank", "query": "a", "documents": ["a", "b"], "top_n": 2}
+        results = site.post("/v1/rerank", json=body).json()["results"]
+        assert {0, 1} == {row["index"] for row in results}
+        assert all(isinstance(row["relevance_score"], float) for row in results)
+
+    def test_tokenize_and_back(self, site):
+        tokens = site.post("/tokenize", json={"model": "chat", "content": "Hello"}).json()["tokens"]
+        assert "Hello" == site.post("/detokenize", json={"model": "chat", "tokens": tokens}).json()["content"]
+
+    def test_a_get_names_its_model_in_the_query(self, site):
+        assert "chat" == site.get("/props", params={"model": "quick"}).json()["model_alias"]
+        assert 4 == len(site.get("/slots?model=chat").json())
+        told = site.get("/props")
+        assert 400 == told.status_code
+        assert "/props?model=NAME" in told.json()["error"]["message"]
+
+    def test_the_workers_own_refusal_comes_through(self, site):
+        told = site.post("/infill", json={"model": "chat", "input_prefix": "a", "input_suffix": "b"})
+        assert 501 == told.status_code
+        assert "Infill is not supported" in told.json()["error"]["message"]
