@@ -35,10 +35,11 @@ class ResponseBrokenError(ExchangeOverError):
 class Departure:
     """One client connection's end, known to the server protocol; one request at a time watches it."""
 
-    __slots__ = ("_callback", "_resume_reading", "gone")
+    __slots__ = ("_callback", "_resume_reading", "gone", "task")
 
     def __init__(self, resume_reading: Callable[[], None]) -> None:
         self.gone = False
+        self.task: asyncio.Task[Any] | None = None  # what serves the request now
         self._resume_reading = resume_reading
         self._callback: Callable[[], None] | None = None
 
@@ -77,15 +78,16 @@ class UntilGone:
         self._ending: Exception | None = None  # what the block is being left with
 
     def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
+        departure = self._departure
+        self._task = departure.task if departure is not None else asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        if self._departure is None:
+        if departure is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        elif self._departure.gone:
+        elif departure.gone:
             raise ClientGoneError
         else:
-            self._departure.watch(self._leave)
+            departure.watch(self._leave)
         return self
 
     def __exit__(

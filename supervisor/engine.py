@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -22,6 +22,8 @@ import structlog
 from supervisor.core.journal import Journal
 from supervisor.core.types import (
     Alert,
+    Crash,
+    CrashClass,
     CutRequest,
     Decided,
     DeviceId,
@@ -44,7 +46,9 @@ from supervisor.core.types import (
     TicketId,
     UnloadAsked,
     WorkerExited,
+    WorkerReady,
 )
+from supervisor.core.world import Record
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.memory import HolderPids, MemorySampler
 from supervisor.io.upstream import UpstreamPool
@@ -53,6 +57,10 @@ log = structlog.get_logger("llmux.engine")
 
 SAMPLE_IMPATIENT_S = 0.25
 SAMPLE_IDLE_S = 2.0
+
+
+Observer = Callable[[Event, Sequence[Effect]], None]
+"""Looks and returns at once; it posts nothing and raises nothing."""
 
 
 class Fleet(Protocol):
@@ -111,6 +119,7 @@ class Engine:
     ) -> None:
         self.journal = Journal()
         self.clock = clock
+        self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
         self._fleet = fleet
         self._sampler = sampler
         self._store = store
@@ -128,25 +137,35 @@ class Engine:
     # --------------------------------------------------------------------------------------------------------- events
 
     def post(self, event: Event) -> None:
-        """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble."""
+        """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble.
+
+        A mistake of ours in one event does not keep the others from being handled; it is raised after them.
+        """
         self._events.append(event)
         if self._handling:
             return
         self._handling = True
-        try:
-            while self._events:
-                event = self._events.popleft()
-                for effect in self.journal.handle(event, self.clock()):
-                    self._carry_out(effect)
-                if isinstance(event, WorkerExited | LoadAsked):
-                    self._sample_now.set()
-        finally:
-            self._handling = False
-            watchers, self._watchers = self._watchers, []
-            for watcher in watchers:
-                if not watcher.done():
-                    watcher.set_result(None)
-            self._schedule_tick()
+        mistake: Exception | None = None
+        while self._events:
+            event = self._events.popleft()
+            try:
+                effects = self.journal.handle(event, self.clock())
+            except Exception as error:  # noqa: BLE001  # raised below
+                log.critical("event.mishandled", happened=repr(event), exc_info=error)
+                mistake = mistake or error
+                continue
+            for effect in effects:
+                self._carry_out(effect)
+            if isinstance(event, WorkerReady | WorkerExited | LoadAsked):
+                self._sample_now.set()
+        self._handling = False
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+        self._schedule_tick()
+        if mistake is not None:
+            raise mistake
 
     async def _change(self) -> None:
         """Until the next event has been handled."""
@@ -171,6 +190,19 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------- effects
 
     def _carry_out(self, effect: Effect) -> None:
+        """See to the effect; one that fails must not keep those after it from being seen to."""
+        try:
+            self._do(effect)
+        except Exception as error:
+            log.exception("effect.failed", effect=repr(effect))
+            message = f"llmux failed to do it: {error!r}"
+            if isinstance(effect, StartWorker):
+                self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))
+            elif isinstance(effect, Dispatch):
+                self._reject(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
+                self._events.append(RequestFinished(effect.ticket))
+
+    def _do(self, effect: Effect) -> None:
         match effect:
             case Dispatch():
                 self._dispatch(effect)
@@ -235,7 +267,11 @@ class Engine:
         """
         ticket = Ticket(ticket_id, model, self.clock())
         self._tickets[ticket_id] = ticket
-        self.post(RequestArrived(ticket_id, model, priority))
+        try:
+            self.post(RequestArrived(ticket_id, model, priority))
+        except BaseException:
+            self.finish(ticket)
+            raise
         if ticket.upstream is None and ticket.rejection is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
             try:
@@ -264,6 +300,7 @@ class Engine:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
             if record.state is State.READY and record.answering:
                 return
+            self._check_quarantine(record)
             if record.state is State.FAILED or (record.state is State.STOPPED and record.asked_at is None):
                 code = (
                     "runtime_not_installed"
@@ -275,13 +312,23 @@ class Engine:
             await self._change()
 
     async def unload(self, model: ModelId, *, force: bool = False) -> None:
-        """Unload `model` and return when its memory is back. Cancelling stops waiting only."""
+        """Unload `model` and return when its memory is back. Cancelling stops waiting only.
+
+        Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
+        """
         self.post(UnloadAsked(model, force))
         while True:
             record = self.journal.scheduler.world.records.get(model)
             if record is None or not record.has_worker or (record.stop_reason is None and record.state is State.READY):
                 return
+            self._check_quarantine(record)
             await self._change()
+
+    def _check_quarantine(self, record: Record) -> None:
+        """There is no telling when a worker goes that can't be killed, or memory comes back that is long overdue."""
+        reason = self.journal.scheduler.world.ledger.quarantined_by(record.holder)
+        if reason is not None:
+            raise UnavailableError(reason, code="device_quarantined")
 
     # ---------------------------------------------------------------------------------------------------------- life
 

@@ -266,7 +266,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # application
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        task = self.loop.create_task(self._run(cycle, app))
+        task = self._departure.task = self.loop.create_task(self._run(cycle, app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
