@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
 INSTALL := $(UV) pip install --quiet --python $(BIN)/python
-SOURCES := supervisor runtimes tests bench
+SOURCES := supervisor runtimes tests bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format check bench golden soak llama-server lock clean
+.PHONY: help run test lint format check bench golden docs soak llama-server lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ bench: .venv/ready-dev ## Compare the data path with nginx and a direct connecti
 
 golden: .venv/ready-dev ## Write the golden files anew; read the difference before you commit it
 	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/core
+
+docs: .venv/ready-dev ## Write anew what the documents take from the code
+	$(BIN)/python docs/generate.py
 
 soak: .venv/ready-dev ## The fault tests with their full counts (an hour)
 	LLMUX_SOAK=1 $(BIN)/pytest -m "soak or not soak" tests/process tests/faults

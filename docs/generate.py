@@ -5,7 +5,7 @@ A page says where, between two comments:
     <!-- generated: limits -->
     <!-- end -->
 
-`python docs/generate.py` writes all of them anew; everything outside the comments is written by hand. A test compares.
+`make docs` writes all of them anew; everything outside the comments is written by hand. A test compares.
 """  # noqa: INP001  # a program, not a package
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def demo(tmp_path_factory) -> Any:
 
 
 class TestGenerated:
-    """What comes from the code is as the code has it now: `python docs/generate.py` writes it anew."""
+    """What comes from the code is as the code has it now: `make docs` writes it anew."""
 
     @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
     def test_is_current(self, generator, page):
