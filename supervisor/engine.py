@@ -139,7 +139,7 @@ class Engine:
     def post(self, event: Event) -> None:
         """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble.
 
-        A mistake of ours in one event does not keep the others from being handled; it is raised after them.
+        A mistake of ours in handling `event` is raised only after what followed from it was handled.
         """
         self._events.append(event)
         if self._handling:
@@ -147,16 +147,16 @@ class Engine:
         self._handling = True
         mistake: Exception | None = None
         while self._events:
-            event = self._events.popleft()
+            following = self._events.popleft()
             try:
-                effects = self.journal.handle(event, self.clock())
-            except Exception as error:  # noqa: BLE001  # raised below
-                log.critical("event.mishandled", happened=repr(event), exc_info=error)
-                mistake = mistake or error
+                effects = self.journal.handle(following, self.clock())
+            except Exception as error:
+                log.critical("event.mishandled", happened=repr(following), exc_info=error)
+                mistake = error if following is event else mistake
                 continue
             for effect in effects:
                 self._carry_out(effect)
-            if isinstance(event, WorkerReady | WorkerExited | LoadAsked):
+            if isinstance(following, WorkerReady | WorkerExited | LoadAsked):
                 self._sample_now.set()
         self._handling = False
         watchers, self._watchers = self._watchers, []

@@ -25,6 +25,7 @@ from pydantic import JsonValue
 
 from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
 from supervisor.catalog import CatalogModel
+from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import (
     Crash,
@@ -85,16 +86,43 @@ class Workers:
     def __init__(
         self, surroundings: Surroundings, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig
     ) -> None:
-        self.models = models
+        self._models = models
+        self._overrides: dict[ModelId, Override] = {}
         self.limits = limits
         self._surroundings = surroundings
         self._workers: dict[Key, Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def models(self) -> Mapping[ModelId, CatalogModel]:
+        """The catalog's. Setting them drops all overrides: what they changed may not be there any more."""
+        return self._models
+
+    @models.setter
+    def models(self, models: Mapping[ModelId, CatalogModel]) -> None:
+        self._models = models
+        self._overrides.clear()
+
+    def override(self, model: ModelId, override: Override | None) -> None:
+        """Start the model with other settings from now on; None: as in the catalog again. The core must hear of it too."""
+        if override is None:
+            self._overrides.pop(model, None)
+        else:
+            self._overrides[model] = override
+
+    def override_of(self, model: ModelId) -> Override | None:
+        """An operator's settings for it, if there are any."""
+        return self._overrides.get(model)
+
+    def effective(self, model: ModelId) -> CatalogModel:
+        """The model as its next worker will be started. Raises KeyError."""
+        override = self._overrides.get(model)
+        return self._models[model] if override is None else override.model
+
     def start(self, effect: StartWorker, post: Post) -> None:
         """See `engine.Fleet`."""
         key = (effect.model, effect.generation)
-        worker = Worker(key, self.models[effect.model], effect.device, self._surroundings, self.limits, post)
+        worker = Worker(key, self.effective(effect.model), effect.device, self._surroundings, self.limits, post)
         self._workers[key] = worker
         task = asyncio.create_task(self._run(key, worker), name=f"worker {effect.model}:{effect.generation}")
         self._tasks.add(task)

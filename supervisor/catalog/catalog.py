@@ -16,7 +16,9 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
-from runtimes.base import ModelConfig
+from pydantic import JsonValue
+
+from runtimes.base import Capabilities, ModelConfig
 from runtimes.registry import AnyAdapter
 from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
@@ -53,6 +55,21 @@ class CatalogModel:
         """Fingerprint of all that decides how its worker runs; learned footprints are kept under it."""
         text = f"{self.adapter.name}\n{self.adapter.memory_definition(self.config)}"
         return sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """What it can do. Blocks on its files when first asked: call it in a thread."""
+        return self.adapter.capabilities(self.config)
+
+    @property
+    def known_capabilities(self) -> Capabilities | None:
+        """`capabilities`, if they were asked for before."""
+        return self.__dict__.get("capabilities")
+
+    @cached_property
+    def load_constraints(self) -> Mapping[str, Mapping[str, JsonValue]]:
+        """What may be set for a load, by key, with its type and range as JSON Schema."""
+        return self.adapter.overridable(self.config)
 
     @property
     def priority(self) -> int:

@@ -20,6 +20,7 @@ import structlog
 import uvicorn
 
 from supervisor.catalog import Catalog, check_devices
+from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import DeviceConfig, ServerConfig
 from supervisor.core.types import Configured, DeviceId, UnloadAsked
@@ -107,8 +108,11 @@ async def _assemble(
     specs = tuple(device.spec for device in devices)
     keys = {DeviceId(device.id): device.key for device in devices}
     by_key = {key: device for device, key in keys.items()}
-    learned = {(definition, by_key[key]): mib for (definition, key), mib in store.learned().items() if key in by_key}
-    models = await asyncio.to_thread(catalog.model_specs, learned)
+
+    def learned() -> Learned:
+        return {(definition, by_key[key]): mib for (definition, key), mib in store.learned().items() if key in by_key}
+
+    models = await asyncio.to_thread(catalog.model_specs, learned())
     problems = check_devices(catalog, specs, models)
     if problems:
         raise ConfigError(problems)
@@ -126,7 +130,7 @@ async def _assemble(
     engine = Engine(workers, opened.sampler, store, device_keys=keys)
     gate = Gate(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
-    return engine, Context(engine, workers, opened.sampler, catalog, gate)
+    return engine, Context(engine, workers, opened.sampler, catalog, gate, learned=learned)
 
 
 async def _until_stopped(engine: Engine, application: Application, listener: socket.socket, catalog: Catalog) -> None:
@@ -160,6 +164,7 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
     log.info("daemon.stopping")
     notify.notify("STOPPING=1")
     await engine.shutdown()
+    application.close()
     server.should_exit = True
     await serving
     watchdog.cancel()

@@ -13,7 +13,7 @@ from starlette.routing import Router
 from supervisor.departure import ExchangeOverError, Message, Receive, Scope, Send
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, openai
+from supervisor.http import admin, openai, ui
 from supervisor.http.context import Context
 from supervisor.http.inference import Inference
 from supervisor.http.request_id import request_id_of
@@ -29,9 +29,13 @@ class Application:
         self._context = context
         self._inference = Inference(context.engine, context.catalog, context.requests)
         self._router = Router(
-            [admin.health(context), *openai.routes(context), *admin.routes(context)],
+            [admin.health(context), *openai.routes(context), *admin.routes(context), *ui.routes()],
             redirect_slashes=False,  # a path is what it is: /health/ is not /health
         )
+
+    def close(self) -> None:
+        """End what would go on for ever: the event streams."""
+        self._context.hub.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from supervisor.catalog import Catalog
+from supervisor.catalog.catalog import Learned
 from supervisor.engine import Engine
 from supervisor.http.events import Hub
 from supervisor.http.gate import Gate
@@ -27,11 +30,19 @@ class Context:
     hub: Hub = field(default_factory=Hub)
     history: History = field(default_factory=History)
     requests: InFlight = field(init=False)
+    learned: Callable[[], Learned] = dict  # what the store knows by now
     started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
 
     def __post_init__(self) -> None:
         self.requests = InFlight(self.hub, self.history)
+
+    async def know_capabilities(self) -> None:
+        """Have the models' metadata read, once, so that views can show what they can do."""
+        models = [self.workers.effective(model) for model in self.catalog.models]
+        unknown = [model for model in models if model.known_capabilities is None]
+        if unknown:
+            await asyncio.to_thread(lambda: [model.capabilities for model in unknown])
 
     def wall_time(self, monotonic: float) -> float:
         """Seconds since the epoch of a time on the core's clock."""

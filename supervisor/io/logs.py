@@ -137,8 +137,15 @@ def tail(path: Path, lines: int, max_bytes: int = 64 * 1024) -> tuple[str, ...]:
     found = text.split("\n")
     if start > 0 and len(found) > 1:
         del found[0]  # its beginning is missing
-    cleaned = (_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()[:_LINE_CHARS] for line in found)
-    return tuple([line for line in cleaned if line][-lines:])
+    return tuple(cleaned("\n".join(found))[-lines:])
+
+
+def cleaned(text: str) -> list[str]:
+    """The lines of a log for showing, without the empty ones: see `tail`."""
+    shown = (
+        _ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()[:_LINE_CHARS] for line in text.split("\n")
+    )
+    return [line for line in shown if line]
 
 
 def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False) -> Crash:
