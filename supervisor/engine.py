@@ -130,6 +130,7 @@ class Engine:
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = float("inf")
         self._sample_now = asyncio.Event()
+        self._impatient = False
         self._sampling: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
@@ -159,6 +160,9 @@ class Engine:
             if isinstance(following, WorkerReady | WorkerExited | LoadAsked):
                 self._sample_now.set()
         self._handling = False
+        was_impatient, self._impatient = self._impatient, self.journal.scheduler.is_impatient()
+        if self._impatient and not was_impatient:
+            self._sample_now.set()
         watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             if not watcher.done():

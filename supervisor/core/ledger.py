@@ -365,6 +365,11 @@ class Ledger:
         """Has any worker of the model a lease?"""
         return any(holder[0] == model for holder in self._leases)
 
+    def quarantined_by(self, holder: Holder) -> str | None:
+        """Why the holder's device takes nothing new on its account; None when it does."""
+        lease = self._leases.get(holder)
+        return None if lease is None else self._devices[lease.device].quarantine.get(holder)
+
     def starting(self, device: DeviceId) -> int:
         """How many workers are loading there."""
         return sum(lease.phase is Phase.STARTING for lease in self._devices[device].leases.values())

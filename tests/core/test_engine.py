@@ -1,0 +1,305 @@
+"""The engine with a fleet of puppets: whatever goes wrong on the way, nobody waits for ever and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from supervisor.core.types import (
+    Configured,
+    Crash,
+    CrashClass,
+    DeviceSample,
+    DeviceSpec,
+    Event,
+    MemorySampled,
+    ModelId,
+    Respecified,
+    StartWorker,
+    State,
+    StopWorker,
+    TicketId,
+    UnloadAsked,
+    WorkerExited,
+    WorkerReady,
+    WorkerUnkillable,
+)
+from supervisor.engine import Engine
+from supervisor.errors import UnavailableError
+from tests.core.simulation import GPU, model
+
+A, B = ModelId("a"), ModelId("b")
+
+
+class Fleet:
+    """Does what it is told by the test, and remembers what it was told by the engine."""
+
+    def __init__(self) -> None:
+        self.started: list[StartWorker] = []
+        self.stopped: list[StopWorker] = []
+        self.refuse_start: Exception | None = None
+        self.refuse_stop: Exception | None = None
+        self.refuse_upstream: Exception | None = None
+        self.at_start: Callable[[StartWorker, Callable[[Event], None]], None] = lambda effect, post: None
+
+    def start(self, effect: StartWorker, post: Callable[[Event], None]) -> None:
+        if self.refuse_start is not None:
+            raise self.refuse_start
+        self.started.append(effect)
+        self.at_start(effect, post)
+
+    def stop(self, effect: StopWorker) -> None:
+        self.stopped.append(effect)
+        if self.refuse_stop is not None:
+            raise self.refuse_stop
+
+    def upstream(self, name: ModelId, generation: int) -> object:
+        if self.refuse_upstream is not None:
+            raise self.refuse_upstream
+        return f"{name}:{generation}"
+
+    def holders(self) -> Mapping[object, object]:
+        return {}
+
+
+class Sampler:
+    def __init__(self) -> None:
+        self.free = 16384
+        self.failures = 0
+        self.stale = False
+        self.clock: Callable[[], float] = lambda: 0.0
+
+    def devices(self) -> tuple[object, ...]:
+        return ()
+
+    async def sample(self, holders: object) -> MemorySampled:
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("a mistake of the sampler's")
+        return MemorySampled((DeviceSample(GPU, self.free, self.stale, 0),), (), self.clock())
+
+
+class Bench:
+    """An engine, its puppets, and two models that don't fit together."""
+
+    def __init__(self) -> None:
+        self.fleet, self.sampler = Fleet(), Sampler()
+        self.engine = Engine(self.fleet, self.sampler)  # type: ignore[arg-type]  # puppets
+        self.sampler.clock = self.engine.clock
+
+    async def configure(self, **more: object) -> None:
+        models = (model("a", 10000, **more), model("b", 10000))
+        self.engine.post(Configured(models, (DeviceSpec(GPU, 16384, 512),)))
+        await self.engine.sample()
+
+    def become_ready(self) -> None:
+        last = self.fleet.started[-1]
+        self.engine.post(WorkerReady(last.model, last.generation))
+
+    def exit(self, crash: Crash | None = None) -> None:
+        last = self.fleet.started[-1]
+        self.engine.post(WorkerExited(last.model, last.generation, crash))
+
+    def ask(self, name: ModelId = A, ticket: str = "1") -> asyncio.Task:
+        return asyncio.create_task(self.engine.admit(TicketId(ticket), name))
+
+    @property
+    def world(self):
+        return self.engine.journal.scheduler.world
+
+    def left_behind(self) -> tuple[int, int, int]:
+        return len(self.engine._tickets), len(self.world.tickets), len(self.world.queue)
+
+
+@pytest.fixture
+async def bench():
+    bench = Bench()
+    await bench.configure()
+    yield bench
+    if bench.engine._sampling is not None:
+        bench.engine._sampling.cancel()
+    if bench.engine._tick is not None:
+        bench.engine._tick.cancel()
+
+
+async def soon(predicate: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not predicate():
+            await asyncio.sleep(0.001)
+
+
+class TestRequests:
+    """A ticket is given out once and given back once, whatever happens to whoever waits for it."""
+
+    async def test_waits_until_its_worker_is_ready(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        assert not asked.done()
+        bench.become_ready()
+        ticket = await asked
+        assert ticket.upstream == "a:1"
+        bench.engine.finish(ticket)
+        assert bench.left_behind() == (0, 0, 0)
+
+    async def test_leaving_while_queued(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert bench.left_behind() == (0, 0, 0)
+        assert bench.fleet.stopped, "the load is cancelled"
+
+    async def test_leaving_in_the_moment_of_dispatch(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert bench.left_behind() == (0, 0, 0)
+
+    async def test_leaving_in_the_moment_of_refusal(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.engine.post(UnloadAsked(A, force=True))
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert bench.left_behind() == (0, 0, 0)
+
+
+class TestMistakes:
+    """A mistake of ours in one place costs what it touches, never the rest."""
+
+    async def test_a_worker_that_can_not_be_started_counts_as_crashed(self, bench):
+        bench.engine.start()
+        bench.fleet.refuse_start = KeyError("a")
+        asked = bench.ask()
+        await soon(lambda: bench.world.records[A].state is State.BACKOFF)
+        bench.fleet.refuse_start = None
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        bench.engine.finish(await asked)
+
+    async def test_effects_after_one_that_failed_are_carried_out(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.fleet.refuse_stop = RuntimeError("no")
+        bench.engine.post(UnloadAsked(A, force=True))
+        with pytest.raises(UnavailableError):
+            await asked
+
+    async def test_a_ticket_without_an_upstream_is_refused_and_given_back(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.fleet.refuse_upstream = KeyError("a")
+        bench.become_ready()
+        with pytest.raises(UnavailableError):
+            await asked
+        assert bench.left_behind() == (0, 0, 0)
+
+    async def test_an_event_that_the_core_can_not_take_costs_only_itself(self, bench, monkeypatch):
+        handle = bench.engine.journal.handle
+
+        def stumble(event: Event, now: float):
+            if isinstance(event, Respecified):
+                raise AssertionError("an impossible step")
+            return handle(event, now)
+
+        monkeypatch.setattr(bench.engine.journal, "handle", stumble)
+
+        def start(effect: StartWorker, post: Callable[[Event], None]) -> None:
+            post(Respecified(model("a", 1)))  # handled after the current event
+            post(WorkerReady(effect.model, effect.generation))
+
+        bench.fleet.at_start = start
+        ticket = await bench.engine.admit(TicketId("1"), A)
+        bench.engine.finish(ticket)
+        assert bench.left_behind() == (0, 0, 0)
+
+    async def test_an_arrival_that_the_core_can_not_take_leaves_no_ticket(self, bench, monkeypatch):
+        def stumble(event: Event, now: float):
+            raise AssertionError("an impossible step")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.engine.journal, "handle", stumble)
+            with pytest.raises(AssertionError):
+                await bench.engine.admit(TicketId("1"), A)
+        assert bench.left_behind() == (0, 0, 0)
+
+    async def test_sampling_goes_on_after_a_reading_that_failed(self, bench):
+        bench.sampler.failures = 1
+        bench.world.ledger._devices[GPU].free_mib = None
+        bench.engine.start()
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        bench.engine.finish(await asked)
+        down = asyncio.create_task(bench.engine.shutdown())
+        await soon(lambda: bool(bench.fleet.stopped))
+        bench.exit()
+        async with asyncio.timeout(10):
+            await down
+
+
+class TestOperators:
+    """Load, unload and shutdown return, or say why they can't."""
+
+    async def test_load_of_a_model_that_can_not_be_killed(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.engine.post(WorkerUnkillable(A, 1, "still there"))  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            with pytest.raises(UnavailableError, match="still there"):
+                await loading
+
+    async def test_unload_of_a_model_that_can_not_be_killed(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        await loading
+        unloading = asyncio.create_task(bench.engine.unload(A))
+        await soon(lambda: bool(bench.fleet.stopped))
+        bench.engine.post(WorkerUnkillable(A, 1, "still there"))  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            with pytest.raises(UnavailableError, match="still there"):
+                await unloading
+
+    async def test_unload_returns_when_the_memory_is_back(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        await loading
+        bench.sampler.free = 6384
+        await bench.engine.sample()
+        unloading = asyncio.create_task(bench.engine.unload(A))
+        await soon(lambda: bool(bench.fleet.stopped))
+        bench.exit()
+        assert not unloading.done()
+        bench.sampler.free = 16384
+        await bench.engine.sample()
+        async with asyncio.timeout(10):
+            await unloading
+
+    async def test_load_that_crashes_for_good_says_why(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.exit(Crash(CrashClass.BAD_ARGUMENTS, "unknown argument --x", ("last line",)))
+        async with asyncio.timeout(10):
+            with pytest.raises(UnavailableError, match="unknown argument --x"):
+                await loading
+
+    async def test_shutdown_does_not_wait_for_memory_or_for_what_can_not_be_killed(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        await loading
+        bench.sampler.stale = True
+        down = asyncio.create_task(bench.engine.shutdown())
+        await soon(lambda: bool(bench.fleet.stopped))
+        bench.exit()
+        async with asyncio.timeout(10):
+            await down
