@@ -58,7 +58,7 @@ class TestCredentials:
         ],
     )
     def test_accepted(self, guarded, headers):
-        assert 200 == guarded.get("/v1/models", headers=headers).status_code
+        assert guarded.get("/v1/models", headers=headers).status_code == 200
 
     @pytest.mark.parametrize(
         "headers",
@@ -79,10 +79,10 @@ class TestCredentials:
     @pytest.mark.parametrize("path", ["/v1/models", "/v1/admin/models", "/nope", "/metrics"])
     def test_refused(self, guarded, headers, path):
         told = guarded.get(path, headers=headers)
-        assert 401 == told.status_code
-        assert "Bearer" == told.headers["www-authenticate"]
+        assert told.status_code == 401
+        assert told.headers["www-authenticate"] == "Bearer"
         error = told.json()["error"]
-        assert ("authentication_error", "invalid_api_key") == (error["type"], error["code"])
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
 
     def test_two_different_ones(self, guarded):
         for headers in (
@@ -91,15 +91,15 @@ class TestCredentials:
             [("authorization", f"Bearer {USER}"), ("authorization", f"Bearer {ADMIN}")],
         ):
             told = guarded.get("/v1/models", headers=headers)
-            assert 400 == told.status_code
-            assert "conflicting_credentials" == told.json()["error"]["code"]
+            assert told.status_code == 400
+            assert told.json()["error"]["code"] == "conflicting_credentials"
 
     def test_health_is_open(self, guarded):
-        assert 200 == guarded.get("/health").status_code
-        assert 200 == guarded.get("/health", headers={"authorization": "Basic x"}).status_code
+        assert guarded.get("/health").status_code == 200
+        assert guarded.get("/health", headers={"authorization": "Basic x"}).status_code == 200
 
     def test_a_refused_request_starts_nothing(self, guarded):
-        assert 401 == guarded.chat("fake").status_code
+        assert guarded.chat("fake").status_code == 401
         decisions = guarded.get("/v1/admin/decisions", params={"model": "fake"}, headers=bearer(ADMIN)).json()["data"]
         assert not decisions
 
@@ -108,25 +108,25 @@ class TestScopes:
     """A key opens what it was made for."""
 
     def test_inference(self, guarded):
-        assert 200 == guarded.get("/v1/models", headers=bearer(USER)).status_code
+        assert guarded.get("/v1/models", headers=bearer(USER)).status_code == 200
         for key in (ADMIN, METRICS):
             told = guarded.get("/v1/models", headers=bearer(key))
-            assert (403, "insufficient_scope") == (told.status_code, told.json()["error"]["code"])
+            assert (told.status_code, told.json()["error"]["code"]) == (403, "insufficient_scope")
 
     def test_admin(self, guarded):
-        assert 200 == guarded.get("/v1/admin/models", headers=bearer(ADMIN)).status_code
+        assert guarded.get("/v1/admin/models", headers=bearer(ADMIN)).status_code == 200
         for key in (USER, METRICS):
             for told in (
                 guarded.get("/v1/admin/models", headers=bearer(key)),
                 guarded.post("/v1/admin/models/fake/load", headers=bearer(key)),
                 guarded.get("/v1/admin/nope", headers=bearer(key)),
             ):
-                assert 403 == told.status_code
+                assert told.status_code == 403
                 assert "'admin'" in told.json()["error"]["message"]
 
     @pytest.mark.parametrize("path", ["/v1/%61dmin/models", "/v1/admin%2fmodels", "/v1/admin/"])
     def test_admin_by_another_spelling(self, guarded, path):
-        assert 403 == raw.request(guarded, f"GET {path} HTTP/1.1", HOST, f"x-api-key: {USER}").status
+        assert raw.request(guarded, f"GET {path} HTTP/1.1", HOST, f"x-api-key: {USER}").status == 403
 
 
 class TestWorkers:
@@ -139,7 +139,7 @@ class TestWorkers:
             headers=bearer(USER)
             | {"x-api-key": USER, "cookie": f"key={USER}", "proxy-authorization": f"Bearer {USER}"},
         )
-        assert 200 == answer.status_code
+        assert answer.status_code == 200
         received = json.loads(answer.headers["x-echo-headers"])
         assert USER not in str(received)
         (own,) = [value for name, value in received if name == "authorization"]
@@ -156,7 +156,7 @@ class TestWorkers:
         view = guarded.get("/v1/admin/models/fake", headers=bearer(ADMIN)).json()
         url = f"http://127.0.0.1:{view['worker']['port']}/echo"
         for headers in ({}, bearer(USER), bearer(ADMIN)):
-            assert 401 == httpx.post(url, json={}, headers=headers, trust_env=False).status_code
+            assert httpx.post(url, json={}, headers=headers, trust_env=False).status_code == 401
 
     def test_llama_servers_port_is_none_either(self, site):
         site.chat("chat").raise_for_status()
@@ -164,14 +164,14 @@ class TestWorkers:
         body = {"messages": [{"role": "user", "content": "Hello"}]}
         for headers in ({}, {"authorization": "Bearer none is needed here"}):
             told = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False)
-            assert 401 == told.status_code
+            assert told.status_code == 401
 
     def test_the_log_names_the_key_and_does_not_tell_it(self, guarded):
         guarded.post("/echo", json={"model": "fake"}, headers=bearer(USER) | {"x-request-id": "who-was-it"})
         (line,) = wait_until(
             lambda: [line for line in guarded.events("request.finished") if line["request_id"] == "who-was-it"]
         )
-        assert "user" == line["key"]
+        assert line["key"] == "user"
         assert USER not in guarded.log_text()
 
 
@@ -193,47 +193,47 @@ class TestNewKeys:
         made = self.llmux(
             "ops", "--scope", "admin", "--scope", "inference", "--expires", "2999-01-31", "--file", str(path)
         )
-        assert 0 == made.returncode, made.stderr
+        assert made.returncode == 0, made.stderr
         secret = made.stdout.strip()
         assert "only time" in made.stderr
         assert path.read_text().startswith("# ours\nkeys:\n")
         assert secret not in path.read_text()
-        assert 0o600 == path.stat().st_mode & 0o777
+        assert path.stat().st_mode & 0o777 == 0o600
         daemon = Daemon(tmp_path, {"models": {"plain": fake()}})
         try:
             daemon.start()
             for path in ("/v1/models", "/v1/admin/models"):
-                assert 200 == daemon.get(path, headers=bearer(secret)).status_code
-            assert 200 == daemon.get("/v1/models", headers=bearer(USER)).status_code
-            assert 401 == daemon.get("/v1/models").status_code
+                assert daemon.get(path, headers=bearer(secret)).status_code == 200
+            assert daemon.get("/v1/models", headers=bearer(USER)).status_code == 200
+            assert daemon.get("/v1/models").status_code == 401
         finally:
             daemon.stop()
 
     def test_beside_the_configuration(self, tmp_path):
         config = tmp_path / "llmux.yaml"
         config.write_text("models: {}\nserver:\n  host: 0.0.0.0\n")
-        assert 0 == self.llmux("a", "--config", str(config)).returncode
-        assert 0 == self.llmux("b", "--config", str(config)).returncode
+        assert self.llmux("a", "--config", str(config)).returncode == 0
+        assert self.llmux("b", "--config", str(config)).returncode == 0
         entries = yaml.safe_load((tmp_path / "api_keys.yaml").read_text())
-        assert [("a", ["inference"]), ("b", ["inference"])] == [(entry["name"], entry["scopes"]) for entry in entries]
-        assert ["api_keys.yaml", "llmux.yaml"] == sorted(path.name for path in tmp_path.iterdir())
+        assert [(entry["name"], entry["scopes"]) for entry in entries] == [("a", ["inference"]), ("b", ["inference"])]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["api_keys.yaml", "llmux.yaml"]
 
     def test_refused(self, tmp_path):
         path = tmp_path / "keys.yaml"
-        assert 0 == self.llmux("a", "--file", str(path)).returncode
+        assert self.llmux("a", "--file", str(path)).returncode == 0
         before = path.read_bytes()
         taken = self.llmux("a", "--file", str(path))
-        assert (1, "") == (taken.returncode, taken.stdout)
+        assert (taken.returncode, taken.stdout) == (1, "")
         assert "choose another name" in taken.stderr
-        assert 1 == self.llmux("b", "--expires", "soon", "--file", str(path)).returncode
-        assert 2 == self.llmux("b", "--scope", "root", "--file", str(path)).returncode
+        assert self.llmux("b", "--expires", "soon", "--file", str(path)).returncode == 1
+        assert self.llmux("b", "--scope", "root", "--file", str(path)).returncode == 2
         assert before == path.read_bytes()
         path.write_text("{}")
         mistaken = self.llmux("b", "--file", str(path))
-        assert 2 == mistaken.returncode
+        assert mistaken.returncode == 2
         path.write_text("[]")
         by_hand = self.llmux("b", "--file", str(path))
-        assert 1 == by_hand.returncode
+        assert by_hand.returncode == 1
         assert "key_sha256" in by_hand.stderr
-        assert "[]" == path.read_text()
-        assert ["keys.yaml"] == [path.name for path in tmp_path.iterdir()]
+        assert path.read_text() == "[]"
+        assert [path.name for path in tmp_path.iterdir()] == ["keys.yaml"]

@@ -14,8 +14,8 @@ CHAT = "/v1/chat/completions"
 
 
 def envelope(answer) -> dict[str, object]:
-    assert "application/json" == answer.headers["content-type"]
-    assert ["error"] == list(answer.json())
+    assert answer.headers["content-type"] == "application/json"
+    assert list(answer.json()) == ["error"]
     error = answer.json()["error"]
     assert {"message", "type", "param", "code"} <= error.keys()
     assert error["message"]
@@ -28,8 +28,8 @@ class TestPaths:
     @pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/chat", "/v1/models/", "/health/", "/v1/admin/nope"])
     def test_404(self, site, path):
         told = site.get(path)
-        assert 404 == told.status_code
-        assert "invalid_request_error" == envelope(told)["type"]
+        assert told.status_code == 404
+        assert envelope(told)["type"] == "invalid_request_error"
 
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
@@ -46,15 +46,15 @@ class TestPaths:
         with site.client() as client:
             told = client.request(method, path)
         if allowed is None:  # a GET never unloads: it asks for a model of that name
-            assert 404 == told.status_code
+            assert told.status_code == 404
             return
-        assert 405 == told.status_code
-        assert "method_not_allowed" == envelope(told)["code"]
+        assert told.status_code == 405
+        assert envelope(told)["code"] == "method_not_allowed"
         assert set(allowed.split(", ")) == set(told.headers["allow"].split(", "))
 
     def test_a_path_that_no_model_serves(self, site):
         told = site.post("/v1/images/generations", json={"model": "chat"})
-        assert 404 == told.status_code
+        assert told.status_code == 404
         assert "no configured model serves it" in envelope(told)["message"]
 
 
@@ -81,24 +81,24 @@ class TestBodies:
     )
     def test_400(self, site, body, code, param, says):
         told = site.post(CHAT, content=body)
-        assert 400 == told.status_code, told.text
+        assert told.status_code == 400, told.text
         error = envelope(told)
         assert ("invalid_request_error", code, param) == (error["type"], error["code"], error["param"])
         assert says in error["message"]
 
     def test_duplicate_keys_where_a_body_is_rewritten(self, site):
         told = site.post(CHAT, content=b'{"model": "quick", "messages": [], "seed": 1, "seed": 2}')
-        assert "duplicate_key" == envelope(told)["code"]
+        assert envelope(told)["code"] == "duplicate_key"
 
     def test_announced_too_large(self, site):
         told = site.post("/echo", content=b"x" * 3_000_000)
-        assert 413 == told.status_code
+        assert told.status_code == 413
         assert "limits.body_mib" in envelope(told)["message"]
 
     def test_too_large_without_saying_so(self, site):
         told = site.post("/echo", content=(b"x" * 100_000 for _ in range(50)))
-        assert 413 == told.status_code
-        assert "request_too_large" == envelope(told)["code"]
+        assert told.status_code == 413
+        assert envelope(told)["code"] == "request_too_large"
 
     def test_just_not_too_large(self, site):
         body = json.dumps({"model": "plain", "pad": "x" * (2 * 1024 * 1024 - 40)}).encode()
@@ -106,14 +106,14 @@ class TestBodies:
 
     def test_headers_too_large(self, site):
         told = site.get("/health", headers={"x-pad": "x" * 17_000})
-        assert 431 == told.status_code
+        assert told.status_code == 431
         assert "16384 bytes (limits.header_kib)" in envelope(told)["message"]
-        assert 200 == site.get("/health", headers={"x-pad": "x" * 15_000}).status_code
+        assert site.get("/health", headers={"x-pad": "x" * 15_000}).status_code == 200
 
     def test_an_error_of_the_worker_keeps_its_status(self, site):
         told = site.chat("plain", fake={"status": 429})
-        assert 429 == told.status_code
-        assert "as told" == told.json()["error"]["message"]
+        assert told.status_code == 429
+        assert told.json()["error"]["message"] == "as told"
 
 
 class TestHeaders:
@@ -128,9 +128,9 @@ class TestHeaders:
     def test_the_clients_own_id(self, site):
         body = {"model": "plain"}
         answer = site.post("/echo", json=body, headers={"x-request-id": "mine-1.2:3"})
-        assert "mine-1.2:3" == answer.headers["x-request-id"]
+        assert answer.headers["x-request-id"] == "mine-1.2:3"
         assert ["x-request-id", "mine-1.2:3"] in json.loads(answer.headers["x-echo-headers"])
-        assert "mine-404" == site.get("/nope", headers={"x-request-id": "mine-404"}).headers["x-request-id"]
+        assert site.get("/nope", headers={"x-request-id": "mine-404"}).headers["x-request-id"] == "mine-404"
 
     @pytest.mark.parametrize("unwanted", ["", "x" * 129, "a b", 'a"b', "a\tb"])
     def test_a_harmful_id_is_replaced(self, site, unwanted):
@@ -145,8 +145,8 @@ class TestHeaders:
 
     def test_streams_are_not_to_be_buffered(self, site):
         answer = site.chat("quick", stream=True)
-        assert "text/event-stream" == answer.headers["content-type"].partition(";")[0]
-        assert ("no", "no-cache") == (answer.headers["x-accel-buffering"], answer.headers["cache-control"])
+        assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+        assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-cache")
         assert answer.text.endswith("data: [DONE]\n\n")
 
     def test_refusals_of_the_server_itself(self, site):
@@ -161,9 +161,9 @@ class TestUnavailable:
 
     def test_a_model_that_does_not_start(self, site):
         told = site.chat("broken")
-        assert 503 == told.status_code
+        assert told.status_code == 503
         error = envelope(told)
-        assert "server_error" == error["type"]
+        assert error["type"] == "server_error"
         assert "no such file: weights.bin" in error["detail"]
 
     def test_a_full_queue(self, tmp_path):
@@ -174,6 +174,6 @@ class TestUnavailable:
         with running(tmp_path, config) as daemon, raw.pending(daemon, CHAT, {"model": "slow"}):
             daemon.wait_state("slow", "starting")
             told = daemon.chat("slow")
-            assert 503 == told.status_code
-            assert "queue_full" == envelope(told)["code"]
+            assert told.status_code == 503
+            assert envelope(told)["code"] == "queue_full"
             assert 1 <= int(told.headers["retry-after"]) <= 120

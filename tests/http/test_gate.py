@@ -30,7 +30,7 @@ class TestExposure:
     def test_refuses_to_start_on_another_address(self, tmp_path):
         daemon = Daemon(tmp_path, {"models": {"plain": fake()}, "server": {"host": "0.0.0.0"}})
         daemon.start(wait=False)
-        assert 2 == daemon.process.wait(20)
+        assert daemon.process.wait(20) == 2
         log = daemon.log_text()
         assert "server.host is 0.0.0.0, which others can reach, and there are no API keys" in log
         assert "llmux keys new NAME" in log
@@ -53,7 +53,7 @@ class TestHost:
         ],
     )
     def test_allowed(self, open_site, host):
-        assert 200 == open_site.get("/v1/models", headers={"host": host}).status_code
+        assert open_site.get("/v1/models", headers={"host": host}).status_code == 200
 
     @pytest.mark.parametrize(
         "host", ["evil.example", "127.0.0.1.evil.example", "llm.example.org.evil", "", "[evil", "a@b"]
@@ -61,8 +61,8 @@ class TestHost:
     def test_refused(self, open_site, host):
         for path in ("/health", "/v1/models", "/v1/admin/models", "/nope"):
             told = raw.request(open_site, f"GET {path} HTTP/1.1", f"Host: {host}")
-            assert 403 == told.status
-            assert "host_not_allowed" == json.loads(told.body)["error"]["code"]
+            assert told.status == 403
+            assert json.loads(told.body)["error"]["code"] == "host_not_allowed"
 
 
 class TestOrigin:
@@ -72,17 +72,17 @@ class TestOrigin:
     @pytest.mark.parametrize("path", ["/v1/models", "/v1/admin/models", "/health"])
     def test_strangers(self, open_site, origin, path):
         told = open_site.get(path, headers={"origin": origin})
-        assert 403 == told.status_code
-        assert "origin_not_allowed" == told.json()["error"]["code"]
+        assert told.status_code == 403
+        assert told.json()["error"]["code"] == "origin_not_allowed"
         assert "access-control-allow-origin" not in told.headers
 
     @pytest.mark.parametrize("origin", ["https://chat.example.org", "http://localhost:3000", "http://127.0.0.1"])
     def test_allowed_for_inference_only(self, open_site, origin):
         headers = {"origin": origin}
         answer = open_site.get("/v1/models", headers=headers)
-        assert 200 == answer.status_code
+        assert answer.status_code == 200
         assert origin == answer.headers["access-control-allow-origin"]
-        assert "origin" == answer.headers["vary"]
+        assert answer.headers["vary"] == "origin"
         assert (
             origin
             == open_site.post("/echo", json={"model": "plain"}, headers=headers).headers["access-control-allow-origin"]
@@ -93,13 +93,13 @@ class TestOrigin:
             open_site.get("/v1/admin/models", headers=headers),
             open_site.post("/v1/admin/models/plain/unload", headers=headers),
         ):
-            assert 403 == told.status_code
+            assert told.status_code == 403
             assert "access-control-allow-origin" not in told.headers
 
     def test_our_own_page(self, open_site):
-        assert 200 == open_site.get("/v1/admin/models", headers={"origin": open_site.url}).status_code
+        assert open_site.get("/v1/admin/models", headers={"origin": open_site.url}).status_code == 200
         behind = {"host": "llm.example.org", "origin": "https://llm.example.org"}
-        assert 200 == open_site.get("/v1/admin/models", headers=behind).status_code
+        assert open_site.get("/v1/admin/models", headers=behind).status_code == 200
 
     def test_preflight(self, open_site):
         headers = {
@@ -108,11 +108,11 @@ class TestOrigin:
         }
         with open_site.client(headers=headers) as client:
             answer = client.options("/v1/chat/completions")
-            assert 204 == answer.status_code
-            assert "authorization,x-stainless-os" == answer.headers["access-control-allow-headers"]
+            assert answer.status_code == 204
+            assert answer.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
             assert "POST" in answer.headers["access-control-allow-methods"]
-            assert 403 == client.options("/v1/admin/models").status_code
-        assert 405 == raw.request(open_site, "OPTIONS /v1/chat/completions HTTP/1.1", HOST).status
+            assert client.options("/v1/admin/models").status_code == 403
+        assert raw.request(open_site, "OPTIONS /v1/chat/completions HTTP/1.1", HOST).status == 405
 
 
 class TestPaths:
@@ -170,7 +170,7 @@ class TestPaths:
 
     def test_a_body_can_not_choose_the_upstream(self, open_site):
         body = {"model": "plain", "api_base": "http://127.0.0.1:1", "base_url": "http://127.0.0.1:1"}
-        assert 200 == open_site.post("/echo", json=body).status_code
+        assert open_site.post("/echo", json=body).status_code == 200
 
 
 class TestSmuggling:
@@ -195,16 +195,16 @@ class TestSmuggling:
     )
     def test_refused(self, open_site, lines):
         told = raw.request(open_site, "POST /echo HTTP/1.1", HOST, *lines)
-        assert 400 == told.status
+        assert told.status == 400
         assert told.closed
-        assert "invalid_request_error" == json.loads(told.body)["error"]["type"]
+        assert json.loads(told.body)["error"]["type"] == "invalid_request_error"
 
     def test_a_rest_is_no_request(self, open_site):
         smuggled = b"0\r\n\r\nGET /v1/admin/models HTTP/1.1\r\nHost: 127.0.0.1\r\nx-request-id: smuggled\r\n\r\n"
         told = raw.request(
             open_site, "POST /echo HTTP/1.1", HOST, "Content-Length: 4", "Transfer-Encoding: chunked", body=smuggled
         )
-        assert (400, True) == (told.status, told.closed)
+        assert (told.status, told.closed) == (400, True)
 
 
 def test_the_daemon_is_sound_afterwards(open_site):

@@ -10,29 +10,29 @@ class TestListing:
 
     def test_all_of_them(self, site):
         listing = site.get("/v1/models").json()
-        assert "list" == listing["object"]
+        assert listing["object"] == "list"
         names = [row["id"] for row in listing["data"]]
-        assert ["thinker", "quick", "shaped", "unshaped", "embed", "rank", "plain", "broken"] == names
+        assert names == ["thinker", "quick", "shaped", "unshaped", "embed", "rank", "plain", "broken"]
         assert {"model"} == {row["object"] for row in listing["data"]}
 
     def test_by_type(self, site):
         rows = site.get("/v1/models", params={"type": "embedding"}).json()["data"]
-        assert ["embed"] == [row["id"] for row in rows]
-        assert [] == site.get("/v1/models?type=tts").json()["data"]
+        assert [row["id"] for row in rows] == ["embed"]
+        assert site.get("/v1/models?type=tts").json()["data"] == []
         told = site.get("/v1/models?type=embeddings")
-        assert 400 == told.status_code
-        assert "type" == told.json()["error"]["param"]
+        assert told.status_code == 400
+        assert told.json()["error"]["param"] == "type"
 
     def test_one(self, site):
         listed = next(row for row in site.get("/v1/models").json()["data"] if row["id"] == "thinker")
         assert listed == site.get("/v1/models/thinker").json()
-        assert "Thinks first." == listed["description"]
-        assert "chat" == site.get("/v1/models/chat").json()["id"], "a model answers to its own name too"
+        assert listed["description"] == "Thinks first."
+        assert site.get("/v1/models/chat").json()["id"] == "chat", "a model answers to its own name too"
 
     def test_unknown(self, site):
         told = site.get("/v1/models/thinkr")
-        assert 404 == told.status_code
-        assert "model_not_found" == told.json()["error"]["code"]
+        assert told.status_code == 404
+        assert told.json()["error"]["code"] == "model_not_found"
         assert "thinker" in told.json()["error"]["message"]
 
 
@@ -41,14 +41,14 @@ class TestRouting:
 
     def test_unknown_model(self, site):
         told = site.chat("quikc").json()["error"]
-        assert ("model_not_found", "model") == (told["code"], told["param"])
+        assert (told["code"], told["param"]) == ("model_not_found", "model")
         assert "Did you mean 'quick'?" in told["message"]
 
     def test_wrong_kind_of_model(self, site):
         told = site.chat("embed")
-        assert 400 == told.status_code
+        assert told.status_code == 400
         error = told.json()["error"]
-        assert "endpoint_not_supported" == error["code"]
+        assert error["code"] == "endpoint_not_supported"
         assert "embed (embedding, llama_server) does not serve /v1/chat/completions" in error["message"]
         assert "thinker" in error["message"], "says which models do"
 
@@ -59,8 +59,8 @@ class TestRouting:
         site.chat("chat").raise_for_status()
         after = site.model("chat")
         assert (before["worker"]["pid"], before["generation"]) == (after["worker"]["pid"], after["generation"])
-        assert ["thinker", "quick"] == after["virtual_models"]
-        assert "chat" == site.model("quick")["name"], "the admin API knows a model by its public names too"
+        assert after["virtual_models"] == ["thinker", "quick"]
+        assert site.model("quick")["name"] == "chat", "the admin API knows a model by its public names too"
 
 
 class TestRewrite:
@@ -80,23 +80,23 @@ class TestRewrite:
 
     def test_defaults_fill_in(self, received):
         body = received("shaped", top_k=3)
-        assert (0.5, 3) == (body["temperature"], body["top_k"])
+        assert (body["temperature"], body["top_k"]) == (0.5, 3)
 
     def test_force_and_strip(self, received):
         body = received("shaped", seed=7, logit_bias={"1": 2})
-        assert 42 == body["seed"]
+        assert body["seed"] == 42
         assert "logit_bias" not in body
 
     def test_thinking_and_defaults_merge_with_the_clients(self, received):
         body = received("shaped", chat_template_kwargs={"enable_thinking": True, "depth": 2})
-        assert {"tone": "dry", "depth": 2, "enable_thinking": False} == body["chat_template_kwargs"]
+        assert body["chat_template_kwargs"] == {"tone": "dry", "depth": 2, "enable_thinking": False}
 
     def test_system_prompt(self, site, received):
         system, user = received("shaped")["messages"]
-        assert {"role": "system", "content": "Be brief."} == system
-        assert "user" == user["role"]
+        assert system == {"role": "system", "content": "Be brief."}
+        assert user["role"] == "user"
         messages = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": "Hello"}]
         body = {"model": "shaped", "messages": messages}
         received_messages = site.post("/v1/chat/completions", json=body).json()["received"]["messages"]
-        assert "Be brief.\n\nRhyme." == received_messages[0]["content"]
+        assert received_messages[0]["content"] == "Be brief.\n\nRhyme."
         assert messages[1:] == received_messages[1:]

@@ -28,7 +28,7 @@ class TestMultipart:
     def test_model_before_and_after_the_file(self, site, parts):
         sent = form(*parts)
         answer = site.post(PATH, content=sent, headers=TYPE)
-        assert 200 == answer.status_code, answer.text
+        assert answer.status_code == 200, answer.text
         assert sent == answer.content
         assert TYPE["content-type"] == answer.headers["content-type"]
 
@@ -54,10 +54,10 @@ class TestMultipart:
     )
     def test_refused(self, site, body, headers, says):
         told = site.post(PATH, content=body, headers=headers)
-        assert 400 == told.status_code
+        assert told.status_code == 400
         assert says in told.json()["error"]["message"]
 
     def test_unknown_model(self, site):
         told = site.post(PATH, content=form(('name="model"', b"plane"), FILE), headers=TYPE)
-        assert 404 == told.status_code
+        assert told.status_code == 404
         assert "'plain'" in told.json()["error"]["message"]

@@ -40,12 +40,12 @@ class TestModels:
 
     def test_retrieve(self, sdk):
         model = sdk.models.retrieve("quick")
-        assert ("quick", "model", "llmux") == (model.id, model.object, model.owned_by)
+        assert (model.id, model.object, model.owned_by) == ("quick", "model", "llmux")
 
     def test_unknown(self, sdk):
         with pytest.raises(openai.NotFoundError, match="Did you mean 'quick'") as told:
             sdk.models.retrieve("quikc")
-        assert "model_not_found" == told.value.code
+        assert told.value.code == "model_not_found"
         assert told.value.request_id is not None
 
 
@@ -54,8 +54,8 @@ class TestChat:
 
     def test_whole(self, sdk):
         message = sdk.chat.completions.create(model="thinker", messages=HELLO).choices[0].message
-        assert tiny.ANSWER == message.content
-        assert tiny.THOUGHT == message.reasoning_content.strip()
+        assert message.content == tiny.ANSWER
+        assert message.reasoning_content.strip() == tiny.THOUGHT
 
     def test_streamed_with_usage(self, sdk):
         stream = sdk.chat.completions.create(
@@ -63,13 +63,13 @@ class TestChat:
         )
         chunks = list(stream)
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        assert tiny.ANSWER == text
+        assert text == tiny.ANSWER
         assert chunks[-1].usage.completion_tokens > 0
-        assert ["stop"] == [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
+        assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["stop"]
 
     def test_no_thoughts_where_the_virtual_model_turns_them_off(self, sdk):
         whole = sdk.chat.completions.create(model="quick", messages=HELLO).choices[0].message
-        assert tiny.ANSWER == whole.content
+        assert whole.content == tiny.ANSWER
         assert "reasoning_content" not in whole.model_dump()
         stream = sdk.chat.completions.create(model="quick", messages=HELLO, stream=True)
         deltas = [chunk.choices[0].delta.model_dump() for chunk in stream if chunk.choices]
@@ -88,10 +88,10 @@ class TestChat:
             calls = [call.function for delta in deltas for call in delta.tool_calls or []]
             name, arguments = calls[0].name, "".join(call.arguments or "" for call in calls)
         else:
-            assert "tool_calls" == answer.choices[0].finish_reason
+            assert answer.choices[0].finish_reason == "tool_calls"
             (call,) = answer.choices[0].message.tool_calls
             name, arguments = call.function.name, call.function.arguments
-        assert tiny.TOOL_CALL == {"name": name, "arguments": json.loads(arguments)}
+        assert {"name": name, "arguments": json.loads(arguments)} == tiny.TOOL_CALL
 
     def test_headers(self, sdk):
         raw = sdk.chat.completions.with_raw_response.create(model="quick", messages=HELLO)
@@ -106,24 +106,24 @@ class TestOtherOperations:
         # the SDK asks for base64 when nothing is asked for
         packed = sdk.embeddings.create(model="embed", input=["one", "two"]).data
         floats = sdk.embeddings.create(model="embed", input=["one", "two"], encoding_format="float").data
-        assert [0, 1] == [row.index for row in packed]
+        assert [row.index for row in packed] == [0, 1]
         assert [pytest.approx(row.embedding) for row in packed] == [row.embedding for row in floats]
         assert packed[0].embedding != packed[1].embedding
 
     def test_embeddings_of_tokens(self, sdk):
-        assert 256 == len(sdk.embeddings.create(model="embed", input=[[1, 2, 3]]).data[0].embedding)
+        assert len(sdk.embeddings.create(model="embed", input=[[1, 2, 3]]).data[0].embedding) == 256
 
     def test_completions(self, sdk):
         assert "Hello" in sdk.completions.create(model="quick", prompt="Say", max_tokens=8).choices[0].text
 
     def test_responses(self, sdk):
-        assert tiny.ANSWER == sdk.responses.create(model="quick", input="Hello").output_text
+        assert sdk.responses.create(model="quick", input="Hello").output_text == tiny.ANSWER
 
     def test_responses_streamed(self, sdk):
         events = list(sdk.responses.create(model="quick", input="Hello", stream=True))
         text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
-        assert tiny.ANSWER == text
-        assert "response.completed" == events[-1].type
+        assert text == tiny.ANSWER
+        assert events[-1].type == "response.completed"
 
 
 class TestOtherDialects:
@@ -132,13 +132,13 @@ class TestOtherDialects:
     def test_messages(self, site):
         body = {"model": "quick", "max_tokens": 50, "messages": HELLO}
         answer = site.post("/v1/messages", json=body, headers={"x-api-key": "any", "anthropic-version": "2023-06-01"})
-        assert 200 == answer.status_code, answer.text
-        assert [{"type": "text", "text": tiny.ANSWER}] == answer.json()["content"]
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["content"] == [{"type": "text", "text": tiny.ANSWER}]
 
     def test_messages_streamed(self, site):
         body = {"model": "quick", "max_tokens": 50, "messages": HELLO, "stream": True}
         answer = site.post("/v1/messages", json=body)
-        assert "no" == answer.headers["x-accel-buffering"]
+        assert answer.headers["x-accel-buffering"] == "no"
         assert "event: message_stop" in answer.text
 
     def test_count_tokens_counts_what_is_run(self, site):
@@ -155,16 +155,16 @@ class TestOtherDialects:
 
     def test_tokenize_and_back(self, site):
         tokens = site.post("/tokenize", json={"model": "chat", "content": "Hello"}).json()["tokens"]
-        assert "Hello" == site.post("/detokenize", json={"model": "chat", "tokens": tokens}).json()["content"]
+        assert site.post("/detokenize", json={"model": "chat", "tokens": tokens}).json()["content"] == "Hello"
 
     def test_a_get_names_its_model_in_the_query(self, site):
-        assert "chat" == site.get("/props", params={"model": "quick"}).json()["model_alias"]
-        assert 4 == len(site.get("/slots?model=chat").json())
+        assert site.get("/props", params={"model": "quick"}).json()["model_alias"] == "chat"
+        assert len(site.get("/slots?model=chat").json()) == 4
         told = site.get("/props")
-        assert 400 == told.status_code
+        assert told.status_code == 400
         assert "/props?model=NAME" in told.json()["error"]["message"]
 
     def test_the_workers_own_refusal_comes_through(self, site):
         told = site.post("/infill", json={"model": "chat", "input_prefix": "a", "input_suffix": "b"})
-        assert 501 == told.status_code
+        assert told.status_code == 501
         assert "Infill is not supported" in told.json()["error"]["message"]

@@ -1,0 +1,173 @@
+"""The `llmux` command against a running daemon: what it prints, how it exits, and what it advises."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import tiny
+from tests.daemon import REPOSITORY, Daemon, fake, running
+
+ADMIN = "sk-test-admin-0000000000000000"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    config = {
+        "models": {
+            "first": fake(),
+            "org/second:7b": fake(),
+            "broken": fake("--exit-code", "1", "--log-text", "no such file: weights.bin"),
+        },
+        "virtual_models": {"alias": {"model": "first"}},
+        "limits": {"crash_limit": 1},
+    }
+    with running(tmp_path_factory.mktemp("cli"), config) as started:
+        yield started
+
+
+@pytest.fixture
+def llmux(daemon):
+    def run(*words: str, url: str | None = daemon.url, **env: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
+        clean |= ({"LLMUX_URL": url} if url is not None else {}) | env
+        command = [sys.executable, "-m", "supervisor.cli", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=clean, timeout=60)
+
+    return run
+
+
+def said(done: subprocess.CompletedProcess[str], code: int = 1) -> str:
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+class TestLoading:
+    """load, ps, unload, by any name of a model."""
+
+    def test_load_ps_unload(self, llmux, daemon):
+        loaded = llmux("load", "alias")
+        assert loaded.returncode == 0, loaded.stderr
+        pid = str(daemon.model("first")["worker"]["pid"])
+        assert pid in loaded.stdout
+        listed = llmux("ps")
+        header, *rows = listed.stdout.splitlines()
+        assert header.split()[:3] == ["MODEL", "STATE", "DEVICE"]
+        assert rows[0].split()[:2] == ["first", "ready"]
+        assert pid in rows[0]
+        unloaded = llmux("unload", "first", "--force")
+        assert unloaded.returncode == 0
+        assert daemon.model("first")["state"] == "stopped"
+
+    def test_json(self, llmux):
+        rows = json.loads(llmux("ps", "--json").stdout)["data"]
+        assert [row["name"] for row in rows] == ["first", "org/second:7b", "broken"]
+        assert json.loads(llmux("load", "first", "--json").stdout)["state"] == "ready"
+        assert json.loads(llmux("unload", "first", "--json").stdout)["state"] == "stopped"
+
+    def test_a_name_with_a_slash(self, llmux, daemon):
+        assert llmux("load", "org/second:7b").returncode == 0
+        assert daemon.model("org/second:7b")["state"] == "ready"
+        assert "org/second:7b" not in llmux("why", "first").stdout
+        assert "loaded in" in llmux("why", "org/second:7b").stdout
+
+    def test_broken(self, llmux):
+        text = said(llmux("load", "broken"))
+        assert text.startswith("llmux: broken was not loaded")
+        assert "  no such file: weights.bin" in text
+
+    def test_unknown(self, llmux):
+        assert "Did you mean 'first'?" in said(llmux("load", "frist"))
+
+
+class TestWhy:
+    """why tells what was decided, of one model or of all."""
+
+    def test_one(self, llmux):
+        llmux("load", "first")
+        done = llmux("why", "alias", "--limit", "5")
+        assert done.returncode == 0
+        assert "load" in done.stdout
+        assert "second" not in done.stdout
+
+    def test_all(self, llmux):
+        llmux("load", "first")
+        assert "first" in llmux("why").stdout
+        assert json.loads(llmux("why", "--json").stdout)["object"] == "list"
+
+    def test_unknown(self, llmux):
+        assert "There is no model 'nobody'" in said(llmux("why", "nobody"))
+
+
+class TestWithoutADaemon:
+    """What can't be asked says what to do next."""
+
+    def test_nobody_answers(self, llmux):
+        text = said(llmux("ps", url="http://127.0.0.1:9"))
+        assert "No daemon answers at http://127.0.0.1:9" in text
+        assert "llmux serve" in text
+
+    @pytest.mark.parametrize("url", ["nonsense", "http://[", "http://127.0.0.1:99999"])
+    def test_no_url(self, llmux, url):
+        assert url in said(llmux("ps", url=url))
+
+    def test_something_else_answers(self, llmux, daemon):
+        llmux("load", "first")
+        port = daemon.model("first")["worker"]["port"]
+        text = said(llmux("ps", url=f"http://127.0.0.1:{port}"))
+        assert "no such path" in text or "is not llmux" in text
+
+    def test_wrong_usage(self, llmux):
+        assert "Usage" in said(llmux("load"), 2)
+        assert "No such command" in said(llmux("lod"), 2)
+
+    def test_a_proxy_is_not_asked(self, llmux):
+        proxy = "http://127.0.0.1:9"
+        assert llmux("ps", HTTP_PROXY=proxy, http_proxy=proxy, ALL_PROXY=proxy).returncode == 0
+
+
+class TestKeys:
+    """A guarded daemon wants a key, and the command says which and how to get one."""
+
+    def test_with_and_without(self, llmux, tmp_path):
+        (tmp_path / "api_keys.yaml").write_text(f"- {{name: ops, key: {ADMIN}, scopes: [admin]}}\n")
+        guarded = Daemon(tmp_path, {"models": {"first": fake()}})
+        try:
+            guarded.start()
+            text = said(llmux("ps", url=guarded.url))
+            assert "$LLMUX_API_KEY" in text
+            assert "llmux keys new NAME --scope admin" in text
+            assert "not known" in said(llmux("ps", "--key", "nonsense", url=guarded.url))
+            assert llmux("ps", "--key", ADMIN, url=guarded.url).returncode == 0
+            assert llmux("ps", url=guarded.url, LLMUX_API_KEY=ADMIN).returncode == 0
+        finally:
+            guarded.stop()
+
+
+class TestConfiguration:
+    """config check finds every mistake; runtimes list tells what is there."""
+
+    def test_check(self, llmux, tmp_path, daemon):
+        good = llmux("config", "check", str(daemon.config_path))
+        assert good.returncode == 0, good.stderr
+        assert "3 models" in good.stdout
+        bad = tmp_path / "bad.yaml"
+        bad.write_text("models:\n  a: {runtime: lama_server}\nlimits: {queue_totl: 5, body_mib: much}\n")
+        text = said(llmux("config", "check", str(bad)), 2)
+        for clue in ('did you mean "llama_server"', 'did you mean "queue_total"', "body_mib"):
+            assert clue in text
+        assert "there is no such file" in said(llmux("config", "check", str(tmp_path / "none.yaml")), 2)
+
+    def test_runtimes(self, llmux):
+        listed = llmux("runtimes", "list", "--runtimes-dir", str(tiny.runtimes_dir()))
+        assert "llama_server   installed" in listed.stdout
+        empty = json.loads(llmux("runtimes", "list", "--json", "--runtimes-dir", "/nonexistent").stdout)
+        states = {row["name"]: row["state"] for row in empty}
+        assert states["llama_server"].endswith("runtimes install llama_server")
+        assert states["command"] == "needs no environment"
+        assert "llama_server" in said(llmux("runtimes", "install", "lama"))

@@ -1,0 +1,148 @@
+"""Prompts carry their media with them: references are refused before a worker could follow them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+
+import pytest
+
+from supervisor.errors import InvalidRequestError
+from supervisor.http.media import refuse_remote_media
+from tests import tiny
+from tests.daemon import gguf, running
+
+DATA = "data:image/png;base64,AAAA"
+REMOTE = (
+    "http://169.254.169.254/latest",
+    "https://example.org/a.png",
+    "file:///etc/passwd",
+    "HTTP://x",
+    " http://x",
+    "ftp://x",
+)
+
+
+def image(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def user(*parts):
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def encode(prompt) -> bytes:
+    return json.dumps({"model": "m", **prompt}).encode()
+
+
+class TestReferences:
+    """Wherever a runtime would load from, and however it is written."""
+
+    @pytest.mark.parametrize("url", REMOTE)
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            lambda url: user(image(url)),
+            lambda url: user({"type": "text", "text": "see"}, image(DATA), image(url)),
+            lambda url: user({"type": "image_url", "image_url": url}),
+            lambda url: user({"type": "input_audio", "input_audio": {"data": url, "format": "wav"}}),
+            lambda url: user({"type": "video_url", "video_url": {"url": url}}),
+            lambda url: user({"type": "image", "source": {"type": "url", "url": url}}),
+            lambda url: user(
+                {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": url}}]}
+            ),
+            lambda url: {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
+            lambda url: {
+                "input": [{"type": "function_call_output", "output": [{"type": "input_image", "image_url": url}]}]
+            },
+            lambda url: {"messages": [{"role": "user", "type": "text", "content": [image(url)]}]},
+        ],
+    )
+    def test_refused(self, shape, url):
+        with pytest.raises(InvalidRequestError, match="not loaded for clients") as told:
+            refuse_remote_media(encode(shape(url)))
+        assert told.value.code == "remote_media_refused"
+
+    def test_escapes_hide_nothing(self):
+        plain = encode(user(image(REMOTE[0])))
+        for hidden in (
+            plain.replace(b'"url"', b'"\\u0075rl"').replace(b"image_url", b"image_ur\\u006c"),
+            plain.replace(b'"http:', b'"\\u0068ttp:'),
+            plain.replace(b'"http://', b'"http:\\/\\/'),
+        ):
+            assert hidden != plain
+            with pytest.raises(InvalidRequestError):
+                refuse_remote_media(hidden)
+
+    def test_the_last_of_two_keys_counts(self):
+        body = encode(user(image(DATA))).replace(b'"type": "image_url"', b'"type": "text", "type": "image_url"')
+        body = body.replace(b'{"url": "data', b'{"url": "data:x", "url": "http')
+        with pytest.raises(InvalidRequestError):
+            refuse_remote_media(body)
+
+
+class TestLetThrough:
+    """Content itself, and all that only speaks of addresses."""
+
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            user(image(DATA)),
+            user(image("DATA:image/png;base64,AAAA")),
+            user({"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}),
+            user({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}),
+            user({"type": "text", "text": 'fetch "url": "http://example.org"'}),
+            {"messages": [{"role": "user", "content": "http://example.org"}]},
+            user({"type": "tool_use", "name": "fetch", "input": {"url": "http://example.org"}}),
+            user({"type": "web_search_result", "url": "http://example.org"}),
+            {"input": [{"type": "web_search_call", "action": {"type": "open_page", "url": "http://example.org"}}]},
+            {"input": [{"content": [{"type": "output_text", "annotations": [{"url": "http://example.org"}]}]}]},
+            {"messages": [{"role": "assistant", "annotations": [{"url_citation": {"url": "http://example.org"}}]}]},
+            {"messages": [], "tools": [{"function": {"parameters": {"url": "http://example.org"}}}]},
+            {"input": ["http://example.org", [1, 2]]},
+            {"messages": 5, "input": "http://example.org", "data": "http://example.org", "url": "http://example.org"},
+        ],
+    )
+    def test_untouched(self, prompt):
+        refuse_remote_media(encode(prompt))
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    keys = {"mmproj": str(tiny.projector()), "modalities": ["text", "image"]}
+    with running(tmp_path_factory.mktemp("seeing"), {"models": {"eyes": gguf(**keys)}}) as daemon:
+        yield daemon
+
+
+class TestEndToEnd:
+    """A model that sees: pictures in the request work, addresses are refused."""
+
+    def test_a_picture(self, seeing):
+        from PIL import Image
+
+        picture = io.BytesIO()
+        Image.new("RGB", (32, 32), "red").save(picture, "PNG")
+        url = "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
+        answer = seeing.post("/v1/chat/completions", json={"model": "eyes", **user(image(url))})
+        assert answer.status_code == 200, answer.text
+        assert tiny.ANSWER in answer.json()["choices"][0]["message"]["content"]
+
+    @pytest.mark.parametrize(
+        "path", ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/apply-template"]
+    )
+    def test_an_address(self, seeing, path):
+        part = (
+            {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:1/"}}
+            if "messages" in path
+            else image("http://127.0.0.1:1/")
+        )
+        told = seeing.post(path, json={"model": "eyes", "max_tokens": 5, **user(part)})
+        assert told.status_code == 400
+        assert (told.json()["error"]["code"], told.json()["error"]["param"]) == ("remote_media_refused", "url")
+
+    def test_deep_nesting(self, seeing):
+        body = b'{"model": "eyes", "messages": ' + b'{"url":' * 5000 + b"1" + b"}" * 5000 + b"}"
+        told = seeing.post("/v1/chat/completions", content=body)
+        assert told.status_code == 400
+        assert "error" in told.json()
