@@ -119,6 +119,7 @@ class Engine:
     ) -> None:
         self.journal = Journal()
         self.clock = clock
+        self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
         self._fleet = fleet
         self._sampler = sampler
@@ -147,16 +148,23 @@ class Engine:
             return
         self._handling = True
         mistake: Exception | None = None
+        settled = True
         while self._events:
             following = self._events.popleft()
+            began = self.clock()
             try:
-                effects = self.journal.handle(following, self.clock())
+                effects = self.journal.handle(following, began)
             except Exception as error:
                 log.critical("event.mishandled", happened=repr(following), exc_info=error)
                 mistake = error if following is event else mistake
                 continue
             for effect in effects:
                 self._carry_out(effect)
+            if settled and not self._is_settled(following, effects):
+                settled = False
+                self.last_decision_s = self.clock() - began
+            for observe in self.observers:
+                observe(following, effects)
             if isinstance(following, WorkerReady | WorkerExited | LoadAsked):
                 self._sample_now.set()
         self._handling = False
@@ -167,9 +175,16 @@ class Engine:
         for watcher in watchers:
             if not watcher.done():
                 watcher.set_result(None)
-        self._schedule_tick()
+        if not settled:
+            self._schedule_tick()
         if mistake is not None:
             raise mistake
+
+    def _is_settled(self, event: Event, effects: list[Effect]) -> bool:
+        """A request that was dispatched at once, or that ended while nobody waited, moves no deadline. Most do."""
+        if type(event) is RequestArrived:
+            return len(effects) == 1 and type(effects[0]) is Dispatch
+        return type(event) is RequestFinished and not effects and not self.journal.scheduler.world.wanted
 
     async def _change(self) -> None:
         """Until the next event has been handled."""

@@ -159,6 +159,11 @@ class Workers:
         worker = self._workers.get((model, generation))
         return None if worker is None else worker.facts()
 
+    def metrics_source(self, model: ModelId, generation: Generation) -> tuple[UpstreamPool, str] | None:
+        """Where the worker's own metrics are; None where it has none, or isn't ready."""
+        worker = self._workers.get((model, generation))
+        return worker.metrics if worker is not None else None
+
     def log_path(self, model: ModelId) -> Path:
         """Where the model's workers log."""
         return log_path(self._surroundings.log_dir, model)
@@ -178,6 +183,7 @@ class Worker:
     ) -> None:
         self.post = post
         self.upstream: UpstreamPool | None = None
+        self.metrics: tuple[UpstreamPool, str] | None = None
         self._key = key
         self._model = model
         self._device = device
@@ -342,6 +348,8 @@ class Worker:
             first_byte_s=limits.first_byte_s,
             stream_idle_s=limits.stream_idle_s,
         )
+        if launch.metrics is not None:
+            self.metrics = (self.upstream, launch.metrics)
         self._ready = True
         self.post(WorkerReady(*self._key))
         return await self._while_ready(process, launch, self.upstream)
