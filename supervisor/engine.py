@@ -158,11 +158,12 @@ class Engine:
                 log.critical("event.mishandled", happened=repr(following), exc_info=error)
                 mistake = error if following is event else mistake
                 continue
+            took = self.clock() - began
             for effect in effects:
                 self._carry_out(effect)
             if settled and not self._is_settled(following, effects):
                 settled = False
-                self.last_decision_s = self.clock() - began
+                self.last_decision_s = took
             for observe in self.observers:
                 observe(following, effects)
             if isinstance(following, WorkerReady | WorkerExited | LoadAsked):
