@@ -23,10 +23,11 @@ _KINDS = {"integer": "a whole number", "number": "a number", "string": "text", "
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A model with an operator's settings, and what the core knew of it without them."""
+    """A model with an operator's settings, and what the core is to know of it: with them, and without again."""
 
     model: CatalogModel
     values: Mapping[str, JsonValue]
+    spec: ModelSpec
     base: ModelSpec
 
 

@@ -90,6 +90,11 @@ class Journal:
         kept = self._decisions if model is None else self._by_model.get(model, deque())
         return list(kept)[-limit:]
 
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest decision; 0 before the first."""
+        return self._seq
+
     def decisions_since(self, seq: int) -> list[Decision]:
         """All kept decisions after `seq`, oldest first. Costs no more than there are."""
         newest_first = takewhile(lambda decision: decision.seq > seq, reversed(self._decisions))

@@ -1,68 +1,113 @@
-"""The admin API, first part: what is loaded, loading and unloading, memory, decisions."""
+"""The admin API: models and what is done to them, memory, decisions, requests in flight, history."""
 
 from __future__ import annotations
 
+import sys
 from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.core.types import ModelId
-from supervisor.errors import InvalidRequestError
+from supervisor.core.types import ModelId, PinAsked
+from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.http import loading
 from supervisor.http.context import Context
 from supervisor.http.inference import unknown_model
+from supervisor.http.parameters import flag, json_object, number
 from supervisor.http.views import decision_view, memory_view, model_view
 
 MAX_DECISIONS = 1000
 
 
 def routes(context: Context) -> list[Route]:
-    """Everything below `/v1/admin`."""
+    """What is below `/v1/admin` and answers at once, or when a load or unload is done."""
 
     def physical(request: Request) -> ModelId:
-        return named(request.path_params["name"])
-
-    def named(name: str) -> ModelId:
-        route = context.catalog.route(name)
-        if route is None:
-            raise unknown_model(context.catalog, name)
-        return route.model.id
+        return physical_model(context, request.path_params["name"])
 
     async def models(_request: Request) -> Response:
+        await context.know_capabilities()
         views = (model_view(context, model) for model in context.catalog.models)
         return JSONResponse({"object": "list", "data": [view for view in views if view is not None]})
 
+    async def view(name: ModelId) -> Response:
+        await context.know_capabilities()
+        return JSONResponse(model_view(context, name))
+
     async def model(request: Request) -> Response:
-        return JSONResponse(model_view(context, physical(request)))
+        return await view(physical(request))
 
     async def load(request: Request) -> Response:
         name = physical(request)
-        await context.engine.load(name)
-        return JSONResponse(model_view(context, name))
+        overrides = (await json_object(request, ("overrides",))).get("overrides")
+        if overrides is not None and not isinstance(overrides, dict):
+            raise InvalidRequestError('"overrides" must be an object of keys and values.', param="overrides")
+        await loading.load(context, name, overrides)
+        return await view(name)
 
     async def unload(request: Request) -> Response:
         name = physical(request)
-        await context.engine.unload(name, force=_flag(request, "force"))
-        return JSONResponse(model_view(context, name))
+        await loading.unload(context, name, force=flag(request, "force"))
+        return await view(name)
+
+    async def pin(request: Request) -> Response:
+        name = physical(request)
+        wanted = (await json_object(request, ("pin",))).get("pin")
+        if not isinstance(wanted, bool):
+            raise InvalidRequestError('The body must be {"pin": true} or {"pin": false}.', param="pin")
+        context.engine.post(PinAsked(name, wanted))
+        return await view(name)
 
     async def gpu_memory(_request: Request) -> Response:
         return JSONResponse(memory_view(context))
 
     async def decisions(request: Request) -> Response:
+        journal = context.engine.journal
         name = request.query_params.get("model")
-        limit = _number(request, "limit", 100, MAX_DECISIONS)
-        kept = context.engine.journal.decisions(named(name) if name is not None else None, limit=limit)
+        about = physical_model(context, name) if name is not None else None
+        limit = number(request, "limit", 100, MAX_DECISIONS)
+        if "after" in request.query_params:
+            newer = journal.decisions_since(number(request, "after", 0, sys.maxsize, least=0))
+            kept = [decision for decision in newer if about in {None, decision.model}][:limit]
+        else:
+            kept = journal.decisions(about, limit=limit)
         return JSONResponse({"object": "list", "data": [decision_view(context, decision) for decision in kept]})
+
+    async def requests(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": context.requests.views()})
+
+    async def cancel(request: Request) -> Response:
+        number_ = request.path_params["id"]
+        if not context.requests.cancel(number_):
+            raise NotFoundError(f"There is no request {number_[:50]!r} under way; GET /v1/admin/requests lists them.")
+        return JSONResponse({"id": number_, "cancelled": True})
+
+    async def history(_request: Request) -> Response:
+        began, series = context.history.series()
+        body = {"interval_s": context.history.interval_s, "from": round(context.wall_time(began), 3), "series": series}
+        return JSONResponse(body)
 
     return [
         Route("/v1/admin/models", models, methods=["GET"]),
         Route("/v1/admin/models/{name:path}/load", load, methods=["POST"]),
         Route("/v1/admin/models/{name:path}/unload", unload, methods=["POST"]),
+        Route("/v1/admin/models/{name:path}/pin", pin, methods=["POST"]),
         Route("/v1/admin/models/{name:path}", model, methods=["GET"]),
         Route("/v1/admin/gpu-memory", gpu_memory, methods=["GET"]),
         Route("/v1/admin/decisions", decisions, methods=["GET"]),
+        Route("/v1/admin/requests", requests, methods=["GET"]),
+        Route("/v1/admin/requests/{id}", cancel, methods=["DELETE"]),
+        Route("/v1/admin/history", history, methods=["GET"]),
     ]
+
+
+def physical_model(context: Context, name: str) -> ModelId:
+    """The model a public name stands for. Raises NotFoundError."""
+    route = context.catalog.route(name)
+    if route is None:
+        raise unknown_model(context.catalog, name)
+    return route.model.id
 
 
 def health(context: Context) -> Route:
@@ -77,17 +122,3 @@ def health(context: Context) -> Route:
         return JSONResponse(body, status_code=code)
 
     return Route("/health", answer, methods=["GET"])
-
-
-def _flag(request: Request, name: str) -> bool:
-    value = request.query_params.get(name, "false").lower()
-    if value not in {"true", "false", "1", "0"}:
-        raise InvalidRequestError(f"{name}: expected true or false, got {value!r}.", param=name)
-    return value in {"true", "1"}
-
-
-def _number(request: Request, name: str, default: int, most: int) -> int:
-    value = request.query_params.get(name, str(default))
-    if not value.isdecimal() or not 1 <= int(value) <= most:
-        raise InvalidRequestError(f"{name}: expected a whole number from 1 to {most}, got {value!r}.", param=name)
-    return int(value)

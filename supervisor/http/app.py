@@ -13,8 +13,9 @@ from starlette.routing import Router
 from supervisor.departure import ExchangeOverError, Message, Receive, Scope, Send
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, openai, ui
+from supervisor.http import admin, llamacpp, openai, ui, watch
 from supervisor.http.context import Context
+from supervisor.http.feed import Feed
 from supervisor.http.inference import Inference
 from supervisor.http.request_id import request_id_of
 from supervisor.http.requests import Call
@@ -28,8 +29,16 @@ class Application:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._inference = Inference(context.engine, context.catalog, context.requests)
+        feed = Feed(context)
         self._router = Router(
-            [admin.health(context), *openai.routes(context), *admin.routes(context), *ui.routes()],
+            [
+                admin.health(context),
+                *openai.routes(context),
+                *watch.routes(context, feed),
+                *admin.routes(context),
+                *llamacpp.routes(context, feed),
+                *ui.routes(),
+            ],
             redirect_slashes=False,  # a path is what it is: /health/ is not /health
         )
 

@@ -18,6 +18,7 @@ from supervisor.catalog.keys import Key, Keyring
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ui"})
+LLAMACPP_ADMIN_PATHS = frozenset({"/models/load", "/models/unload"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
@@ -27,7 +28,7 @@ def scope_for(path: str) -> str | None:
         return None
     if path == "/metrics":
         return "metrics"
-    if path.startswith("/v1/admin"):
+    if path.startswith("/v1/admin") or path in LLAMACPP_ADMIN_PATHS:
         return "admin"
     return "inference"
 

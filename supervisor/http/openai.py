@@ -13,6 +13,7 @@ from supervisor.catalog import Listing
 from supervisor.errors import InvalidRequestError
 from supervisor.http.context import Context
 from supervisor.http.inference import unknown_model
+from supervisor.http.llamacpp import status_view
 from supervisor.http.views import Json
 
 TYPES: Final[tuple[str, ...]] = get_args(ModelType)
@@ -31,7 +32,7 @@ def routes(context: Context) -> list[Route]:
             "owned_by": "llmux",
             "name": listing.name,
         }
-        about |= {"type": config.type, "runtime": config.runtime}
+        about |= {"type": config.type, "runtime": config.runtime, "status": status_view(context, listing.model.id)}
         return about if listing.description is None else about | {"description": listing.description}
 
     async def listing(request: Request) -> Response:

@@ -5,14 +5,27 @@ Reading for display may be stale by an event; nothing here is used to decide.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from typing import Final
+
 from pydantic import JsonValue
 
+from runtimes.base import ModelConfig
+from supervisor.catalog import CatalogModel
 from supervisor.core.journal import Decision
-from supervisor.core.types import DeviceId, Footprint, ModelId
+from supervisor.core.ledger import Lease
+from supervisor.core.placement import RELOAD_MIB_PER_S
+from supervisor.core.types import DeviceId, Footprint, ModelId, State
 from supervisor.core.world import Record
 from supervisor.http.context import Context
 
 Json = dict[str, JsonValue]
+
+MASK: Final = "***"
+_SECRET = re.compile(
+    r"(?:^|[^A-Za-z])(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:$|[^A-Za-z])", re.IGNORECASE
+)
 
 
 def model_view(context: Context, model: ModelId) -> Json | None:
@@ -20,38 +33,76 @@ def model_view(context: Context, model: ModelId) -> Json | None:
     engine = context.engine
     world = engine.journal.scheduler.world
     record = world.records.get(model)
-    entry = context.catalog.models.get(model)
-    if record is None or entry is None:
+    if record is None or model not in context.catalog.models:
         return None
     now = engine.clock()
-    lease = next((lease for lease in world.ledger.leases() if lease.holder == record.holder), None)
+    effective = context.workers.effective(model)
+    override = context.workers.override_of(model)
+    lease = _lease(context, record)
     worker = context.workers.facts(model, record.generation)
     return {
         "name": model,
         "virtual_models": [name for name, virtual in context.catalog.virtual.items() if virtual.model.id == model],
-        "runtime": entry.config.runtime,
+        "runtime": effective.config.runtime,
         "type": record.spec.type,
         "priority": record.spec.priority,
-        "pin": record.spec.pin,
+        "pin": record.pinned,
         "state": record.state.value,
         "answering": record.answering,
         "reason": record.life.reason,
         "since_s": round(now - record.life.since, 3),
+        "eta_s": _eta_s(record, now),
         "idle_s": round(now - record.last_used, 3) if record.has_worker and not record.in_flight else None,
         "in_flight": len(record.in_flight),
         "queued": world.queue.count(model),
         "waits_for": list(record.claims) if model in world.wanted else [],
         "device": record.device,
-        "memory": {
-            "lease_mib": lease.mib if lease is not None else None,
-            "measured_mib": lease.measured_mib if lease is not None else None,
-            "estimate": _footprint(record.spec.footprint),
-            "learned": {device: footprint.mib for device, footprint in record.spec.learned.items()},
-        },
+        "memory": _memory(record, lease),
         "worker": worker,
+        "replicas": [_replica(record, lease, worker)] if record.has_worker else [],
         "generation": record.generation,
         "load_s": round(record.load_s, 3) if record.load_s is not None else None,
         "crash": _crash(record),
+        "capabilities": _capabilities(effective),
+        "load_constraints": {key: dict(constraint) for key, constraint in effective.load_constraints.items()},
+        "overrides": dict(override.values) if override is not None else {},
+        "definition": definition(effective.config),
+    }
+
+
+def _lease(context: Context, record: Record) -> Lease | None:
+    leases = context.engine.journal.scheduler.world.ledger.leases()
+    return next((lease for lease in leases if lease.holder == record.holder), None)
+
+
+def _eta_s(record: Record, now: float) -> float | None:
+    """How long a load that is under way is expected to take still, by the last one, else by the size of the model."""
+    if record.state is not State.STARTING or record.device is None:
+        return None
+    guess = max(1.0, record.spec.need_on(record.device).mib / RELOAD_MIB_PER_S)
+    expected = record.load_s if record.load_s is not None else guess
+    return round(max(0.0, expected - (now - record.life.since)), 1)
+
+
+def _memory(record: Record, lease: Lease | None) -> Json:
+    return {
+        "lease_mib": lease.mib if lease is not None else None,
+        "measured_mib": lease.measured_mib if lease is not None else None,
+        "estimate": _footprint(record.spec.footprint),
+        "learned": {device: footprint.mib for device, footprint in record.spec.learned.items()},
+    }
+
+
+def _replica(record: Record, lease: Lease | None, worker: Json | None) -> Json:
+    return {
+        "worker": f"{record.id}:{record.generation}",
+        "state": record.state.value,
+        "answering": record.answering,
+        "device": record.device,
+        "in_flight": len(record.in_flight),
+        "lease_mib": lease.mib if lease is not None else None,
+        "measured_mib": lease.measured_mib if lease is not None else None,
+        **(worker or {}),
     }
 
 
@@ -70,15 +121,63 @@ def _footprint(footprint: Footprint) -> Json:
     return {"mib": footprint.mib, "source": footprint.source.value, "detail": footprint.detail}
 
 
-def memory_view(context: Context) -> Json:
-    """Every device with its totals, and what each model holds, may take, and was measured to take there."""
-    engine = context.engine
-    world = engine.journal.scheduler.world
-    devices: list[JsonValue] = []
+def _capabilities(model: CatalogModel) -> Json | None:
+    """None until the model's metadata was read: see `Context.know_capabilities`."""
+    known = model.known_capabilities
+    if known is None:
+        return None
+    endpoints = sorted(f"{endpoint.method} {endpoint.path}" for endpoint in model.adapter.endpoints(model.config))
+    return {
+        "modalities": list(known.modalities),
+        "tools": known.tools,
+        "thinking": known.thinking,
+        "multi_turn": known.multi_turn,
+        "context": known.context,
+        "endpoints": list(endpoints),
+    }
+
+
+def definition(config: ModelConfig) -> Json:
+    """The effective configuration; what looks like a secret is masked."""
+    return {key: _masked(value, key) for key, value in config.model_dump(mode="json").items()}
+
+
+def _masked(value: JsonValue, key: str) -> JsonValue:
+    match value:
+        case dict():
+            return {
+                name: MASK if _SECRET.search(name) and item is not None else _masked(item, key)
+                for name, item in value.items()
+            }
+        case list() if all(isinstance(word, str) for word in value):
+            return list(_masked_words([str(word) for word in value]))
+        case str() if key in {"cmd", "stop_cmd"}:
+            return " ".join(_masked_words(value.split()))
+        case _:
+            return value
+
+
+def _masked_words(words: list[str]) -> Iterator[str]:
+    """A command line without the values of options that are called like a secret."""
+    after_secret = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if equals and _SECRET.search(option):
+            yield f"{option}={MASK}"
+        elif after_secret and not word.startswith("-"):
+            yield MASK
+        else:
+            yield word
+        after_secret = word.startswith("-") and not equals and _SECRET.search(word) is not None
+
+
+def device_views(context: Context) -> list[Json]:
+    """Every device: totals, what others use, and who holds how much."""
+    ledger = context.engine.journal.scheduler.world.ledger
+    devices: list[Json] = []
     for info in context.sampler.devices():
         device = DeviceId(info.id)
-        leases = [lease for lease in world.ledger.leases() if lease.device == device]
-        totals = world.ledger.totals(device)
+        totals = ledger.totals(device)
         devices.append(
             {
                 "id": info.id,
@@ -100,20 +199,27 @@ def memory_view(context: Context) -> Json:
                         "lease_mib": lease.mib,
                         "measured_mib": lease.measured_mib,
                     }
-                    for lease in leases
+                    for lease in ledger.leases()
+                    if lease.device == device
                 ],
             }
         )
-    models = [
+    return devices
+
+
+def memory_view(context: Context) -> Json:
+    """Every device, and what each model holds, may take, and was measured to take there."""
+    world = context.engine.journal.scheduler.world
+    models: list[JsonValue] = [
         {
             "name": record.id,
-            "device": record.device,
+            "device": record.device if record.has_worker else None,
             "need": {device: _footprint(record.spec.need_on(device)) for device in world.ledger.device_ids()},
-            "estimate": _footprint(record.spec.footprint),
+            **_memory(record, _lease(context, record)),
         }
         for record in world.records.values()
     ]
-    return {"devices": devices, "models": models}  # type: ignore[dict-item]  # JsonValue is invariant in its lists
+    return {"devices": list(device_views(context)), "models": models}
 
 
 def decision_view(context: Context, decision: Decision) -> Json:

@@ -12,7 +12,7 @@ from typing import Final
 
 from supervisor.io.logs import cleaned
 
-MOST_BYTES: Final = 64 * 1024  # at one look; of a flood only its end is shown
+MOST_BYTES: Final = 256 * 1024  # at one look; of a flood only its end is shown
 
 
 class LogFollower:
@@ -24,13 +24,16 @@ class LogFollower:
         self._offset = 0
         self._partial = b""
 
-    def skip(self) -> None:
-        """Begin at the end of what is there now."""
+    def begin(self, lines: int) -> list[str]:
+        """At most the last `lines` whole lines of what is there now; `read` goes on after them."""
         try:
             found = self._path.stat()
         except OSError:
-            return
-        self._identity, self._offset = found.st_ino, found.st_size
+            return []
+        self._identity, self._offset = found.st_ino, max(0, found.st_size - MOST_BYTES)
+        is_cut = self._offset > 0
+        there = self.read()
+        return there[max(is_cut, len(there) - lines) :]
 
     def read(self) -> list[str]:
         """The whole lines that came since the last call, cleaned for showing; a line says when some were left out."""

@@ -1,0 +1,71 @@
+"""The admin API's streams: what happens, and what the workers write into their logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from supervisor.http.admin import physical_model
+from supervisor.http.context import Context
+from supervisor.http.events import KINDS, Subscription
+from supervisor.http.feed import Feed
+from supervisor.http.parameters import choices, flag, number
+from supervisor.http.streaming import KEEPALIVE_S, EventStream
+from supervisor.io.log_follow import LogFollower
+from supervisor.io.logs import tail
+
+MAX_LINES: Final = 10_000
+LINE_BYTES: Final = 512  # of a long line no more is shown anyway
+FOLLOW_INTERVAL_S: Final = 0.3
+
+
+def routes(context: Context, feed: Feed) -> list[Route]:
+    """`GET /v1/admin/events` and `GET /v1/admin/models/{name}/logs`."""
+
+    async def events(request: Request) -> Response:
+        kinds = choices(request, "types", KINDS)
+        await context.know_capabilities()
+        subscription = feed.subscribe(kinds)
+        return EventStream(_events(subscription), subscription)
+
+    async def logs(request: Request) -> Response:
+        model = physical_model(context, request.path_params["name"])
+        lines = number(request, "lines", 200, MAX_LINES, least=0)
+        path = context.workers.log_path(model)
+        if flag(request, "follow"):
+            closing = context.hub.subscribe(())
+            return EventStream(_follow(LogFollower(path), lines, closing), closing)
+        kept = await asyncio.to_thread(tail, path, lines, lines * LINE_BYTES) if lines else ()
+        return PlainTextResponse("".join(f"{line}\n" for line in kept))
+
+    return [
+        Route("/v1/admin/events", events, methods=["GET"]),
+        Route("/v1/admin/models/{name:path}/logs", logs, methods=["GET"]),
+    ]
+
+
+async def _events(subscription: Subscription) -> AsyncGenerator[bytes, None]:
+    yield b": listening\n\n"
+    while (events := await subscription.next(KEEPALIVE_S)) is not None:
+        yield b"".join(event.encoded() for event in events)
+
+
+async def _follow(follower: LogFollower, lines: int, closing: Subscription) -> AsyncGenerator[bytes, None]:
+    """The end of the log, then every line that is added, until the daemon stops."""
+    yield b": following\n\n" + _data(await asyncio.to_thread(follower.begin, lines))
+    silent_s = 0.0
+    while await closing.next(FOLLOW_INTERVAL_S) is not None:
+        found = await asyncio.to_thread(follower.read)
+        silent_s = 0.0 if found else silent_s + FOLLOW_INTERVAL_S
+        if found or silent_s >= KEEPALIVE_S:
+            silent_s = 0.0
+            yield _data(found)
+
+
+def _data(lines: list[str]) -> bytes:
+    return "".join(f"data: {line}\n\n" for line in lines).encode()
