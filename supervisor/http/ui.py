@@ -18,19 +18,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 FOLDER: Final = Path(__file__).with_name("ui")
-POLICY: Final = "; ".join(
-    (
-        "default-src 'self'",
-        "img-src 'self' data: blob:",  # pictures pasted into the playground and made by it
-        "media-src 'self' blob:",  # speech
-        "object-src 'none'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
-)
+POLICY: Final = {
+    "default-src": "'self'",
+    "img-src": "'self' data: blob:",  # pictures pasted into the playground and made by it
+    "media-src": "'self' blob:",  # speech
+    "object-src": "'none'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
 HEADERS: Final = {
-    "content-security-policy": POLICY,
+    "content-security-policy": "; ".join(f"{kind} {sources}" for kind, sources in POLICY.items()),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "permissions-policy": "camera=(), geolocation=(), microphone=(self)",

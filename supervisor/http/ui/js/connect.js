@@ -6,6 +6,12 @@ import { start, state } from "./live.js";
 import { Snippet } from "./parts.js";
 
 const HIDDEN = "••••••••";
+const OTHERS = [
+  { type: "asr", where: "Audio › Speech-to-Text, engine OpenAI" },
+  { type: "tts", where: "Audio › Text-to-Speech, engine OpenAI" },
+  { type: "image", where: "Images, engine OpenAI" },
+  { type: "embedding", where: "Documents › Embedding, engine OpenAI" },
+];
 
 function ofType(type) {
   const model = [...state.models.values()].find((found) => found.type === type);
@@ -44,14 +50,13 @@ export function Connect() {
     <h1 class="unseen">Connect</h1>
     <${KeyPanel} shown=${shown} onShow=${() => setShown(!shown)} />
     <section class="panel" aria-labelledby="webui-title">
-      <h2 id="webui-title">Open WebUI</h2>
-      <h3>Admin Settings › Connections › OpenAI API</h3>
+      <h2 id="webui-title">Open WebUI <small>Admin Settings</small></h2>
+      <h3>Connections › OpenAI API</h3>
       <${Settings} rows=${[["URL", base], ["Key", secret, visible]]} />
       <p class="hint">From a container on this machine, write <code>host.docker.internal</code> instead of <code>${location.hostname}</code>, and let llmux listen there (<code>server.host</code>). With the provider type llama.cpp and the URL ${address("/")} models can be loaded and ejected from Open WebUI itself.</p>
-      ${ofType("asr") && html`<h3>Admin Settings › Audio › Speech-to-Text, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("asr")]]} />`}
-      ${ofType("tts") && html`<h3>Admin Settings › Audio › Text-to-Speech, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("tts")]]} />`}
-      ${ofType("image") && html`<h3>Admin Settings › Images, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("image")]]} />`}
-      ${ofType("embedding") && html`<h3>Admin Settings › Documents › Embedding, engine OpenAI</h3><${Settings} rows=${[["URL", base], ["Model", ofType("embedding")]]} />`}
+      <div class="columns">
+        ${OTHERS.filter(({ type }) => ofType(type)).map(({ type, where }) => html`<div><h3>${where}</h3><${Settings} rows=${[["URL", base], ["Model", ofType(type)]]} /></div>`)}
+      </div>
     </section>
     <div class="columns">
       ${[["curl", curl], ["Environment of the OpenAI SDKs", environment], ["Python", python], ["Node", node]].map(

@@ -7,10 +7,9 @@ import { notify, state } from "./live.js";
 import { Empty, hue } from "./parts.js";
 import { go, href } from "./route.js";
 
-const BAD = new Set(["crashed", "refuse", "refused", "failed", "exited"]);
-const GONE = new Set(["evict", "unload", "stopped", "stop", "unloaded"]);
+const TONES = { crash: "bad", refuse: "bad", quarantine: "bad", give_up: "bad", unready: "bad", evicted: "busy", drain: "busy", stop: "busy", wait: "busy", ready: "good", resume: "good" };
 
-const tone = (kind) => (BAD.has(kind) ? "bad" : GONE.has(kind) ? "busy" : kind === "ready" ? "good" : "");
+const tone = (kind) => TONES[kind] ?? "";
 
 export const Decisions = ({ decisions, named = true }) => html`<ol class=${`decisions ${named ? "" : "unnamed"}`}>
   ${decisions.map(

@@ -65,6 +65,17 @@ export function keepModel(view) {
   state.models.set(view.name, view);
 }
 
+/** Take in the devices. Models are told when their state changes, memory more often: what is measured is theirs, too. */
+function keepDevices(devices) {
+  state.devices = devices;
+  for (const { leases } of devices) {
+    for (const { model, generation, lease_mib, measured_mib } of leases) {
+      const view = state.models.get(model);
+      if (view?.generation === generation) Object.assign(view.memory, { lease_mib, measured_mib });
+    }
+  }
+}
+
 function keepDecision(decision) {
   if (state.decisions.some((kept) => kept.seq === decision.seq)) return;
   state.decisions = [decision, ...state.decisions].slice(0, DECISIONS_KEPT);
@@ -78,12 +89,26 @@ async function fetchModels() {
 }
 
 async function fetchMemory() {
-  state.devices = (await get("/v1/admin/gpu-memory")).devices;
+  keepDevices((await get("/v1/admin/gpu-memory")).devices);
 }
 
 async function fetchDecisions() {
   const { data } = await get("/v1/admin/decisions?limit=200");
   state.decisions = data.sort((left, right) => right.seq - left.seq);
+}
+
+const absent = new Set(); // endpoints that this daemon turned out not to have
+
+/** What `path` answers; null, now and from now on, where the daemon has no such endpoint. */
+async function getIfThere(path) {
+  if (absent.has(path)) return null;
+  try {
+    return await get(path);
+  } catch (error) {
+    if (!(error instanceof ApiError && error.absent)) throw error;
+    absent.add(path);
+    return null;
+  }
 }
 
 let requestsAsked = false;
@@ -94,23 +119,15 @@ async function fetchRequests() {
   requestsAsked = true;
   try {
     const seen = now();
-    const { data } = await get("/v1/admin/requests");
-    state.requests = data.map((request) => ({ ...request, since: seen - request.age_s }));
-  } catch (error) {
-    if (!(error instanceof ApiError && error.absent)) throw error;
-    state.requests = null;
+    const answer = await getIfThere("/v1/admin/requests");
+    state.requests = answer && answer.data.map((request) => ({ ...request, since: seen - request.age_s }));
   } finally {
     requestsAsked = false;
   }
 }
 
 async function fetchHistory() {
-  try {
-    state.history = await get("/v1/admin/history");
-  } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    if (error.absent) state.history = null;
-  }
+  state.history = await getIfThere("/v1/admin/history");
 }
 
 /** Everything, once. Raises what the API says. */
@@ -133,17 +150,18 @@ function requestsSoon() {
 function take({ type, data }) {
   const value = JSON.parse(data);
   if (type === "model") {
-    keepModel(value);
+    if (value.state === "removed") state.models.delete(value.name);
+    else keepModel(value);
     requestsSoon();
   } else if (type === "memory") {
-    state.devices = value.devices ?? value;
+    keepDevices(value.devices);
   } else if (type === "decision") {
     keepDecision(value);
   } else if (type === "request") {
     if (value.state !== "started") state.finished = [{ ...value, at: now() }, ...state.finished].slice(0, FINISHED_KEPT);
     requestsSoon();
   } else if (type === "alert") {
-    notify(value.message ?? value.summary ?? value.reason ?? "Alert", "bad");
+    notify(value.message, "bad");
   } else if (type === "reload") {
     refresh().catch(() => {});
   }
@@ -152,12 +170,14 @@ function take({ type, data }) {
 
 /** Follow the events. Returns when they end; true when the daemon has them at all. */
 async function follow(signal) {
+  if (absent.has("/v1/admin/events")) return false;
   let response;
   try {
     response = await send("GET", "/v1/admin/events", { signal });
   } catch (error) {
-    if (error instanceof ApiError && error.absent) return false;
-    throw error;
+    if (!(error instanceof ApiError && error.absent)) throw error;
+    absent.add("/v1/admin/events");
+    return false;
   }
   await refresh(); // after the stream is open, so that nothing falls between the two
   state.link = "live";
@@ -205,6 +225,7 @@ let controller = null;
 export function start() {
   controller?.abort();
   controller = new AbortController();
+  absent.clear();
   state.link = "connecting";
   state.trouble = null;
   changed();
@@ -221,5 +242,5 @@ function lock(error) {
 onRefused(lock);
 setInterval(changed, 1000);
 setInterval(() => {
-  if (state.link !== "locked" && !document.hidden && state.history) fetchHistory().then(changed);
+  if (state.link !== "locked" && !document.hidden && state.history) fetchHistory().then(changed, () => {});
 }, HISTORY_MS);

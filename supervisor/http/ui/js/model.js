@@ -31,9 +31,7 @@ function useLog(name) {
     const controller = new AbortController();
     const { signal } = controller;
     const read = async () => {
-      const tail = await (await send("GET", modelPath(name, `/logs?lines=${LINES}`), { signal })).text();
-      setLines(tail ? tail.trimEnd().split("\n") : []);
-      const response = await send("GET", modelPath(name, "/logs?lines=0&follow=true"), { signal });
+      const response = await send("GET", modelPath(name, `/logs?lines=${LINES}&follow=true`), { signal });
       for await (const { data } of events(response)) setLines((kept) => [...kept.slice(1 - LINES_KEPT), data]);
     };
     read().catch((error) => error.name !== "AbortError" && setLines((kept) => (kept.length ? kept : null)));
@@ -65,6 +63,7 @@ function Facts({ model }) {
     ["Worker", worker ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
     ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
     ["Context", model.capabilities?.context ? `${model.capabilities.context} tokens` : ""],
+    ["Overrides", Object.entries(model.overrides ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],
     ["Takes", model.capabilities?.modalities?.join(", ") ?? ""],
     ["Can", ["tools", "thinking", "multi_turn"].filter((name) => model.capabilities?.[name]).join(", ").replace("multi_turn", "multi-turn")],
     ["Serves", model.capabilities?.endpoints?.map((endpoint) => endpoint.path ?? endpoint).join(" ") ?? ""],
@@ -73,35 +72,35 @@ function Facts({ model }) {
     ${model.definition && html`<h3>Definition</h3><pre tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
 }
 
-function Constraint({ name, rule, value, onInput }) {
-  const choices = rule.choices ?? rule.enum;
+function Constraint({ name, rule, value, configured, onInput }) {
+  const choices = rule.type === "boolean" ? [true, false] : rule.enum;
   const attributes = { id: `override-${name}`, value: value ?? "", onInput: (event) => onInput(event.target.value) };
-  const number = rule.type === "integer" || rule.type === "number" || rule.type === "int" || rule.type === "float";
+  const isNumber = rule.type === "integer" || rule.type === "number";
   return html`<label for=${attributes.id}>${name}
     ${choices
-      ? html`<select ...${attributes}><option value="">unchanged</option>${choices.map((choice) => html`<option>${choice}</option>`)}</select>`
-      : html`<input ...${attributes} type=${number ? "number" : "text"} step=${rule.type?.startsWith("int") ? 1 : "any"} min=${rule.minimum ?? rule.min} max=${rule.maximum ?? rule.max} placeholder="unchanged" />`}
+      ? html`<select ...${attributes}><option value="">${configured ?? "unchanged"}</option>${choices.map((choice) => html`<option>${String(choice)}</option>`)}</select>`
+      : html`<input ...${attributes} type=${isNumber ? "number" : "text"} step=${rule.type === "integer" ? 1 : "any"} min=${rule.minimum} max=${rule.maximum} placeholder=${configured ?? "unchanged"} />`}
   </label>`;
 }
 
 /** A text of the form as the API takes it: numbers and booleans as such. */
 function parsed(text, rule) {
-  if (rule.type === "boolean" || rule.type === "bool") return text === "true";
-  return text !== "" && !Number.isNaN(Number(text)) && rule.type !== "string" ? Number(text) : text;
+  if (rule.type === "boolean") return text === "true";
+  return rule.type === "string" || Number.isNaN(Number(text)) ? text : Number(text);
 }
 
 function LoadForm({ model }) {
   const rules = Object.entries(model.load_constraints ?? {});
-  const [values, setValues] = useState({});
+  const [values, setValues] = useState(() => Object.fromEntries(Object.entries(model.overrides).map(([name, value]) => [name, String(value)])));
   const submit = (event) => {
     event.preventDefault();
     const set = rules.filter(([name]) => values[name]).map(([name, rule]) => [name, parsed(values[name], rule)]);
     load(model.name, Object.fromEntries(set));
   };
-  if (rules.length === 0) return html`<${Empty}>This runtime has nothing to change for one load.<//>`;
+  if (rules.length === 0) return html`<${Empty}>This runtime has nothing to set for a load.<//>`;
   return html`<form class="overrides" onSubmit=${submit}>
-    <p class="hint">For this load only; the configuration stays as it is.</p>
-    <div class="fields">${rules.map(([name, rule]) => html`<${Constraint} key=${name} name=${name} value=${values[name]} rule=${rule.type === "boolean" ? { ...rule, choices: ["true", "false"] } : rule} onInput=${(value) => setValues({ ...values, [name]: value })} />`)}</div>
+    <p class="hint">Until it is unloaded; the configuration stays as it is.</p>
+    <div class="fields">${rules.map(([name, rule]) => html`<${Constraint} key=${name} name=${name} value=${values[name]} rule=${rule} configured=${model.definition?.[name]?.toString()} onInput=${(value) => setValues({ ...values, [name]: value })} />`)}</div>
     <button class="primary" type="submit">Load with these</button>
   </form>`;
 }

@@ -29,7 +29,7 @@ export function Actions({ model }) {
 function age(model) {
   if (model.state === "ready" && model.idleSince !== null) return `idle ${duration(state.at - model.idleSince)}`;
   if (model.eta_s) return `about ${duration(model.eta_s)} left`;
-  return duration(state.at - model.since);
+  return model.reason ? duration(state.at - model.since) : "";
 }
 
 function Row({ model, focusable }) {
@@ -40,12 +40,12 @@ function Row({ model, focusable }) {
       <a href=${href("models", model.name)} tabindex="-1"><i class="swatch" />${model.name}</a>
       ${model.virtual_models.length > 0 && html`<small title="virtual models">${model.virtual_models.join(", ")}</small>`}
     </th>
-    <td class="kind">${model.type}<small>${model.runtime}</small></td>
+    <td class="kind">${model.type} <small>${model.runtime}</small></td>
     <td class="state"><${StateBadge} model=${model} /> <small>${age(model)}</small></td>
     <td class="memory num">
-      ${lease === null ? html`<span class="muted" title=${estimate.detail}>~ ${mib(estimate.mib)}</span>` : html`${mib(measured ?? lease)}<small>of ${mib(lease)} on ${model.device}</small>`}
+      ${lease === null ? html`<span class="muted" title=${estimate.detail}>~ ${mib(estimate.mib)}</span>` : html`${measured === null ? "" : `${Math.round(measured)} of `}${mib(lease)}${state.devices.length > 1 && html`<small>${model.device}</small>`}`}
     </td>
-    <td class="load num"><span title="in flight">${model.in_flight}</span><small>${model.queued ? `${model.queued} queued` : "in flight"}</small></td>
+    <td class="load num">${model.in_flight > 0 && html`<span>${model.in_flight} in flight</span>`}${model.queued > 0 && html`<small>${model.queued} queued</small>`}</td>
     <td class="reason" title=${model.reason}>${model.crash ? model.crash.summary : model.reason || "never loaded"}</td>
     <td class="do"><${Actions} model=${model} /></td>
   </tr>`;

@@ -19,9 +19,15 @@ const ICONS = {
 export const Icon = ({ name }) =>
   html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
 
-/** The number of a model's colour; the same wherever it is shown. */
+/** The physical model behind a public name. */
+export function physical(name) {
+  return state.models.get(name) ?? [...state.models.values()].find((model) => model.virtual_models.includes(name));
+}
+
+/** The class of a model's colour; the same wherever it is shown, under whichever of its names. */
 export function hue(name) {
-  return `hue-${[...state.models.keys()].sort().indexOf(name) % 8}`;
+  const found = physical(name);
+  return found ? `hue-${[...state.models.keys()].sort().indexOf(found.name) % 8}` : "";
 }
 
 /** A modal dialog that closes by Escape, by its cross and by a click beside it. Focus returns to where it was. */

@@ -4,9 +4,9 @@ import { html, useEffect, useRef, useState } from "../../vendor/htm-preact.js";
 import { events, send } from "../api.js";
 import { milliseconds } from "../format.js";
 import { notify } from "../live.js";
-import { Icon, useWork } from "../parts.js";
+import { Icon, physical, useWork } from "../parts.js";
 import { Text } from "./markup.js";
-import { physical, Waiting } from "./playground.js";
+import { Waiting } from "./playground.js";
 
 const IMAGE_LIMIT = 20 * 1024 * 1024; // bytes
 

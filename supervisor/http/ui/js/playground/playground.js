@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../../vendor/htm-preact.js";
 import { get } from "../api.js";
 import { notify, state } from "../live.js";
-import { Empty } from "../parts.js";
+import { Empty, physical } from "../parts.js";
 import { href } from "../route.js";
 import { Chat } from "./chat.js";
 import { Embeddings } from "./embeddings.js";
@@ -49,11 +49,6 @@ export function Playground({ kind = "chat" }) {
         </label>`} />`
       : listing && html`<${Empty}>No model for ${title.toLowerCase()} is configured (type <code>${type}</code>).<//>`}
   </section>`;
-}
-
-/** The physical model behind a public name. */
-export function physical(name) {
-  return state.models.get(name) ?? [...state.models.values()].find((model) => model.virtual_models.includes(name));
 }
 
 /** What a waiting client waits for, in words. */

@@ -1,0 +1,277 @@
+"""The dashboard as people use it: a real browser, a real daemon, real workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from supervisor.http.ui import assets
+from tests.daemon import Daemon, fake, running, wait_until
+from tests.ui.conftest import PATIENCE_MS
+
+expect.set_options(timeout=PATIENCE_MS)
+
+KEY = "sk-llmux-dashboard-tests-0123456789"
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154"
+    "78da6360f8cf00000301010018dd8db00000000049454e44ae426082"
+)
+
+
+def row(page: Page, model: str):
+    return page.locator(f'tr[data-model="{model}"]')
+
+
+def segment(page: Page, model: str):
+    return page.locator(f'.segment[data-model="{model}"]')
+
+
+@pytest.fixture
+def empty(site: Daemon) -> Daemon:
+    """The shared daemon with nothing loaded."""
+    for view in site.get("/v1/admin/models").json()["data"]:
+        if view["worker"]:
+            site.post(f"/v1/admin/models/{view['name']}/unload", params={"force": "true"})
+    wait_until(lambda: not site.get("/health").json()["models_loaded"])
+    return site
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "api_keys.yaml").write_text(f"- {{name: me, key: {KEY}, scopes: [admin, inference]}}\n")
+    (folder / "api_keys.yaml").chmod(0o600)
+    with running(folder, {"models": {"plain": fake()}}) as daemon:
+        yield daemon
+
+
+class TestOperator:
+    def test_loads_sees_the_bar_grow_chats_unloads_and_reads_why(self, empty, open_page):
+        page = open_page(empty)
+        bar = page.locator(".bar").first
+        expect(bar).to_have_attribute("aria-label", re.compile(r"0 MiB leased to 0 workers"))
+        row(page, "tiny-chat").get_by_role("button", name="Load").click()
+        expect(row(page, "tiny-chat")).to_contain_text("ready")
+        segment(page, "tiny-chat").wait_for()
+        assert segment(page, "tiny-chat").bounding_box()["width"] > 0
+        expect(bar).to_have_attribute("aria-label", re.compile(r"leased to 1 workers"))
+
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_label("Model").select_option("assistant")
+        page.get_by_label("Message").fill("Hello")
+        page.keyboard.press("Enter")
+        expect(page.locator(".turn.assistant .prose")).to_have_text("Hello from a tiny model")
+        thought = page.locator("details.thought")
+        expect(thought).not_to_have_attribute("open", "")
+        thought.locator("summary").click()
+        expect(thought).to_contain_text("pondering")
+
+        page.get_by_role("link", name="Overview").click()
+        row(page, "tiny-chat").get_by_role("button", name="Unload").click()
+        expect(row(page, "tiny-chat")).to_contain_text("stopped")
+        expect(segment(page, "tiny-chat")).to_have_count(0)
+
+        page.get_by_role("navigation").get_by_role("link", name="Decisions").click()
+        page.get_by_label("Model").select_option("tiny-chat")
+        reason = empty.decisions("tiny-chat")[-1]["reason"]
+        expect(page.locator(".decisions")).to_contain_text(reason)
+
+    def test_sees_the_reason_of_an_eviction(self, empty, open_page):
+        empty.post("/v1/admin/models/qwen-small/load")
+        page = open_page(empty)
+        expect(row(page, "qwen-small")).to_contain_text("ready")
+        assert empty.chat("qwen-large").status_code == 200
+        expect(row(page, "qwen-small")).to_contain_text("stopped")
+        why = page.locator(".decisions li").filter(has_text="evicted")
+        expect(why.first).to_contain_text("qwen-small")
+        assert segment(page, "qwen-large").bounding_box()["width"] > 0.8 * page.locator(".bar").bounding_box()["width"]
+
+    def test_reads_why_a_load_failed(self, empty, open_page):
+        page = open_page(empty)
+        row(page, "broken").get_by_role("button", name="Load").click()
+        expect(row(page, "broken")).to_contain_text("out of memory")
+        row(page, "broken").get_by_role("link").click()
+        expect(page.get_by_role("dialog")).to_contain_text("CUDA error: out of memory")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+
+    def test_uses_the_keyboard_alone(self, empty, open_page):
+        page = open_page(empty)
+        page.keyboard.press("?")
+        expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.keyboard.press("/")
+        page.keyboard.type("embed")
+        expect(page.locator("tr[data-model]")).to_have_count(1)
+        page.keyboard.press("Tab")
+        expect(row(page, "embedder")).to_be_focused()
+        page.keyboard.press("l")
+        expect(row(page, "embedder")).to_contain_text("ready")
+        page.keyboard.press("u")
+        expect(row(page, "embedder")).to_contain_text("stopped")
+        page.keyboard.press("Tab")
+        expect(row(page, "embedder").get_by_role("button", name="Load")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(row(page, "embedder")).to_contain_text("ready")
+
+    def test_finds_no_sideways_scrolling_on_a_phone(self, empty, open_page):
+        empty.post("/v1/admin/models/embedder/load")
+        for path in ["", "models/embedder/why", "playground/chat", "playground/embeddings", "decisions", "connect"]:
+            page = open_page(empty, path, width=360, height=740)
+            page.locator("main .panel").first.wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+
+    def test_chooses_a_theme_that_stays(self, empty, open_page):
+        page = open_page(empty, theme="light")
+
+        def paper() -> str:
+            return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+        light = paper()
+        page.get_by_role("button", name="Theme: as the system").click()
+        page.get_by_role("button", name="Theme: light").click()
+        dark = paper()
+        page.reload()
+        page.get_by_role("button", name="Theme: dark").wait_for()
+        assert light != dark == paper()
+
+
+class TestPlayground:
+    def test_sends_pasted_pictures(self, empty, open_page):
+        page = open_page(empty, "playground/chat")
+        page.get_by_label("Model").select_option("qwen-small")
+        picture = {"name": "one.png", "mimeType": "image/png", "buffer": PIXEL}
+        page.locator("input[type=file]").set_input_files([picture])
+        page.get_by_role("button", name="Remove this image").wait_for()
+        page.get_by_label("Message").fill("What is this?")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.get_by_role("button", name="Send").click()
+        parts = asked.value.post_data_json["messages"][-1]["content"]
+        assert [part["type"] for part in parts] == ["text", "image_url"]
+        assert parts[1]["image_url"]["url"].startswith("data:image/png;base64,")
+        expect(page.locator(".turn.assistant .prose")).to_have_text("Hello from a fake worker")
+
+    def test_speaks(self, empty, open_page):
+        page = open_page(empty, "playground/speech")
+        page.get_by_label("Format").select_option("wav")
+        page.get_by_role("button", name="Speak").click()
+        sound = page.locator("audio")
+        sound.wait_for()
+        wait_until(lambda: sound.evaluate("sound => sound.duration") == 1.0)
+
+    def test_transcribes_the_microphone(self, empty, open_page):
+        page = open_page(empty, "playground/transcription")
+        page.get_by_role("button", name="Record").click()
+        page.get_by_role("button", name=re.compile("Stop and transcribe .1 s")).click()
+        expect(page.get_by_label("Transcript", exact=True)).to_have_text("16000 Hz, 1 channel, heard True")
+
+    def test_makes_pictures(self, empty, open_page):
+        page = open_page(empty, "playground/images")
+        page.get_by_label("Number").fill("2")
+        page.get_by_role("button", name="Make").click()
+        pictures = page.locator(".pictures img")
+        expect(pictures).to_have_count(2)
+        wait_until(lambda: pictures.first.evaluate("picture => picture.naturalWidth") == 96)
+
+    def test_compares_texts(self, empty, open_page):
+        page = open_page(empty, "playground/embeddings")
+        page.get_by_label("Texts").fill("listen\nsilent\nbox")
+        page.get_by_role("button", name="Compare").click()
+        cells = page.locator(".similarity tbody tr").first.locator("td").all_inner_texts
+        wait_until(lambda: cells() == ["listen", "1.000", "1.000", "0.000"])
+
+
+class TestKey:
+    """Where keys are configured the page asks for one, once."""
+
+    def test_is_asked_for_once(self, locked, open_page):
+        page = open_page(locked)
+        prompt = page.get_by_role("dialog", name="API key")
+        prompt.get_by_label("Key", exact=True).fill("sk-llmux-not-this-one-0123456789")
+        page.keyboard.press("Enter")
+        expect(prompt.get_by_role("alert")).to_contain_text("not known")
+        prompt.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        expect(prompt).to_have_count(0)
+        expect(row(page, "plain")).to_be_visible()
+        page.reload()
+        expect(row(page, "plain")).to_be_visible()
+        expect(prompt).to_have_count(0)
+        page.get_by_role("link", name="Connect").click()
+        expect(page.get_by_label("curl", exact=True)).not_to_contain_text(KEY)
+        page.get_by_role("button", name="Forget the key").click()
+        expect(prompt).to_be_visible()
+
+    def test_stays_in_the_tab_unless_it_is_to_be_remembered(self, locked, open_page):
+        for remember, kept in [(False, False), (True, True)]:
+            page = open_page(locked)
+            prompt = page.get_by_role("dialog", name="API key")
+            prompt.get_by_label("Key", exact=True).fill(KEY)
+            prompt.get_by_label("Remember").set_checked(remember)
+            prompt.get_by_role("button", name="Continue").click()
+            expect(row(page, "plain")).to_be_visible()
+            assert page.evaluate("localStorage.getItem('llmux.key')") == (KEY if kept else None)
+            assert page.evaluate("sessionStorage.getItem('llmux.key')") == (None if kept else KEY)
+
+
+class TestAssets:
+    def test_policy_lets_nothing_foreign_in(self, site):
+        answer = site.get("/ui/")
+        policy = answer.headers["content-security-policy"].split("; ")
+        assert {"default-src 'self'", "frame-ancestors 'none'", "object-src 'none'"} <= set(policy)
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+    def test_page_has_no_inline_code_or_style(self):
+        page = assets()[""].body.decode()
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", page)
+
+    def test_are_sent_once(self, site):
+        first = site.get("/ui/js/main.js")
+        assert (first.status_code, first.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+        again = site.get("/ui/js/main.js", headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+    def test_root_leads_to_the_page(self, site):
+        for path in ["/", "/ui"]:
+            answer = site.get(path, follow_redirects=False)
+            assert (answer.status_code, answer.headers["location"]) == (307, "ui/")
+
+    @pytest.mark.parametrize("path", ["/ui/none.js", "/ui/../app.py", "/ui/%2e%2e/app.py", "/ui//index.html"])
+    def test_nothing_else_is_there(self, site, path):
+        with site.client() as client:
+            assert client.get(path).status_code == 404
+
+    def test_all_that_a_script_imports_is_served(self):
+        table = assets()
+        for name, asset in table.items():
+            if name.endswith(".js") and not name.startswith("vendor/"):
+                for imported in re.findall(r'from "(\.[^"]+)"', asset.body.decode()):
+                    target = Path("/", name).parent.joinpath(imported).resolve().relative_to("/").as_posix()
+                    assert target in table, f"{name} imports {imported}"
+
+    def test_licences_of_others_are_beside_their_code(self):
+        named = assets()["vendor/README.txt"].body.decode()
+        for name in (name for name in assets() if name.startswith("vendor/")):
+            assert name == "vendor/README.txt" or name.removeprefix("vendor/") in named
+
+
+class TestPictures:
+    """Pictures for the README; and that both themes and a phone show everything there is."""
+
+    def test_of_a_busy_day(self, empty, open_page, screenshot):
+        for name in ["qwen-small", "whisper", "kokoro", "painter", "tiny-chat"]:
+            assert empty.post(f"/v1/admin/models/{name}/load").status_code == 200
+        for _ in range(3):
+            empty.chat("assistant")
+        for theme, name in [("light", "light"), ("dark", "dark")]:
+            page = open_page(empty, theme=theme, height=1000)
+            expect(page.locator(".segment[data-model]")).to_have_count(5)
+            screenshot(page, name)
+        phone = open_page(empty, width=360, height=740)
+        expect(phone.locator(".legend li a")).to_have_count(5)
+        screenshot(phone, "phone")
