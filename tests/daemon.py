@@ -109,7 +109,7 @@ class Daemon:
         assert self.process is not None
         assert self.process.poll() is None, f"the daemon ended:\n{self.log_text()}"
         try:
-            return httpx.get(f"{self.url}/health", trust_env=False, timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/health", trust_env=False, verify=False, timeout=2).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -142,13 +142,13 @@ class Daemon:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **keys: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=60, **keys)
+        return httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=60, **keys)
 
     def get(self, path: str, **keys: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", trust_env=False, timeout=60, **keys)
+        return httpx.get(f"{self.url}{path}", trust_env=False, verify=False, timeout=60, **keys)
 
     def post(self, path: str, **keys: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", trust_env=False, timeout=60, **keys)
+        return httpx.post(f"{self.url}{path}", trust_env=False, verify=False, timeout=60, **keys)
 
     def chat(self, model: str, *, text: str = "Hello", **fields: Any) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": text}], **fields}
@@ -168,7 +168,9 @@ class Daemon:
         return wait_until(reached, timeout_s, f"{name} is {state}")
 
     def decisions(self, model: str | None = None) -> list[dict[str, Any]]:
-        return self.get("/v1/admin/decisions", params={"limit": 1000} | ({"model": model} if model else {})).json()["data"]
+        return self.get("/v1/admin/decisions", params={"limit": 1000} | ({"model": model} if model else {})).json()[
+            "data"
+        ]
 
     # looking
 

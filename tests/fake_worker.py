@@ -112,6 +112,7 @@ class Stats:
 
 class Answer(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are written apart: 40 ms an answer otherwise
     options: argparse.Namespace
     stats: Stats
     ready_at: float
