@@ -19,6 +19,7 @@ from supervisor.core.types import (
     Decided,
     RejectCode,
     State,
+    StopCause,
     StopWorker,
     WorkerExited,
     WorkerUnkillable,
@@ -29,16 +30,16 @@ HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
 """A start that failed like this fails the same way again, so it isn't tried again by itself."""
 
 
-def take_down(world: World, turn: Turn, record: Record, reason: str, *, force: bool = False) -> None:
+def take_down(world: World, turn: Turn, record: Record, cause: StopCause, reason: str, *, force: bool = False) -> None:
     """End the worker: after its running requests within the drain time, or at once."""
     if not record.has_worker:
         return
     if record.state is State.STOPPING:
         if force and not record.exited:
-            turn.emit(StopWorker(record.id, record.generation, reason, force=True))
+            turn.emit(StopWorker(record.id, record.generation, cause, reason, force=True))
         return
     if record.in_flight and not force:
-        record.stop_reason = reason
+        record.stop_reason, record.stop_cause = reason, cause
         record.drain_until = turn.now + world.limits.drain_s
         world.wake(record.drain_until, record.id)
         if record.state is State.READY:
@@ -46,7 +47,7 @@ def take_down(world: World, turn: Turn, record: Record, reason: str, *, force: b
         turn.decide("drain", record.id, f"{reason}; {len(record.in_flight)} in flight")
         return
     cut(turn, record, reason)
-    world.stop(turn, record, reason, force=force or record.state is State.STARTING)
+    world.stop(turn, record, cause, reason, force=force or record.state is State.STARTING)
     turn.decide("stop", record.id, reason)
 
 

@@ -17,6 +17,7 @@ from supervisor.core.types import (
     RejectCode,
     Respecified,
     State,
+    StopCause,
     UnloadAsked,
 )
 from supervisor.core.world import Record, Turn, World
@@ -60,7 +61,7 @@ def unload(world: World, turn: Turn, event: UnloadAsked) -> None:
     if event.force or record.state not in {State.READY, State.DRAINING}:
         message = f"{record.id} was {reason}."
         world.reject_all(turn, record, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
-    take_down(world, turn, record, reason, force=event.force)
+    take_down(world, turn, record, StopCause.OPERATOR, reason, force=event.force)
     _reset(turn, record, reason)
     world.want(record)
 
@@ -105,7 +106,7 @@ def _specify(world: World, turn: Turn, spec: ModelSpec, why: str) -> None:
         record.next_spec = spec
         is_going = record.state is State.STOPPING or record.stop_reason is not None
         record.restore = record.restore or not is_going
-        take_down(world, turn, record, why)
+        take_down(world, turn, record, StopCause.CONFIGURATION, why)
     else:
         if record.spec.definition != spec.definition:
             _reset(turn, record, why)
@@ -128,7 +129,7 @@ def _retire(world: World, turn: Turn, record: Record) -> None:
     message = f"{record.id} was removed from the configuration."
     world.reject_all(turn, record, RejectCode.MODEL_NOT_FOUND, message)
     if record.has_worker:
-        take_down(world, turn, record, "removed from the configuration")
+        take_down(world, turn, record, StopCause.CONFIGURATION, "removed from the configuration")
     else:
         forget(world, turn, record)
 
@@ -140,4 +141,4 @@ def shut_down(world: World, turn: Turn) -> None:
         message = "llmux is shutting down; try again in a moment."
         world.reject_all(turn, record, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0)
         world.want(record)
-        take_down(world, turn, record, "llmux is shutting down")
+        take_down(world, turn, record, StopCause.SHUTDOWN, "llmux is shutting down")

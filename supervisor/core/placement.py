@@ -31,6 +31,7 @@ from supervisor.core.types import (
     Snapshot,
     StartWorker,
     State,
+    StopCause,
     Wait,
 )
 from supervisor.core.world import Record, Turn, World
@@ -109,7 +110,7 @@ def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None
                 victim = world.records[model]
                 victim.claimed_by = record.id
                 round_.leaving[model] = None
-                world.stop(turn, victim, f"evicted for {record.id}")
+                world.stop(turn, victim, StopCause.ROOM, f"evicted for {record.id}")
                 turn.decide("evicted", model, f"made room for {record.id}: {answer.reason}")
         case Wait(device, need_mib, waits_for):
             record.claims = waits_for
@@ -146,7 +147,7 @@ def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:
         victim.life.step(Step.DRAIN, turn.now, reason)
         turn.decide("drain", victim.id, reason)
     else:
-        world.stop(turn, victim, f"evicted for {waiter.id}")
+        world.stop(turn, victim, StopCause.ROOM, f"evicted for {waiter.id}")
         turn.decide("evicted", victim.id, f"makes room for {waiter.id}")
 
 

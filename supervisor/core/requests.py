@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from supervisor.core.lifecycle import Step
-from supervisor.core.types import Reject, RejectCode, RequestArrived, RequestFinished, State
+from supervisor.core.types import (
+    Reject,
+    RejectCode,
+    RequestArrived,
+    RequestFinished,
+    State,
+    StopCause,
+)
 from supervisor.core.world import Record, Turn, World
 
 
@@ -55,7 +62,7 @@ def finished(world: World, turn: Turn, event: RequestFinished) -> bool:
         return False
     world.keep_alive(record)
     if record.state is State.DRAINING and record.stop_reason is not None:
-        world.stop(turn, record, record.stop_reason)
+        world.stop(turn, record, record.stop_cause, record.stop_reason)
     elif record.state is State.DRAINING:
         record.life.step(Step.RESUME, turn.now, "idle")  # place() stops it in this same turn if it is still claimed
         return True
@@ -81,7 +88,7 @@ def _left(world: World, turn: Turn, record: Record) -> None:
     if record.load_s is not None and turn.now - record.life.since > record.load_s / 2:
         return
     reason = "nobody waits for it any more"
-    world.stop(turn, record, reason, force=True)
+    world.stop(turn, record, StopCause.UNWANTED, reason, force=True)
     turn.decide("cancel", record.id, f"load cancelled: {reason}")
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from supervisor.core.endings import cut
 from supervisor.core.lifecycle import Step
 from supervisor.core.requests import expire
-from supervisor.core.types import State
+from supervisor.core.types import (
+    State,
+    StopCause,
+)
 from supervisor.core.world import Record, Turn, World
 
 
@@ -33,7 +36,7 @@ def _look(world: World, turn: Turn, record: Record) -> None:
     if record.state is State.DRAINING and record.drain_until is not None and turn.now >= record.drain_until:
         reason = record.stop_reason or "drain time is over"
         cut(turn, record, reason)
-        world.stop(turn, record, reason)
+        world.stop(turn, record, record.stop_cause, reason)
         cut_after = f"cut {len(record.in_flight)} after {world.limits.drain_s:.0f} s"
         turn.decide("stop", record.id, f"{reason}; {cut_after}")
     if record.state is State.READY:
@@ -68,5 +71,5 @@ def _keep_alive(world: World, turn: Turn, record: Record) -> None:
         world.keep_alive(record)
         return
     reason = f"idle for {keep_alive_s:.0f} s (keep_alive_s)"
-    world.stop(turn, record, reason)
+    world.stop(turn, record, StopCause.IDLE, reason)
     turn.decide("stop", record.id, reason)

@@ -421,12 +421,24 @@ class StartWorker:
     lease_mib: int
 
 
+class StopCause(StrEnum):
+    """What a worker is stopped for, in one word; `reason` tells the rest."""
+
+    ROOM = "room"  # evicted for another model
+    IDLE = "idle"  # its keep_alive_s is over
+    OPERATOR = "operator"
+    CONFIGURATION = "configuration"  # changed or removed
+    UNWANTED = "unwanted"  # nobody waits for its load any more
+    SHUTDOWN = "shutdown"
+
+
 @dataclass(frozen=True, slots=True)
 class StopWorker:
     """SIGTERM, grace, SIGKILL (at once with `force`). Answer: WorkerExited or WorkerUnkillable."""
 
     model: ModelId
     generation: Generation
+    cause: StopCause
     reason: str
     force: bool = False
 

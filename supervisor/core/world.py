@@ -30,6 +30,7 @@ from supervisor.core.types import (
     Reject,
     RejectCode,
     State,
+    StopCause,
     StopWorker,
     TicketId,
 )
@@ -75,6 +76,7 @@ class Record:
     claimed_by: ModelId | None = None  # it must go for this model
     claims: tuple[ModelId, ...] = ()  # these must go for this one
     stop_reason: str | None = None  # why it is drained, when not for a claim
+    stop_cause: StopCause = StopCause.ROOM  # the same in one word
     drain_until: float | None = None
     pin: bool | None = None  # an operator's word; None: as configured
     next_spec: ModelSpec | None = None  # a reload changed how it runs; takes effect when this worker is gone
@@ -207,13 +209,13 @@ class World:
         """Has the worker all the requests it gets at once?"""
         return 0 < record.spec.target_inflight <= len(record.in_flight)
 
-    def stop(self, turn: Turn, record: Record, reason: str, *, force: bool = False) -> None:
+    def stop(self, turn: Turn, record: Record, cause: StopCause, reason: str, *, force: bool = False) -> None:
         """Signals go out; its memory stays leased until the tree is gone and the device shows it back."""
         record.life.step(Step.STOP, turn.now, reason)
         record.answering = False
         record.drain_until = record.keep_alive_at = None
         record.turn_ended = turn.now
-        turn.emit(StopWorker(record.id, record.generation, reason, force=force))
+        turn.emit(StopWorker(record.id, record.generation, cause, reason, force))
 
     def want(self, record: Record) -> None:
         """Keep `wanted` true for this model: it isn't loaded, may be, and somebody waits for it."""

@@ -7,6 +7,7 @@ pieces of its answer in between. Its end is told to the event stream and the his
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -77,6 +78,9 @@ class InFlight:
         self._hub = hub
         self._history = history
         self._calls: dict[TicketId, tuple[Call, UntilGone]] = {}
+        self.listeners: list[
+            Callable[[Call, float], None]
+        ] = []  # told of each that ended, and how many seconds it took
 
     def begin(self, call: Call, until_gone: UntilGone) -> None:
         """Enter it. `finished` must follow."""
@@ -90,6 +94,8 @@ class InFlight:
         if call.ticket_id is not None:
             self._calls.pop(call.ticket_id, None)
         now = asyncio.get_running_loop().time()
+        for listener in self.listeners:
+            listener(call, now - call.arrived_at)
         tokens = record["completion_tokens"]
         if isinstance(tokens, int) and call.ticket is not None:
             self._history.spread("tokens_per_s", tokens, call.ticket.admitted, now)
