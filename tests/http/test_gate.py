@@ -141,8 +141,7 @@ class TestPaths:
             "/props",
             "/slots/0?action=save",
             "/lora-adapters",
-            "/models/load",
-            "/models/unload",
+            "/models",
             "/metrics",
             "/apply-template/../props",
         ],
@@ -152,10 +151,11 @@ class TestPaths:
         body = b'{"model": "plain"}'
         lines = (f"{method} {path} HTTP/1.1", HOST, f"Content-Length: {len(body)}", "x-request-id: trick")
         told = raw.request(open_site, *lines, body=body)
-        assert told.status in {403, 404, 405}, told
-        assert "error" in json.loads(told.body)
+        if (method, path) not in {("GET", "/models"), ("GET", "/metrics")}:  # those two are answered here
+            assert told.status in {403, 404, 405}, told
+            assert "error" in json.loads(told.body)
         port = open_site.model("plain")["worker"]["port"]
-        assert "trick" not in httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False).json()["ids"]
+        assert "trick" not in httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False, verify=False).json()["ids"]
 
     def test_an_escaped_path_is_the_path(self, open_site):
         body = b'{"model": "plain"}'
@@ -163,7 +163,7 @@ class TestPaths:
         assert (200, body) == (answer.status, answer.body)
 
     def test_llama_servers_own_management(self, site):
-        for path in ("/props", "/slots/0?action=erase", "/lora-adapters", "/models/load", "/v1/models", "/metrics"):
+        for path in ("/props", "/slots/0?action=erase", "/lora-adapters", "/models", "/v1/models", "/metrics"):
             told = site.post(path, json={"model": "chat"})
             assert told.status_code in {404, 405}, path
             assert "error" in told.json()
