@@ -1,11 +1,12 @@
 // Charts of the last half hour: memory by device, tokens per second, requests, swaps.
 
-import { html, useEffect, useRef } from "../vendor/htm-preact.js";
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import uPlot from "../vendor/uplot.js";
 import { state } from "./live.js";
 
 const HEIGHT = 120;
 const SYNC = uPlot.sync("history");
+const LEAST_SPAN = 300; // seconds
 
 /** A CSS colour as the canvas needs it: resolved for the theme that is on. */
 function colour(name) {
@@ -25,7 +26,9 @@ function lines(names, series) {
 
 const withTheme = (alpha, resolved) => resolved.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`).replace(/^(color|oklch|lab|oklab)\((.*)\)$/, `$1($2 / ${alpha})`);
 
-function options(width, drawn, stepped) {
+const clock = (at, digits) => new Date(at * 1000).toTimeString().slice(0, digits);
+
+function options(width, drawn, stepped, onCursor) {
   const muted = colour("muted");
   const grid = { stroke: colour("line"), width: 1 };
   const font = "11px Inter, system-ui, sans-serif";
@@ -34,28 +37,30 @@ function options(width, drawn, stepped) {
     height: HEIGHT,
     padding: [8, 4, 0, 0],
     cursor: { sync: { key: SYNC.key }, points: { size: 6 }, drag: { setScale: false } },
-    legend: { live: true },
-    scales: { y: { range: (_chart, _low, high) => [0, Math.max(1, high * 1.1)] } },
+    legend: { show: false },
+    hooks: { setCursor: [(chart) => onCursor(chart.cursor.idx ?? null)] },
+    scales: { x: { range: (_chart, first, last) => [Math.min(first, last - LEAST_SPAN), last] }, y: { range: (_chart, _low, high) => [0, Math.max(1, high * 1.1)] } },
     axes: [
-      { stroke: muted, grid: { show: false }, ticks: { show: false }, font, size: 22, values: (_chart, splits) => splits.map((at) => new Date(at * 1000).toTimeString().slice(0, 5)), space: 70 },
+      { stroke: muted, grid: { show: false }, ticks: { show: false }, font, size: 22, incrs: [60, 120, 300, 600, 900], values: (_chart, splits) => splits.map((at) => clock(at, 5)), space: 60 },
       { stroke: muted, grid, ticks: { show: false }, font, size: 46, space: 32, values: (_chart, splits) => splits.map((value) => (value >= 10240 ? `${Math.round(value / 1024)} Gi` : Number.isInteger(value) ? value : "")) },
     ],
     series: [
-      { value: (_chart, at) => (at ? new Date(at * 1000).toTimeString().slice(0, 8) : "") },
-      ...drawn.map(({ label, stroke }) => ({
-        label,
+      {},
+      ...drawn.map(({ stroke }) => ({
         stroke: colour(stroke),
         fill: withTheme(0.12, colour(stroke)),
         width: 1.5,
         points: { show: false },
         paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-        value: (_chart, value) => (value === null || value === undefined ? "–" : Math.round(value * 10) / 10),
       })),
     ],
   };
 }
 
+const rounded = (value) => (value === null || value === undefined ? "–" : value < 10 ? Math.round(value * 10) / 10 : Math.round(value));
+
 function Chart({ title, names, stepped = false }) {
+  const [at, setAt] = useState(null); // the point under the cursor of any chart
   const place = useRef(null);
   const chart = useRef(null);
   const { interval_s: interval, from, series } = state.history;
@@ -66,7 +71,7 @@ function Chart({ title, names, stepped = false }) {
   useEffect(() => {
     const build = () => {
       chart.current?.destroy();
-      chart.current = new uPlot(options(place.current.clientWidth, drawn, stepped), data, place.current);
+      chart.current = new uPlot(options(place.current.clientWidth, drawn, stepped, setAt), data, place.current);
     };
     build();
     const resized = new ResizeObserver(() => chart.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
@@ -82,7 +87,14 @@ function Chart({ title, names, stepped = false }) {
   }, [signature]);
   useEffect(() => chart.current?.setData(data), [state.history]);
   if (drawn.length === 0) return null;
-  return html`<figure class="chart"><figcaption>${title}</figcaption><div ref=${place} /></figure>`;
+  const shown = at ?? length - 1;
+  return html`<figure class="chart">
+    <figcaption>
+      <span>${at === null ? title : clock(from + at * interval, 8)}</span>
+      ${drawn.map(({ name, label, stroke }) => html`<span class=${`series ${stroke}`}>${drawn.length > 1 && html`<i class="swatch" />`}${drawn.length > 1 && label}<b class="num">${rounded(series[name][shown])}</b></span>`)}
+    </figcaption>
+    <div ref=${place} />
+  </figure>`;
 }
 
 export function History() {

@@ -161,7 +161,7 @@ function take({ type, data }) {
     if (value.state !== "started") state.finished = [{ ...value, at: now() }, ...state.finished].slice(0, FINISHED_KEPT);
     requestsSoon();
   } else if (type === "alert") {
-    notify(value.message, "bad");
+    notify(`${value.model ?? value.device ?? "llmux"}: ${value.message}`, "bad");
   } else if (type === "reload") {
     refresh().catch(() => {});
   }

@@ -8,17 +8,19 @@ import { Memory } from "./memory.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
 
+const SPEED_POINTS = 5; // what "now" means for tokens/s: ten seconds
+
 function Numbers() {
   const models = [...state.models.values()];
   const sum = (field) => models.reduce((total, model) => total + model[field], 0);
-  const last = (name) => state.history?.series[name]?.at(-1);
+  const speeds = state.history?.series.tokens_per_s?.slice(-SPEED_POINTS);
   const swaps = state.history?.series.swaps?.reduce((total, value) => total + (value ?? 0), 0);
   const failed = models.filter((model) => model.crash && model.state !== "ready").length;
   const shown = [
     ["loaded", `${models.filter((model) => model.answering).length} / ${models.length}`],
     ["in flight", sum("in_flight")],
     ["queued", sum("queued")],
-    ["tokens/s", last("tokens_per_s") === undefined ? null : Math.round(last("tokens_per_s") ?? 0)],
+    ["tokens/s", speeds?.length ? Math.round(speeds.reduce((total, value) => total + (value ?? 0), 0) / speeds.length) : null],
     ["swaps, 30 min", swaps],
     ["in trouble", failed || null],
   ];
