@@ -72,15 +72,22 @@ def run(catalog: Catalog, *, on_listening: OnListening) -> None:
     raise_descriptor_limit()
     state_dir = catalog.server.state_dir
     with InstanceLock(state_dir) as lock:
-        for reaped in reap_leftovers(lock.instance_id, logs=state_dir / LOGS):
+        orphans = reap_leftovers(lock.instance_id, logs=state_dir / LOGS)
+        for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
-            uvloop.run(_serve(catalog, keyring, lock.instance_id, listener, on_listening))
+            uvloop.run(_serve(catalog, keyring, lock.instance_id, listener, on_listening, orphans=len(orphans)))
 
 
 async def _serve(
-    catalog: Catalog, keyring: Keyring, instance: str, listener: socket.socket, on_listening: OnListening
+    catalog: Catalog,
+    keyring: Keyring,
+    instance: str,
+    listener: socket.socket,
+    on_listening: OnListening,
+    *,
+    orphans: int,
 ) -> None:
     opened, store = await asyncio.gather(
         open_sampler(_wanted(catalog.devices)), Store.open(catalog.server.state_dir / "llmux.sqlite3")
@@ -90,14 +97,21 @@ async def _serve(
     prober = Prober()
     try:
         engine, context = await _assemble(catalog, keyring, instance, opened, store, prober)
-        host, port = listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        application = Application(context)
+        application.metrics.orphans(orphans)
+        url = _url(*listener.getsockname()[:2])
         on_listening(url, len(keyring.keys))
         log.info("daemon.listening", url=url, keys=len(keyring.keys))
-        await _until_stopped(engine, Application(context), listener, catalog)
+        await _until_stopped(engine, application, listener, catalog)
     finally:
         await prober.close()
         await store.close()
+
+
+def _url(host: str, port: int) -> str:
+    """Where this machine reaches it: what listens everywhere listens on loopback too."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _assemble(

@@ -17,6 +17,7 @@ from supervisor.http import admin, llamacpp, openai, ui, watch
 from supervisor.http.context import Context
 from supervisor.http.feed import Feed
 from supervisor.http.inference import Inference
+from supervisor.http.metrics import Metrics
 from supervisor.http.request_id import request_id_of
 from supervisor.http.requests import Call
 from supervisor.io.upstream import Headers
@@ -29,6 +30,7 @@ class Application:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._inference = Inference(context.engine, context.catalog, context.requests)
+        self.metrics = Metrics(context)
         feed = Feed(context)
         self._router = Router(
             [
@@ -37,6 +39,7 @@ class Application:
                 *watch.routes(context, feed),
                 *admin.routes(context),
                 *llamacpp.routes(context, feed),
+                self.metrics.route(),
                 *ui.routes(),
             ],
             redirect_slashes=False,  # a path is what it is: /health/ is not /health

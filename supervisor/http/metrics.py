@@ -1,0 +1,262 @@
+"""`GET /metrics`: what llmux counts, and what its workers count, in Prometheus's text format.
+
+Base units (seconds, bytes, tokens), counters end in `_total`. Durations of requests bear OpenTelemetry's names for
+generative AI. What is a state rather than an event (memory, queues, models) is read from the scheduler when it is asked
+for. Workers' own metrics are fetched in the same moment, all at once, and passed on with a `model` label; one that does
+not answer in time is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from supervisor import __version__
+from supervisor.core.types import (
+    Decided,
+    DeviceId,
+    Effect,
+    Event,
+    Generation,
+    ModelId,
+    State,
+    StopWorker,
+    WorkerExited,
+    WorkerReady,
+)
+from supervisor.errors import LlmuxError
+from supervisor.http.context import Context
+from supervisor.http.requests import Call
+
+MIB: Final = 1024 * 1024
+WORKER_TIMEOUT_S: Final = 1.0
+WORKER_LIMIT: Final = 1024 * 1024
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+_DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
+_SAMPLE: Final = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .+)$")
+
+
+disable_created_metrics()  # a second series for each of ours, which nobody reads
+
+
+class Metrics:
+    """One for each daemon. Fed by the engine (`observe`), by requests (`finished`) and at the start (`orphans`)."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry=registry
+        )
+        self._prompt = Counter("llmux_prompt_tokens", "Tokens taken in.", ["model"], registry=registry)
+        self._completion = Counter("llmux_completion_tokens", "Tokens given out.", ["model"], registry=registry)
+        self._queue_wait = Histogram(
+            "llmux_queue_wait_seconds",
+            "From arrival to a turn on a worker.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From arrival to the end.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._first = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From the worker getting the request to the first piece of its answer.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._per_token = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Streamed answers: time per token after the first.",
+            ["model"],
+            buckets=_PER_TOKEN,
+            registry=registry,
+        )
+        self._speed = Histogram(
+            "llmux_tokens_per_second",
+            "Tokens given out per second a worker had the request.",
+            ["model"],
+            buckets=_PER_SECOND,
+            registry=registry,
+        )
+        self._load = Histogram(
+            "llmux_load_seconds", "From the start of a worker to ready.", ["model"], buckets=_SECONDS, registry=registry
+        )
+        self._swaps = Counter("llmux_swaps", "Loads that another model was evicted for.", ["model"], registry=registry)
+        self._stops = Counter("llmux_evictions", "Workers stopped, by why.", ["model", "reason"], registry=registry)
+        self._crashes = Counter(
+            "llmux_crashes", "Workers that ended by themselves, by class.", ["model", "class"], registry=registry
+        )
+        self._orphans = Counter(
+            "llmux_orphans_reaped", "Processes of an earlier daemon ended at the start.", registry=registry
+        )
+        self._decision = Histogram(
+            "llmux_decision_seconds", "What a decision of the scheduler took.", buckets=_DECISION, registry=registry
+        )
+        registry.register(_States(context))
+        context.engine.observers.append(self.observe)
+        context.requests.listeners.append(self.finished)
+
+    def orphans(self, count: int) -> None:
+        """So many leftovers were reaped at the start."""
+        self._orphans.inc(count)
+
+    def observe(self, event: Event, effects: Sequence[Effect]) -> None:
+        """See `engine.Observer`."""
+        for effect in effects:
+            if type(effect) is StopWorker:
+                self._stops.labels(effect.model, effect.cause.value).inc()
+            elif type(effect) is Decided:
+                self._decision.observe(self._context.engine.last_decision_s)
+                if effect.kind == "evict" and effect.model is not None:
+                    self._swaps.labels(effect.model).inc()
+        if type(event) is WorkerExited and event.crash is not None:
+            self._crashes.labels(event.model, event.crash.kind.value).inc()
+        elif type(event) is WorkerReady and any(
+            type(effect) is Decided and effect.kind == "ready" for effect in effects
+        ):
+            record = self._context.engine.journal.scheduler.world.records[event.model]
+            if record.load_s is not None:
+                self._load.labels(event.model).observe(record.load_s)
+
+    def finished(self, call: Call, total_s: float) -> None:
+        """A request ended. Names that no model has are not counted by name: they are the client's to choose."""
+        route = self._context.catalog.route(call.name) if call.name is not None else None
+        name = call.name if call.name is not None and route is not None else "unknown"
+        outcome, ticket = call.outcome, call.ticket
+        self._requests.labels(name, outcome.status or call.failed_status or "none").inc()
+        if ticket is None:
+            return
+        self._queue_wait.labels(name).observe(ticket.queued_s)
+        self._duration.labels(name).observe(total_s)
+        prompt, completion = outcome.prompt_tokens, outcome.completion_tokens
+        if prompt is not None:
+            self._prompt.labels(name).inc(prompt)
+        first_s = outcome.first_byte_s
+        if first_s is not None:
+            self._first.labels(name).observe(first_s)
+        if completion:
+            self._completion.labels(name).inc(completion)
+            worked_s = total_s - ticket.queued_s
+            if worked_s > 0:
+                self._speed.labels(name).observe(completion / worked_s)
+            if call.stream and first_s is not None and completion > 1:
+                self._per_token.labels(name).observe(max(0.0, worked_s - first_s) / (completion - 1))
+
+    def route(self) -> Route:
+        """`GET /metrics`."""
+
+        async def answer(_request: Request) -> Response:
+            own = generate_latest(self._registry)
+            return Response(own + await self._workers(), media_type=CONTENT_TYPE)
+
+        return Route("/metrics", answer, methods=["GET"])
+
+    # ------------------------------------------------------------------------------------------------------- workers
+
+    async def _workers(self) -> bytes:
+        world = self._context.engine.journal.scheduler.world
+        ready = [record for record in world.records.values() if record.state is State.READY and record.answering]
+        texts = await asyncio.gather(*(self._worker(record.id, record.generation) for record in ready))
+        told: set[bytes] = set()
+        return b"".join(
+            line + b"\n"
+            for record, text in zip(ready, texts, strict=True)
+            for line in with_label(text, record.id, told)
+        )
+
+    async def _worker(self, model: ModelId, generation: Generation) -> bytes:
+        """The worker's own metrics; nothing where it has none or doesn't answer in time."""
+        found = self._context.workers.metrics_source(model, generation)
+        if found is None:
+            return b""
+        upstream, path = found
+        try:
+            async with asyncio.timeout(WORKER_TIMEOUT_S):
+                response = await upstream.request("GET", path.encode(), [])
+                try:
+                    return await response.read(WORKER_LIMIT) if response.status == 200 else b""
+                finally:
+                    response.close()
+        except (TimeoutError, LlmuxError):
+            return b""
+
+
+def with_label(text: bytes, model: str, told: set[bytes]) -> Iterator[bytes]:
+    """The lines of a worker's metrics, each sample with a `model` label, each HELP and TYPE only once over all workers."""
+    label = b'model="%s"' % model.replace("\\", "\\\\").replace('"', '\\"').encode()
+    for line in text.splitlines():
+        if line.startswith(b"#"):
+            about = b" ".join(line.split(None, 3)[:3])
+            if about not in told:
+                told.add(about)
+                yield line
+        elif (sample := _SAMPLE.match(line)) is not None:
+            name, labels, value = sample.groups()
+            yield b"%s{%s}%s" % (name, b"%s,%s" % (label, labels) if labels else label, value)
+
+
+class _States(Collector):
+    """Gauges, read from the scheduler when somebody asks."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        world = self._context.engine.journal.scheduler.world
+        build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
+        build.add_metric([__version__], 1)
+        state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
+        queued = GaugeMetricFamily("llmux_queue_depth", "Requests waiting for a model.", labels=["model"])
+        flight = GaugeMetricFamily("llmux_in_flight", "Requests a worker has.", labels=["model"])
+        for record in world.records.values():
+            state.add_metric([record.id, record.state.value], 1)
+            queued.add_metric([record.id], world.queue.count(record.id))
+            flight.add_metric([record.id], len(record.in_flight))
+        yield from (build, state, queued, flight, *self._memory())
+
+    def _memory(self) -> Iterator[GaugeMetricFamily]:
+        world = self._context.engine.journal.scheduler.world
+        devices = {
+            "total": GaugeMetricFamily("llmux_device_total_bytes", "Memory llmux shares out.", labels=["device"]),
+            "free": GaugeMetricFamily("llmux_device_free_bytes", "Free at the last reading.", labels=["device"]),
+            "available": GaugeMetricFamily(
+                "llmux_device_available_bytes", "What a new lease may take.", labels=["device"]
+            ),
+            "outside": GaugeMetricFamily("llmux_device_outside_bytes", "Used by others.", labels=["device"]),
+        }
+        for device in world.ledger.device_ids():
+            totals = world.ledger.totals(DeviceId(device))
+            figures = (totals.total_mib, totals.free_mib, totals.available_mib, totals.outside_mib)
+            for family, mib in zip(devices.values(), figures, strict=True):
+                if mib is not None:
+                    family.add_metric([device], mib * MIB)
+        labels = ["model", "device"]
+        lease = GaugeMetricFamily("llmux_worker_lease_bytes", "Memory leased to a worker.", labels=labels)
+        measured = GaugeMetricFamily(
+            "llmux_worker_memory_bytes", "Memory a worker was measured to take.", labels=labels
+        )
+        for held in world.ledger.leases():
+            lease.add_metric([held.holder[0], held.device], held.mib * MIB)
+            if held.measured_mib is not None:
+                measured.add_metric([held.holder[0], held.device], held.measured_mib * MIB)
+        yield from (*devices.values(), lease, measured)

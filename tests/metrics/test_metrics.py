@@ -1,0 +1,154 @@
+"""`GET /metrics` of a real daemon, and the Grafana dashboard that is built on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import tiny
+from tests.daemon import REPOSITORY, fake, gguf, running, wait_until
+
+GRAFANA = REPOSITORY / "deploy" / "grafana"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    models = {
+        "tiny": gguf(),
+        "a": fake(vram_mib=3000),
+        "b": fake(vram_mib=3000),
+        "broken": fake("--exit-code", "3", "--log-text", "no such thing"),
+    }
+    limits = {"crash_limit": 1, "min_residency_s": 0}
+    virtual = {"Tiny": {"model": "tiny", "enable_thinking": False}}
+    config = {"models": models, "virtual_models": virtual, "limits": limits}
+    with running(tmp_path_factory.mktemp("metrics"), config) as daemon:
+        yield daemon
+
+
+def samples(daemon) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    answer = daemon.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def value(found, name: str, **labels: str) -> float | None:
+    return found.get((name, tuple(sorted(labels.items()))))
+
+
+class TestMetrics:
+    """Everything that happens is counted, under names and units that Prometheus expects."""
+
+    def test_requests_tokens_and_times(self, daemon):
+        before = value(samples(daemon), "llmux_requests_total", model="Tiny", status="200") or 0
+        assert daemon.chat("Tiny").json()["choices"][0]["message"]["content"] == tiny.ANSWER
+        with (
+            daemon.client() as client,
+            client.stream(
+                "POST",
+                "/v1/chat/completions",
+                json={
+                    "model": "Tiny",
+                    "stream": True,
+                    "stream_options": {"include_usage": True},
+                    "messages": [{"role": "user", "content": "Hello"}],
+                },
+            ) as stream,
+        ):
+            stream.read()
+        found = samples(daemon)
+        assert value(found, "llmux_requests_total", model="Tiny", status="200") == before + 2
+        assert value(found, "llmux_completion_tokens_total", model="Tiny") >= 2 * 6
+        assert value(found, "llmux_prompt_tokens_total", model="Tiny") > 0
+        for name in (
+            "llmux_queue_wait_seconds",
+            "gen_ai_server_request_duration_seconds",
+            "gen_ai_server_time_to_first_token_seconds",
+            "llmux_tokens_per_second",
+        ):
+            assert value(found, f"{name}_count", model="Tiny") >= 2, name
+        assert value(found, "gen_ai_server_time_per_output_token_seconds_count", model="Tiny") >= 1
+        assert value(found, "llmux_load_seconds_count", model="tiny") == 1
+        assert value(found, "llmux_decision_seconds_count") > 0
+
+    def test_names_that_clients_invent_make_no_series(self, daemon):
+        assert daemon.chat("no-such-model-1").status_code == 404
+        found = samples(daemon)
+        assert value(found, "llmux_requests_total", model="unknown", status="404") >= 1
+        assert "no-such-model-1" not in str(found)
+
+    def test_memory_of_devices_and_workers(self, daemon):
+        daemon.chat("Tiny")
+        found = wait_until(
+            lambda: value(s := samples(daemon), "llmux_worker_memory_bytes", model="tiny", device="host") and s
+        )
+        assert value(found, "llmux_device_total_bytes", device="host") == 4000 * 1024 * 1024
+        assert value(found, "llmux_worker_lease_bytes", model="tiny", device="host") > 1024 * 1024
+        assert value(found, "llmux_model_state", model="tiny", state="ready") == 1
+
+    def test_swaps_and_evictions(self, daemon):
+        for model in ("a", "b"):
+            assert daemon.chat(model).status_code == 200
+        found = samples(daemon)
+        assert value(found, "llmux_swaps_total", model="b") == 1
+        assert value(found, "llmux_evictions_total", model="a", reason="room") == 1
+
+    def test_crashes_by_class(self, daemon):
+        assert daemon.chat("broken").status_code == 503
+        found = samples(daemon)
+        crashes = {dict(labels)["class"] for (name, labels) in found if name == "llmux_crashes_total"}
+        assert crashes
+
+    def test_workers_own_metrics_bear_their_models_name(self, daemon):
+        daemon.chat("Tiny")
+        found = samples(daemon)
+        assert value(found, "llamacpp:prompt_tokens_total", model="tiny") > 0
+
+    def test_needs_the_scope_metrics(self, tmp_path):
+        keys = tmp_path / "keys.yaml"
+        keys.write_text(
+            "- {name: one, key: sk-llmux-inference-0123456789}\n"
+            "- {name: two, key: sk-llmux-metrics-0123456789, scopes: [metrics]}\n"
+        )
+        keys.chmod(0o600)
+        with running(tmp_path, {"models": {"a": fake()}, "server": {"api_keys": str(keys)}}) as daemon:
+            bearer = "Bearer sk-llmux-{}-0123456789"
+            assert daemon.get("/metrics").status_code == 401
+            assert daemon.get("/metrics", headers={"authorization": bearer.format("inference")}).status_code == 403
+            assert daemon.get("/metrics", headers={"authorization": bearer.format("metrics")}).status_code == 200
+
+
+class TestDashboard:
+    """Every metric the Grafana dashboard asks for exists, and every one of ours is on it."""
+
+    def test_is_what_its_program_writes(self):
+        spec = importlib.util.spec_from_file_location("grafana", GRAFANA / "generate.py")
+        program = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(program)
+        assert json.loads((GRAFANA / "llmux.json").read_text()) == program.dashboard()
+
+    def test_asks_for_what_is_there(self, daemon):
+        dashboard = json.loads((GRAFANA / "llmux.json").read_text())
+        queries = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+        asked = set(re.findall(r"\b(?:llmux|gen_ai)_\w+", queries))
+        families = {family.name: family for family in text_string_to_metric_families(daemon.get("/metrics").text)}
+        ours = {name: family for name, family in families.items() if name.startswith(("llmux_", "gen_ai_"))}
+        suffixed = {
+            name + suffix
+            for name, family in ours.items()
+            for suffix in {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}[
+                family.type
+            ]
+        }
+        assert asked <= suffixed
+        shown = {re.sub(r"_(bucket|total)$", "", name) for name in asked}
+        assert set(ours) - shown == {"llmux_build_info"}
