@@ -23,7 +23,7 @@ DECISIONS_PER_MODEL = 50
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One decision. `at` is on the core's clock; `seq` grows by one with each."""
+    """One decision. `at` is on the core's clock; `seq` is 1 for the first and grows by one."""
 
     seq: int
     at: float
@@ -76,7 +76,7 @@ class Journal:
         self._segments[-1].entries.append(Entry(now, event, tuple(effects)))
         for effect in effects:
             if type(effect) is Decided:
-                self._keep(Decision(self._seq, now, effect.kind, effect.model, effect.reason))
+                self._keep(Decision(self._seq + 1, now, effect.kind, effect.model, effect.reason))
         return effects
 
     def _keep(self, decision: Decision) -> None:

@@ -36,6 +36,10 @@ from supervisor.core.types import (
 
 Holder = tuple[ModelId, Generation]
 
+WRITE_OFF = 10
+"""Where nobody can tell whose memory is missing, it counts as somebody else's after this many times the quarantine's
+delay: our worker's tree is gone, and what is really free is measured."""
+
 TOLERANCE_MIB = 64
 TOLERANCE = 0.1
 """Memory counts as back when at most this much, or this part of it, is missing: contexts and caches come and go."""
@@ -95,7 +99,7 @@ class _Return:
     others: Mapping[Holder, int | None]
     warned: bool = False
 
-    def is_back(self, device: _Device, holder: Holder) -> bool:
+    def is_back(self, device: _Device, holder: Holder, write_off_s: float) -> bool:
         """Does the device's last sample, which must be newer than the exit, show the memory?"""
         if device.spec.returns_at_exit:
             return True
@@ -106,7 +110,7 @@ class _Return:
         if self.free_mib is None or free_mib >= self.free_mib + self.expected_mib - self._growth(others) - tolerance:
             return True
         if device.outside_mib is None:
-            return False
+            return device.taken_at - device.leases[holder].since >= write_off_s
         explained = sum(_most(lease) for lease in others) + device.outside_mib
         return device.spec.total_mib - free_mib <= explained + tolerance
 
@@ -264,7 +268,7 @@ class Ledger:
         device.returns.pop(holder, None)
         device.cached = None
         if device.quarantine.pop(holder, None) is not None and not device.quarantine:
-            message = f"{lease.device} takes models again: what {holder[0]} held is back"
+            message = f"{lease.device} takes models again: what {holder[0]} held is back, or others have it"
             self._alerts.append(Alert("device.lifted", message, lease.device, holder[0]))
         if not device.configured and not device.leases:
             del self._devices[lease.device]
@@ -299,8 +303,9 @@ class Ledger:
             if lease.seen_mib != lease.measured_mib:
                 self._put(replace(lease, seen_mib=lease.measured_mib))
         released: list[Holder] = []
+        write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, back in list(device.returns.items()):
-            if taken_at > device.leases[holder].since and back.is_back(device, holder):
+            if taken_at > device.leases[holder].since and back.is_back(device, holder, write_off_s):
                 self.release(holder)
                 released.append(holder)
         return released
@@ -364,6 +369,14 @@ class Ledger:
     def holds_any(self, model: ModelId) -> bool:
         """Has any worker of the model a lease?"""
         return any(holder[0] == model for holder in self._leases)
+
+    def in_motion(self, device: DeviceId) -> ModelId | None:
+        """A model whose load or end the device's figures don't show in full yet; None when they are what they are."""
+        books = self._devices[device]
+        for lease in books.leases.values():
+            if lease.phase in {Phase.STARTING, Phase.RETURNING} or books.taken_at <= lease.since:
+                return lease.holder[0]
+        return None
 
     def quarantined_by(self, holder: Holder) -> str | None:
         """Why the holder's device takes nothing new on its account; None when it does."""

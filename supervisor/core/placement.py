@@ -25,6 +25,7 @@ from supervisor.core.types import (
     Hold,
     ModelId,
     Option,
+    Plan,
     Refuse,
     RejectCode,
     Resident,
@@ -88,7 +89,7 @@ def _order(world: World) -> list[ModelId]:
 
 def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None:
     demand = _demand(world, record)
-    answer = plan(demand, _snapshot(world, turn, round_))
+    answer = _unless_in_motion(world, demand, plan(demand, _snapshot(world, turn, round_)))
     only_restore = record.restore and record.asked_at is None and world.queue.count(record.id) == 0
     if only_restore and not isinstance(answer, Admit):
         # Nothing goes, and nothing is drained, for a model that nobody asks for.
@@ -129,6 +130,17 @@ def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None
                 retry_after_s=REFUSED_RETRY_S,
             )
             world.want(record)
+
+
+def _unless_in_motion(world: World, demand: Demand, answer: Plan) -> Plan:
+    """A refusal is for good, so it waits until loads and ends under way show in the figures it is based on."""
+    if isinstance(answer, Refuse):
+        for option in demand.options:
+            model = world.ledger.in_motion(option.device)
+            if model is not None and option.need_mib <= world.ledger.view(option.device).usable_mib:
+                reason = f"{answer.reason}; waiting to see what {model} takes or gives back"
+                return Wait(None, option.need_mib, (), reason)
+    return answer
 
 
 def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:

@@ -35,13 +35,16 @@ from supervisor.core.types import (
     RequestArrived,
     RequestFinished,
     StartWorker,
+    State,
     StopWorker,
     Tick,
     TicketId,
     WorkerExited,
     WorkerReady,
     WorkerSample,
+    WorkerUnkillable,
 )
+from supervisor.core.world import Record
 
 Key = tuple[ModelId, Generation]
 GPU = DeviceId("gpu0")
@@ -61,7 +64,11 @@ def model(name: str, mib: int, kind: str = "llm", priority: int | None = None, *
 
 @dataclass
 class World:
-    """A simulated machine. `load_s`, `exit_s` and `return_s` may be changed at any time."""
+    """A simulated machine. `load_s`, `exit_s` and `return_s` may be changed at any time.
+
+    `gradual`: a worker takes its memory bit by bit while it loads. `blind`: readings tell neither what a worker takes nor
+    what others do. `stale`: devices that can't be read now.
+    """
 
     totals: dict[DeviceId, int] = field(default_factory=lambda: {GPU: 16384})
     margin: int = 512
@@ -71,13 +78,19 @@ class World:
     return_s: float = 0.1
     now: float = 1000.0
     outside: dict[DeviceId, int] = field(default_factory=dict)
+    gradual: bool = False
+    blind: bool = False
+    stale: set[DeviceId] = field(default_factory=set)
     crash_on_start: Callable[[ModelId], Crash | None] = lambda _model: None
 
     def __post_init__(self) -> None:
         self.journal = Journal(segment_events=200)
         self.using: dict[Key, tuple[DeviceId, int]] = {}  # memory really taken, also after the exit until it is back
         self.alive: dict[Key, DeviceId] = {}
+        self.leased: dict[Key, int] = {}  # what each living worker may take
+        self.loading: dict[Key, float] = {}  # since when
         self.stopping: set[Key] = set()
+        self.immortal: set[Key] = set()
         self.starts: list[ModelId] = []
         self.dispatched: dict[TicketId, Key] = {}
         self.rejected: dict[TicketId, Reject] = {}
@@ -115,12 +128,24 @@ class World:
         self.check()
 
     def sample(self) -> None:
+        self.post(self.reading())
+
+    def reading(self) -> MemorySampled:
+        for key, since in self.loading.items():
+            device, used = self.using[key]
+            part = min(1.0, (self.now - since) / self.load_s) if self.load_s else 1.0
+            self.using[key] = (device, max(used, int(self.leased[key] * part)))
         devices = []
         for device, total in self.totals.items():
-            used = sum(mib for where, mib in self.using.values() if where == device) + self.outside.get(device, 0)
-            devices.append(DeviceSample(device, max(0, total - used), outside_mib=self.outside.get(device, 0)))
-        workers = tuple(WorkerSample(*key, self.using.get(key, (device, 0))[1]) for key, device in self.alive.items())
-        self.post(MemorySampled(tuple(devices), workers, self.now))
+            outside = self.outside.get(device, 0)
+            used = sum(mib for where, mib in self.using.values() if where == device) + outside
+            known = None if self.blind else outside
+            devices.append(DeviceSample(device, max(0, total - used), device in self.stale, known))
+        workers = tuple(
+            WorkerSample(*key, None if self.blind else self.using.get(key, (device, 0))[1])
+            for key, device in self.alive.items()
+        )
+        return MemorySampled(tuple(devices), workers, self.now)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self.now + delay, next(self._seq), action))
@@ -156,7 +181,9 @@ class World:
                 assert all(alive != name for alive, _ in self.alive), f"two workers of {name}"
                 self.starts.append(name)
                 self.alive[key] = device
-                self.using[key] = (device, lease)
+                self.leased[key] = lease
+                self.using[key] = (device, 0 if self.gradual else lease)
+                self.loading[key] = self.now
                 crash = self.crash_on_start(name)
                 self.later(self.load_s, lambda: self._loaded(key, crash))
             case StopWorker(name, generation):
@@ -183,6 +210,9 @@ class World:
 
     def _loaded(self, key: Key, crash: Crash | None) -> None:
         if key in self.alive and key not in self.stopping:
+            device, used = self.using[key]
+            self.using[key] = (device, max(used, self.leased[key]))
+            self.loading.pop(key, None)
             if crash is not None:
                 self._exited(key, crash)
             else:
@@ -194,10 +224,19 @@ class World:
             self.later(0.0, lambda ticket=ticket: self.finish(ticket))  # type: ignore[misc]
         self._exited(key, crash)
 
+    def not_to_be_killed(self, key: Key) -> None:
+        self.immortal.add(key)
+        self.post(WorkerUnkillable(*key, "still there 5 s after SIGKILL"))
+
+    def dies_at_last(self, key: Key) -> None:
+        self.immortal.discard(key)
+        self._exited(key, None)
+
     def _exited(self, key: Key, crash: Crash | None) -> None:
-        if key not in self.alive:
+        if key not in self.alive or key in self.immortal:
             return
-        del self.alive[key]
+        del self.alive[key], self.leased[key]
+        self.loading.pop(key, None)
         self.stopping.discard(key)
         if self.returns_at_exit:
             self.using.pop(key)
@@ -213,15 +252,38 @@ class World:
         world.ledger.check()
         world.queue.check()
         for device, total in self.totals.items():
-            taken = sum(mib for where, mib in self.using.values() if where == device)
+            taken = sum(
+                max(mib, self.leased.get(key, 0)) for key, (where, mib) in self.using.items() if where == device
+            )
             assert taken + self.outside.get(device, 0) <= max(total, self.outside.get(device, 0)), "over-committed"
         queued = {ticket for ticket in self.open if ticket in world.queue}
         assert queued | set(self.dispatched) == set(self.open), "a waiter was lost"
         assert not queued & set(self.dispatched)
+        assert world.tickets == {ticket: r.id for r in world.records.values() for ticket in r.in_flight}
+        assert set(self.alive) == {r.holder for r in world.records.values() if r.has_worker and not r.exited}
+        assert len(world.timers) == len(world.armed) <= 20 * len(world.records) + 20, "timers pile up"
         for record in world.records.values():
-            assert (record.holder in self.alive) == (record.has_worker and record.holder in self.alive)
-            if record.in_flight:
-                assert record.state.value in {"ready", "draining", "stopping"}
+            self._check_record(record)
+
+    def _check_record(self, record: Record) -> None:
+        world = self.journal.scheduler.world
+        state, queued = record.state, world.queue.count(record.id)
+        if record.in_flight:
+            assert state in {State.READY, State.DRAINING, State.STOPPING}
+        if state is State.READY:
+            assert record.asked_at is None
+            assert not record.restore
+            assert not (record.answering and queued and not world.is_full(record)), "could be served"
+        if state is State.DRAINING:
+            assert record.in_flight, "nothing to drain"
+            assert record.stop_reason is not None or record.claimed_by is not None, "drained for nobody"
+        if state is State.BACKOFF:
+            assert any(model == record.id for _, model in world.timers), "a backoff without an end"
+        if state is State.FAILED or record.retired or record.stuck or world.shutting_down:
+            assert not queued, "waits for what can't come"
+        wanted = queued or record.asked_at is not None or record.restore
+        may = not (record.retired or record.stuck or world.shutting_down)
+        assert (record.id in world.wanted) == bool(state is State.STOPPED and wanted and may)
 
     def state(self, name: str) -> str:
         return self.journal.scheduler.world.records[ModelId(name)].state.value

@@ -1,57 +1,109 @@
-"""Random traffic, faults and operators against the scheduler; the simulated machine checks the laws after every event."""
+"""Random traffic, faults and operators against the scheduler; the simulated machine checks the laws after every event.
+
+Faults of all kinds: crashes, workers that can't be killed, memory that comes back late or never while anybody looks,
+readings that are stale, late or blind, workers that outgrow their leases, messages about workers long gone. And
+operators of all kinds, up to a shutdown in the middle of everything. At the end all faults pass, and the law of
+liveness must hold: everybody who stays gets an answer, not by running out of patience, and the machine comes to rest.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from supervisor.core.types import (
     Crash,
     CrashClass,
     DeviceId,
     Eviction,
+    Footprint,
+    FootprintSource,
+    Generation,
     Limits,
     LoadAsked,
+    MemorySampled,
     ModelId,
+    ModelSpec,
     PinAsked,
     Policy,
+    RejectCode,
+    RequestFinished,
     Respecified,
+    ShutdownAsked,
+    State,
+    TicketId,
     UnloadAsked,
+    WorkerExited,
     WorkerReady,
+    WorkerUnkillable,
     WorkerUnready,
 )
-from tests.core.simulation import GPU, World, model
+from tests.core.simulation import GPU, Key, World, model
 
-NAMES = ["asr", "tts", "small", "medium", "large"]
+NAMES = ["asr", "tts", "small", "medium", "large", "guess"]
+GPU1 = DeviceId("gpu1")
+PATIENCE_S = 1e6
 names = st.sampled_from(NAMES)
+RESTS = {State.STOPPED, State.READY, State.BACKOFF, State.FAILED}
 
 
-def models(changed: int) -> tuple:
+def models(changed: int) -> tuple[ModelSpec, ...]:
+    guess = model("guess", 3000, "embedding", definition=f"guess {changed % 2}")
     return (
         model("asr", 4000, "asr"),
-        model("tts", 2000, "tts", keep_alive_s=20.0),
-        model("small", 4000, target_inflight=2, definition=f"small {changed}"),
-        model("medium", 9000, preload=True),
+        model("tts", 2000, "tts", keep_alive_s=5.0 if changed % 3 else 20.0),
+        model("small", 4000, target_inflight=1 + changed % 3, definition=f"small {changed % 2}"),
+        model("medium", 9000, preload=True, devices=(GPU,) if changed % 4 else ()),
         model("large", 13000),
+        replace(guess, footprint=Footprint(3000, FootprintSource.COMPUTED)),
     )
 
 
 class Scheduling(RuleBasedStateMachine):
     @initialize(
-        return_s=st.sampled_from([0.0, 0.1, 1.5, 6.0]),
+        return_s=st.sampled_from([0.0, 0.1, 1.5, 6.0, 45.0]),
         at_exit=st.booleans(),
         two=st.booleans(),
         strict=st.booleans(),
-        limit=st.booleans(),
+        limit=st.sampled_from([{}, {"llm": 1}, {"llm": 2, "asr": 1}]),
+        gradual=st.booleans(),
+        blind=st.booleans(),
     )
-    def build(self, return_s: float, at_exit: bool, two: bool, strict: bool, limit: bool) -> None:
-        totals = {GPU: 16384} | ({DeviceId("gpu1"): 8192} if two else {})
-        self.world = World(totals=totals, returns_at_exit=at_exit, return_s=return_s)
-        self.policy = Policy(Eviction.STRICT if strict else Eviction.LAST_RESORT, {"llm": 1} if limit else {})
-        self.limits = Limits(queue_per_model=8, queue_total=20, queue_wait_s=300.0)
+    def build(
+        self,
+        return_s: float,
+        at_exit: bool,
+        two: bool,
+        strict: bool,
+        limit: dict[str, int],
+        gradual: bool,
+        blind: bool,
+    ) -> None:
+        totals = {GPU: 16384} | ({GPU1: 8192} if two else {})
+        self.world = World(
+            totals=totals, returns_at_exit=at_exit, return_s=return_s, gradual=gradual, blind=blind and not at_exit
+        )
+        self.policy = Policy(Eviction.STRICT if strict else Eviction.LAST_RESORT, limit)
+        self.limits = Limits(queue_per_model=8, queue_total=20, queue_wait_s=PATIENCE_S)
         self.changed = 0
-        self.world.configure(*models(0), limits=self.limits, policy=self.policy)
+        self.readings: list[MemorySampled] = []
+        self.shutting_down = False
+        # Without these, there is always a way to make room, so nobody is ever refused for want of memory.
+        self.may_refuse = strict
+        self.configure()
+
+    def configure(self, *without: str) -> None:
+        specs = [spec for spec in models(self.changed) if spec.id not in without]
+        self.world.configure(*specs, limits=self.limits, policy=self.policy)
+
+    def of(self, *states: State) -> list[Key]:
+        """The living workers of models in these states."""
+        return sorted(key for key in self.world.alive if self.world.state(key[0]) in states)
+
+    # --------------------------------------------------------------------------------------------------------- traffic
 
     @rule(name=names, priority=st.integers(0, 2))
     def arrive(self, name: str, priority: int) -> None:
@@ -66,11 +118,93 @@ class Scheduling(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.world.run(seconds)
 
-    @rule(data=st.data(), kind=st.sampled_from([CrashClass.UNKNOWN, CrashClass.OUT_OF_MEMORY, CrashClass.BAD_ARGUMENTS]))
+    @rule()
+    def nobody_finishes(self) -> None:
+        self.world.post(RequestFinished(TicketId("nobody")))
+
+    # ---------------------------------------------------------------------------------------------------------- faults
+
+    @rule(data=st.data(), kind=st.sampled_from(CrashClass))
     def crash(self, data: st.DataObject, kind: CrashClass) -> None:
-        running = sorted(name for name, generation in self.world.alive if (name, generation) not in self.world.stopping)
-        if running:
-            self.world.crash(data.draw(st.sampled_from(running)), Crash(kind, "crashed"))
+        alive = sorted(set(self.world.alive) - self.world.immortal)  # also those that are being stopped
+        if alive:
+            self.world.crash(data.draw(st.sampled_from(alive))[0], Crash(kind, "crashed"))
+
+    @rule(data=st.data())
+    def can_not_be_killed(self, data: st.DataObject) -> None:
+        if alive := sorted(set(self.world.alive) - self.world.immortal):
+            self.world.not_to_be_killed(data.draw(st.sampled_from(alive)))
+
+    @precondition(lambda self: self.world.immortal)
+    @rule()
+    def dies_at_last(self) -> None:
+        self.world.dies_at_last(min(self.world.immortal))
+
+    @rule(data=st.data())
+    def lose_and_find(self, data: st.DataObject) -> None:
+        if ready := self.of(State.READY):
+            key = data.draw(st.sampled_from(ready))
+            self.world.post(WorkerUnready(*key, "probe failed"))
+            self.world.later(1.0, lambda: self.world.post(WorkerReady(*key)))
+
+    @rule(name=names, back=st.integers(0, 3), which=st.integers(0, 3))
+    def late_word(self, name: str, back: int, which: int) -> None:
+        record = self.world.journal.scheduler.world.records.get(ModelId(name))
+        if record is None:
+            return
+        key = (record.id, Generation(record.generation - back))
+        if key not in self.world.alive:
+            crash = Crash(CrashClass.OUT_OF_MEMORY, "late")
+            words = (
+                WorkerReady(*key),
+                WorkerUnready(*key, "late"),
+                WorkerExited(*key, crash),
+                WorkerUnkillable(*key, "late"),
+            )
+            self.world.post(words[which])
+
+    # ---------------------------------------------------------------------------------------------------------- memory
+
+    @rule(mib=st.sampled_from([0, 2000, 6000]))
+    def outside(self, mib: int) -> None:
+        used = sum(held for device, held in self.world.using.values() if device == GPU)
+        if used + mib <= 16384 and not self.world.alive:  # outsiders do not take what a running load was promised
+            self.may_refuse = True
+            self.world.outside = {GPU: mib}
+            self.world.sample()
+
+    @rule(data=st.data(), mib=st.sampled_from([100, 1500]))
+    def outgrow(self, data: st.DataObject, mib: int) -> None:
+        """Seen at once, and only into memory that nobody was promised: what else happens then nobody could prevent."""
+        if not (ready := self.of(State.READY)):
+            return
+        key = data.draw(st.sampled_from(ready))
+        device, used = self.world.using[key]
+        taken = sum(
+            max(held, self.world.leased.get(other, 0))
+            for other, (where, held) in self.world.using.items()
+            if where == device
+        )
+        if taken + mib + self.world.outside.get(device, 0) <= self.world.totals[device]:
+            self.may_refuse = True
+            self.world.using[key] = (device, max(used, self.world.leased[key]) + mib)
+            self.world.sample()
+
+    @rule()
+    def reading_begins(self) -> None:
+        self.readings.append(self.world.reading())
+
+    @precondition(lambda self: self.readings)
+    @rule(data=st.data())
+    def reading_arrives(self, data: st.DataObject) -> None:
+        self.world.post(self.readings.pop(data.draw(st.integers(0, len(self.readings) - 1))))
+
+    @rule(which=st.sampled_from([{GPU}, {GPU1}, set()]))
+    def can_not_be_read(self, which: set[DeviceId]) -> None:
+        self.world.stale = which
+        self.world.sample()
+
+    # ------------------------------------------------------------------------------------------------------- operators
 
     @rule(name=names)
     def load(self, name: str) -> None:
@@ -82,6 +216,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(name=names, pin=st.booleans())
     def pin(self, name: str, pin: bool) -> None:
+        self.may_refuse = self.may_refuse or pin
         self.world.post(PinAsked(ModelId(name), pin))
 
     @rule(mib=st.sampled_from([3000, 5000]), load=st.booleans())
@@ -90,38 +225,61 @@ class Scheduling(RuleBasedStateMachine):
         if load:
             self.world.post(LoadAsked(ModelId("small")))
 
-    @rule(mib=st.sampled_from([0, 2000, 6000]))
-    def outside(self, mib: int) -> None:
-        used = sum(held for device, held in self.world.using.values() if device == GPU)
-        if used + mib <= 16384 and not self.world.alive:  # outsiders do not take what a running load was promised
-            self.world.outside = {GPU: mib}
-            self.world.sample()
+    @rule(changed=st.integers(0, 11))
+    def reload(self, changed: int) -> None:
+        self.changed = changed
+        self.configure()
 
-    @rule(data=st.data())
-    def lose_and_find(self, data: st.DataObject) -> None:
-        ready = [key for key in self.world.alive if self.world.state(key[0]) == "ready"]
-        if ready:
-            key = data.draw(st.sampled_from(ready))
-            self.world.post(WorkerUnready(*key, "probe failed"))
-            self.world.later(1.0, lambda: self.world.post(WorkerReady(*key)))
+    @rule(without=st.sets(names, max_size=3))
+    def reload_with_fewer(self, without: set[str]) -> None:
+        self.configure(*without)
 
-    @rule()
-    def reload(self) -> None:
-        self.changed += 1
-        self.world.configure(*models(self.changed % 2), limits=self.limits, policy=self.policy)
+    @rule(loads=st.integers(1, 3), drain_s=st.sampled_from([0.0, 30.0]), residency_s=st.sampled_from([0.0, 30.0]))
+    def other_limits(self, loads: int, drain_s: float, residency_s: float) -> None:
+        self.limits = replace(self.limits, loads_per_device=loads, drain_s=drain_s, min_residency_s=residency_s)
+        self.configure()
+
+    @rule(limit=st.sampled_from([{}, {"llm": 1}, {"tts": 1, "llm": 2}]))
+    def other_policy(self, limit: dict[str, int]) -> None:
+        self.policy = replace(self.policy, max_loaded=limit)
+        self.configure()
+
+    @precondition(lambda self: not self.shutting_down and self.world.now > 1100)
+    @rule(really=st.integers(0, 9))
+    def shut_down(self, really: int) -> None:
+        if really == 0:
+            self.shutting_down = True
+            self.world.post(ShutdownAsked())
+
+    # --------------------------------------------------------------------------------------------------------- the end
 
     def teardown(self) -> None:
-        """Whatever happened, everybody who stays gets an answer, and it all replays."""
         if not hasattr(self, "world"):
             return
+        world = self.world
+        world.stale = set()
+        world.crash_on_start = lambda _name: None
+        for key in list(world.immortal):
+            world.dies_at_last(key)
         for _ in range(60):
-            for ticket in list(self.world.dispatched):
-                self.world.finish(ticket)
-            self.world.run(10.0)
-            if not self.world.open:
+            for ticket in list(world.dispatched):
+                world.finish(ticket)
+            world.run(10.0)
+            if not world.open:
                 break
-        assert not self.world.open, "a request waits for ever"
-        assert self.world.journal.replay() is None
+        assert not world.open, "a request waits for ever"
+        world.run(100.0)
+        inner = world.journal.scheduler.world
+        assert {record.id: record.state for record in inner.records.values() if record.state not in RESTS} == {}
+        assert not inner.wanted, "a model is wanted for ever"
+        assert not world.journal.scheduler.is_impatient()
+        assert not any(record.retired for record in inner.records.values()), "a removed model is remembered for ever"
+        if self.shutting_down:
+            assert world.alive == {}
+        refused = {reject.code for reject in world.rejected.values()}
+        assert RejectCode.QUEUE_TIMEOUT not in refused
+        assert self.may_refuse or RejectCode.INSUFFICIENT_MEMORY not in refused, "refused what there was a way to place"
+        assert world.journal.replay() is None
 
 
 TestScheduling = Scheduling.TestCase
