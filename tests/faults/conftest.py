@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.faults.clients import Gpu
+from tests.faults.clients import SOAK, Gpu
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A soak takes as long as it takes."""
+    for item in items:
+        if SOAK and item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 @pytest.fixture

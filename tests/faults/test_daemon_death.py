@@ -47,7 +47,7 @@ def test_killed_at_random_points(daemon, measured):
     """kill -9 of the daemon while it loads and serves trees with setsid double forks: 0 live orphans within 2 s."""
     chance = random.Random(SEED)
     gone, back = [], []
-    for _ in range(times(4, 200)):
+    for _ in range(times(2, 200)):
         daemon.start()
         for name in TREES:
             Call(daemon, name)  # the answer is not waited for
