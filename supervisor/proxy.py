@@ -21,7 +21,7 @@ from supervisor.departure import ResponseBrokenError, Scope, Send
 from supervisor.envelope import error_event
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, UpstreamPool, UpstreamResponse
-from supervisor.worker_error import is_openai_error, worker_error
+from supervisor.worker_error import openai_error, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
@@ -170,8 +170,9 @@ async def _send_error(
     """Pass on an error answer in OpenAI's shape as it is, any other one put into that shape."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
-    if not is_openai_error(data):
-        data = worker_error(response.status, content_type, data).body
+    told = openai_error(response.status, data) or worker_error(response.status, content_type, data).body
+    if told is not data:
+        data = told
         replaced = (b"content-type", b"content-length", b"etag")
         headers = [item for item in headers if item[0] not in replaced]
         headers += ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)))

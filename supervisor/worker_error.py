@@ -40,11 +40,21 @@ class WorkerAnswerError(LlmuxError):
         return error_body(self)
 
 
-def is_openai_error(data: bytes) -> bool:
-    """It is `{"error": {"message": text, …}}`, so clients understand it as it is."""
+def openai_error(status: int, data: bytes) -> bytes | None:
+    """`data`, if it is `{"error": {"message": text, …}}`: as it is, or with what is missing or no text filled in.
+
+    llama.cpp leaves out `param` and repeats the status as `code`, but adds fields of its own, which are kept.
+    """
     document = _decode(data)
     error = document.get("error") if isinstance(document, dict) else None
-    return isinstance(error, dict) and isinstance(error.get("message"), str)
+    if not isinstance(document, dict) or not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return None
+    kind, code = _default(status)
+    defaults = {"type": kind, "param": None, "code": code}
+    filled = {key: value for key, value in defaults.items() if not _is_text_or_null(error.get(key, 0))}
+    if not filled:
+        return data
+    return msgspec.json.encode(document | {"error": error | filled})
 
 
 def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:
@@ -56,10 +66,7 @@ def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerE
         return WorkerAnswerError(
             502, "The worker did not answer with a stream.", kind="server_error", code="upstream_error"
         )
-    kind, code = _TYPES.get(
-        status,
-        ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error"),
-    )
+    kind, code = _default(status)
     param: str | None = None
     document = _decode(data)
     message = _message(document)
@@ -73,6 +80,16 @@ def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerE
     return WorkerAnswerError(
         status, message or f"The worker answered with status {status}.", kind=kind, code=code, param=param
     )
+
+
+def _default(status: int) -> tuple[str, str]:
+    """`type` and `code` of an error that doesn't tell them."""
+    common = ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error")
+    return _TYPES.get(status, common)
+
+
+def _is_text_or_null(value: object) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _decode(data: bytes) -> object:

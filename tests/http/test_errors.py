@@ -110,10 +110,25 @@ class TestBodies:
         assert "16384 bytes (limits.header_kib)" in envelope(told)["message"]
         assert site.get("/health", headers={"x-pad": "x" * 15_000}).status_code == 200
 
-    def test_an_error_of_the_worker_keeps_its_status(self, site):
+    def test_an_error_of_the_worker_keeps_its_status_and_words(self, site):
         told = site.chat("plain", fake={"status": 429})
         assert told.status_code == 429
-        assert told.json()["error"]["message"] == "as told"
+        error = envelope(told)
+        assert (error["message"], error["type"]) == ("as told", "server_error")
+
+    def test_llama_cpps_errors_are_completed(self, site):
+        told = site.post(CHAT, json={"model": "chat", "messages": "none"})
+        assert told.status_code in {400, 500}
+        error = envelope(told)
+        assert isinstance(error["code"], str)
+        assert error["param"] is None
+
+    def test_what_llama_cpp_adds_is_kept(self, site):
+        told = site.chat("chat", text="word " * 4000)
+        assert told.status_code == 400
+        error = envelope(told)
+        assert error["type"] == "exceed_context_size_error"
+        assert error["n_ctx"] < error["n_prompt_tokens"]
 
 
 class TestHeaders:

@@ -261,11 +261,24 @@ class TestErrorAnswers:
             assert (error["message"], error["type"], error["code"]) == expected
 
     async def test_untouched(self):
-        body = b'{ "error": {"message":"Loading model","type":"unavailable_error","code":503} }'
+        body = b'{ "error": {"message":"Loading model","type":"unavailable_error","param":null,"code":"loading"} }'
         wire = b"HTTP/1.1 503 X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         async with proxied(answering(wire)) as (front, _):
             status, _, data = split(await talk(front.port, post()))
             assert (status, data) == (503, body)
+
+    async def test_completed(self):
+        body = b'{"error":{"code":400,"message":"too long","type":"exceed_context_size_error","n_ctx":8},"more":1}'
+        wire = b"HTTP/1.1 400 X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        async with proxied(answering(wire)) as (front, _):
+            status, _, data = split(await talk(front.port, post()))
+            error = {
+                "message": "too long",
+                "type": "exceed_context_size_error",
+                "param": None,
+                "code": "invalid_request",
+            }
+            assert (status, json.loads(data)) == (400, {"error": error | {"n_ctx": 8}, "more": 1})
 
 
 class TestLeaving:
