@@ -31,7 +31,7 @@ PATIENCE_MS = 30000  # a loaded machine is slow, not wrong
 
 
 def media(kind: str, mib: int, take_mib: int) -> dict[str, object]:
-    cmd = [sys.executable, "-I", "-S", str(MEDIA_WORKER), "${port}", str(take_mib)]
+    cmd = [sys.executable, "-I", "-S", str(MEDIA_WORKER), "${port}", str(take_mib), "${model}"]
     return {"runtime": "command", "cmd": cmd, "type": kind, "vram_mib": mib}
 
 
@@ -54,6 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
             "tiny-chat": gguf(tiny.model(name="tiny-chat")),
             "qwen-small": fake("--take-mib", "60", vram_mib=110),
             "qwen-large": fake("--take-mib", "90", vram_mib=420),
+            "slow": fake("--chunk-delay", "0.5", "--chunks", "600", vram_mib=20),
             "whisper": media("asr", 70, 30),
             "kokoro": media("tts", 45, 20),
             "painter": media("image", 100, 40),

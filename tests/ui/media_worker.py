@@ -1,6 +1,6 @@
 """A worker that speaks, listens, paints and embeds, for the playground: stdlib only, every answer is fixed and real.
 
-Called with a port and the MiB of memory to take.
+Called with a port, the MiB of memory to take and its name.
 
 Speech is a second of a tone as WAV; a transcription tells the sample rate and length of the WAV it was given; an image is
 one PNG of a single colour; embeddings are counts of letters, so that equal texts are alike and others less.
@@ -93,4 +93,5 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     taken = bytearray(b"\1") * (int(sys.argv[2]) << 20)  # as a model would
+    print(sys.argv[3], "speaks", flush=True)
     http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()

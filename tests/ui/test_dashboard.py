@@ -99,6 +99,44 @@ class TestOperator:
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
 
+    def test_follows_a_log(self, empty, open_page):
+        empty.post("/v1/admin/models/kokoro/load")
+        page = open_page(empty, "models/kokoro/log")
+        log = page.get_by_role("log")
+        expect(log).to_contain_text("kokoro speaks")
+        empty.post("/v1/audio/speech", json={"model": "kokoro", "input": "Hello", "voice": "any"})
+        expect(log).to_contain_text("asked for /v1/audio/speech")
+
+    def test_cancels_a_request(self, empty, open_page):
+        page = open_page(empty, "playground/chat")
+        page.get_by_label("Model").select_option("slow")
+        page.get_by_label("Message").fill("Take your time")
+        page.keyboard.press("Enter")
+        expect(page.locator(".turn.assistant .prose")).to_contain_text("Hello")
+        other = open_page(empty)
+        expect(row(other, "slow")).to_contain_text("1 in flight")
+        other.get_by_role("button", name="Cancel request").click()
+        expect(other.get_by_role("list", name="In flight and queued").get_by_role("listitem")).to_have_count(0)
+        expect(page.locator(".turn.assistant .problem")).to_contain_text("cancelled")
+
+    def test_pins(self, empty, open_page):
+        page = open_page(empty)
+        button = row(page, "embedder").get_by_role("button", name="Pin embedder")
+        for pinned in [True, False]:
+            button.click()
+            expect(button).to_have_attribute("aria-pressed", str(pinned).lower())
+            assert empty.model("embedder")["pin"] is pinned
+
+    def test_loads_with_another_setting(self, empty, open_page):
+        page = open_page(empty, "models/tiny-chat/load")
+        page.get_by_label("n_ctx").fill("1024")
+        page.get_by_role("button", name="Load with these").click()
+        expect(page.get_by_role("dialog")).to_contain_text("ready")
+        assert empty.model("tiny-chat")["overrides"] == {"n_ctx": 1024}
+        assert "memory_used_mib:host" in empty.get("/v1/admin/history").json()["series"]
+        page.keyboard.press("Escape")
+        expect(page.locator(".chart canvas")).to_have_count(4)
+
     def test_uses_the_keyboard_alone(self, empty, open_page):
         page = open_page(empty)
         page.keyboard.press("?")
