@@ -22,6 +22,7 @@ import click
 from runtimes.base import Endpoint, ModelConfig
 from runtimes.registry import REGISTRY
 from supervisor.catalog.schema import json_schema
+from supervisor.cli.exits import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
 
@@ -169,7 +170,7 @@ def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
             yield from walk(child, (*path, name))
-    else:
+    elif not command.hidden:
         yield path, command
 
 
@@ -188,7 +189,8 @@ def about(path: tuple[str, ...], command: click.Command) -> str:
 def argument_name(argument: click.Argument) -> str:
     """How it is written in a call."""
     assert argument.name is not None
-    return argument.name.upper() if argument.required else f"[{argument.name.upper()}]"
+    name = argument.name.upper() if argument.required else f"[{argument.name.upper()}]"
+    return f"{name}..." if argument.nargs == -1 else name
 
 
 def option_value(option: click.Option) -> str:
@@ -198,6 +200,11 @@ def option_value(option: click.Option) -> str:
     if isinstance(option.type, click.Choice):
         return f" {', '.join(f'`{choice}`' for choice in option.type.choices)}"
     return f" *{option.type.name.removesuffix(' range')}*"
+
+
+def exit_codes() -> str:
+    """How commands end."""
+    return table(("Code", "Meaning"), [(str(int(code)), meaning) for code, meaning in MEANINGS.items()])
 
 
 # ----------------------------------------------------------------------------------------------------------- the rest
@@ -244,6 +251,7 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "every model": model_settings,
     **{f"model of {name}": partial(runtime_settings, name) for name in REGISTRY.names()},
     "commands": commands,
+    "exit codes": exit_codes,
     "transitions": transitions,
     "endpoints": endpoints,
     "runtimes": runtimes,

@@ -1,16 +1,45 @@
-"""Asking a running daemon, and showing what it says."""
+"""Asking a running daemon: plain blocking HTTP from the standard library, which is there at once.
+
+Never through a proxy: a daemon on this machine must not be asked through one, nor its key be shown to one.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from urllib.parse import quote
+import http.client
+import json
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, urlsplit
 
-import httpx
-
-from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
+from supervisor.cli.exits import UnreachableError
+from supervisor.errors import (
+    AuthenticationError,
+    ForbiddenError,
+    InvalidRequestError,
+    LlmuxError,
+    NotFoundError,
+)
 
 Json = dict[str, object]
+
+COMPLETION_S: Final = 0.3
+_ERRORS: Final[dict[int, type[LlmuxError]]] = {
+    400: InvalidRequestError,
+    401: AuthenticationError,
+    403: ForbiddenError,
+    404: NotFoundError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSent:
+    """One server-sent event."""
+
+    kind: str
+    id: str | None
+    data: str
 
 
 def quoted(name: str) -> str:
@@ -18,98 +47,142 @@ def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
-def get(url: str, key: str | None, path: str) -> Json:
-    """GET a JSON object. Raises LlmuxError with the daemon's own words."""
-    return _ask("GET", url, key, path, timeout_s=10.0)
+def get(url: str, key: str | None, path: str, *, timeout_s: float | None = 10.0) -> Json:
+    """GET a JSON object. Raises UnreachableError, or what the daemon says in its own words."""
+    return _json(url, _read(url, key, "GET", path, None, timeout_s))
 
 
-def post(url: str, key: str | None, path: str) -> Json:
+def post(url: str, key: str | None, path: str, body: Json | None = None) -> Json:
     """POST, and wait as long as it takes: loading is somebody's wish and may take minutes."""
-    return _ask("POST", url, key, path, timeout_s=None)
+    return _json(url, _read(url, key, "POST", path, body, None))
 
 
-def _ask(method: str, url: str, key: str | None, path: str, timeout_s: float | None) -> Json:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+def delete(url: str, key: str | None, path: str) -> Json:
+    """DELETE."""
+    return _json(url, _read(url, key, "DELETE", path, None, 10.0))
+
+
+def text(url: str, key: str | None, path: str) -> str:
+    """GET something that is no JSON."""
+    return _read(url, key, "GET", path, None, 10.0).decode("utf-8", "replace")
+
+
+def events(
+    url: str, key: str | None, path: str, *, method: str = "GET", body: Json | None = None
+) -> Generator[ServerSent, None, None]:
+    """Server-sent events as they come, until the daemon ends them. Closing the iterator hangs up."""
+    connection = _connect(url, None)
+    with closing(connection):
+        response = _ask(connection, url, key, method, path, body)
+        yield from _events(url, response)
+
+
+def names(url: str, key: str | None, *, public: bool) -> list[str]:
+    """Names of models, for completion: quickly, or none."""
+    path, field = ("/v1/models", "id") if public else ("/v1/admin/models", "name")
     try:
-        # A daemon on this machine must not be asked through a proxy, nor its key be shown to one.
-        with httpx.Client(base_url=url, timeout=timeout_s, trust_env=False) as client:
-            response = client.request(method, path, headers=headers)
-            answer = response.json()
-    except httpx.InvalidURL as error:
-        raise InvalidRequestError(f"{url} is no URL ({error}).") from error
-    except httpx.HTTPError as error:
-        raise UnavailableError(f"No daemon answers at {url} ({error}). Start one with: llmux serve") from error
-    except ValueError as error:
-        raise UnavailableError(f"What answers at {url} is not llmux.") from error
-    if not isinstance(answer, dict):
-        raise UnavailableError(f"What answers at {url} is not llmux.")
-    if response.is_error:
-        told = _object(answer.get("error"))
-        message = str(told.get("message", f"HTTP {response.status_code}"))
-        if response.status_code in {401, 403}:
-            message += " Pass a key with the scope admin: --key or $LLMUX_API_KEY (llmux keys new NAME --scope admin)."
-        detail = told.get("detail")
-        raise LlmuxError(message, detail=tuple(map(str, detail)) if isinstance(detail, list) else ())
-    return answer
+        answer = _json(url, _read(url, key, "GET", path, None, COMPLETION_S))
+    except LlmuxError:
+        return []
+    return [str(entry.get(field)) for entry in rows(answer)]
 
 
-def models_table(answer: Json) -> str:
-    """Models as a table."""
-    rows = [("MODEL", "STATE", "DEVICE", "LEASE", "MEASURED", "PID", "PORT", "FLIGHT", "QUEUED", "IDLE", "REASON")]
-    for model in _rows(answer):
-        memory, worker = _object(model["memory"]), _object(model["worker"])
-        rows.append(
-            (
-                str(model["name"]),
-                str(model["state"]),
-                _text(model["device"]),
-                _text(memory.get("lease_mib"), " MiB"),
-                _text(memory.get("measured_mib"), " MiB"),
-                _text(worker.get("pid")),
-                _text(worker.get("port")),
-                str(model["in_flight"]),
-                str(model["queued"]),
-                _seconds(model["idle_s"]),
-                str(model["reason"]),
-            )
-        )
-    return table(rows)
+def rows(answer: Json, field: str = "data") -> list[Json]:
+    """The list in an answer."""
+    found = answer.get(field)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
-def decisions_lines(answer: Json, *, with_model: bool) -> str:
-    """Decisions, a line each, oldest first."""
-    rows = []
-    for decision in _rows(answer):
-        at = decision["at"]
-        assert isinstance(at, float | int)
-        when = time.strftime("%H:%M:%S", time.localtime(at))
-        row = (when, str(decision["kind"]), str(decision["reason"]))
-        rows.append((row[0], _text(decision["model"]), *row[1:]) if with_model else row)
-    return table(rows) if rows else "Nothing was decided yet."
+def part(answer: Json, field: str) -> Json:
+    """The object in an answer; empty where there is none."""
+    found = answer.get(field)
+    return found if isinstance(found, dict) else {}
 
 
-def table(rows: Iterable[Sequence[str]]) -> str:
-    """Left-aligned columns."""
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+def error_of(told: Json, status: int) -> LlmuxError:
+    """The daemon's error, as ours."""
+    message = str(told.get("message", f"HTTP {status}"))
+    if status in {401, 403}:
+        message += " Pass a key with the scope admin: --key or $LLMUX_API_KEY (llmux keys add NAME --scope admin)."
+    detail = told.get("detail")
+    return _ERRORS.get(status, LlmuxError)(
+        message, detail=tuple(str(line) for line in detail) if isinstance(detail, list) else ()
     )
 
 
-def _rows(answer: Json) -> list[Json]:
-    data = answer.get("data")
-    assert isinstance(data, list)
-    return data
+def _connect(url: str, timeout_s: float | None) -> http.client.HTTPConnection:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidRequestError(f"{url} is no URL ({error}).") from error
+    if parts.scheme not in {"http", "https"} or not host:
+        raise InvalidRequestError(f"{url} is no URL of a daemon, such as http://127.0.0.1:8081.")
+    kind = http.client.HTTPConnection if parts.scheme == "http" else http.client.HTTPSConnection
+    return kind(host, port, timeout=timeout_s)
 
 
-def _object(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
+def _ask(
+    connection: http.client.HTTPConnection, url: str, key: str | None, method: str, path: str, body: Json | None
+) -> http.client.HTTPResponse:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    if body is not None:
+        headers["content-type"] = "application/json"
+    content = json.dumps(body).encode() if body is not None else None
+    try:
+        connection.request(method, urlsplit(url).path.rstrip("/") + path, content, headers)
+        response = connection.getresponse()
+        if response.status < 400:
+            return response
+        answer = _json(url, response.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(url, error) from error
+    except UnicodeError as error:  # in a key that is none, or in the host
+        raise InvalidRequestError(f"The address or the key has characters that can't be sent ({error}).") from error
+    raise error_of(part(answer, "error"), response.status)
 
 
-def _text(value: object, unit: str = "") -> str:
-    return "-" if value is None else f"{value}{unit}"
+def _read(url: str, key: str | None, method: str, path: str, body: Json | None, timeout_s: float | None) -> bytes:
+    connection = _connect(url, timeout_s)
+    with closing(connection):
+        response = _ask(connection, url, key, method, path, body)
+        try:
+            return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(url, error) from error
 
 
-def _seconds(value: object) -> str:
-    return f"{value:.0f} s" if isinstance(value, float | int) else "-"
+def _events(url: str, response: http.client.HTTPResponse) -> Generator[ServerSent, None, None]:
+    kind, identity, data = "message", None, list[str]()
+    try:
+        for raw in response:
+            line = raw.decode("utf-8", "replace").rstrip("\r\n")
+            field, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if not line:
+                if data:
+                    yield ServerSent(kind, identity, "\n".join(data))
+                kind, data = "message", []
+            elif field == "event":
+                kind = value
+            elif field == "id":
+                identity = value
+            elif field == "data":
+                data.append(value)
+    except (OSError, http.client.HTTPException) as error:
+        raise UnreachableError(f"The daemon at {url} hung up ({error or type(error).__name__}).") from error
+
+
+def _unreachable(url: str, error: Exception) -> UnreachableError:
+    why = str(error) or type(error).__name__
+    return UnreachableError(f"No daemon answers at {url} ({why}). Start one with: llmux serve")
+
+
+def _json(url: str, content: bytes) -> Json:
+    try:
+        answer = json.loads(content)
+    except ValueError as error:
+        raise UnreachableError(f"What answers at {url} is not llmux.") from error
+    if not isinstance(answer, dict):
+        raise UnreachableError(f"What answers at {url} is not llmux.")
+    return answer

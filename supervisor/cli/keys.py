@@ -1,23 +1,39 @@
-"""`llmux keys`: new entries for the file of API keys, whose secrets are shown once and kept nowhere."""
+"""`llmux keys`: the file of API keys. Secrets are shown once and kept nowhere; the file is replaced as a whole or not at all,
+readable for its owner only, and only by one that reads back as it should.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypedDict
+
+import yaml
 
 from supervisor.catalog import find_config, load
 from supervisor.catalog.assembly import KEYS_NAME
 from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key
+from supervisor.catalog.problems import nearest
 from supervisor.catalog.sections import config_dir
-from supervisor.errors import ConfigError, InvalidRequestError
+from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
 
 _ITEM = re.compile(r"^( *)- ", re.MULTILINE)
 
 Entry = Mapping[str, str | list[str]]
+
+
+class Listed(TypedDict):
+    """A key as it is shown."""
+
+    name: str
+    scopes: list[str]
+    expires: str | None
+    state: str
 
 
 def keys_file(config: Path | None) -> Path:
@@ -34,8 +50,7 @@ def keys_file(config: Path | None) -> Path:
 def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None) -> str:
     """Append a new key to the file, making it where there is none; returns the secret.
 
-    The file is replaced as a whole, readable for its owner only, and only by one that reads back as the old keys and the
-    new one. Raises InvalidRequestError when the name is taken, ConfigError for a file with mistakes.
+    Raises InvalidRequestError when the name is taken, ConfigError for a file with mistakes.
     """
     path = path.resolve()
     known = load_keys(path) if path.exists() else Keyring()
@@ -48,23 +63,68 @@ def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None) -> 
         raise InvalidRequestError(f"{path} has a key named {name!r} already; choose another name.")
     secret, entry = new_key(name, scopes, expires)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if not _replace(path, _with_entry(text, entry), [*names, name]):
+        raise InvalidRequestError(
+            f"{path} is laid out in a way that nothing can be appended to; add this by hand. The key: {secret}",
+            detail=tuple(_lines(entry, "")),
+        )
+    return secret
+
+
+def listing(path: Path) -> list[Listed]:
+    """Every key of the file, without what it opens doors with. Raises ConfigError for a file with mistakes."""
+    now = time.time()
+    return [
+        {
+            "name": key.name,
+            "scopes": sorted(key.scopes),
+            "expires": None if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat(),
+            "state": "expired" if key.expires is not None and key.expires <= now else "valid",
+        }
+        for key in (load_keys(path).keys if path.exists() else ())
+    ]
+
+
+def revoke(path: Path, name: str) -> tuple[list[str], bool]:
+    """Take a key out of the file; returns the names that are left, and whether the rest of the file is as it was.
+
+    Raises NotFoundError when there is no such key, ConfigError for a file with mistakes.
+    """
+    path = path.resolve()
+    names = [key.name for key in load_keys(path).keys] if path.exists() else []
+    if name not in names:
+        near = nearest(name, names)
+        raise NotFoundError(
+            f"{path} has no key named {name!r}" + (f"; did you mean {near!r}?" if near else ". See: llmux keys list")
+        )
+    left = [other for other in names if other != name]
+    text = path.read_text(encoding="utf-8")
+    index = names.index(name)
+    if _replace(path, _without_entry(text, index), left):
+        return left, True
+    root = yaml.safe_load(text)
+    del (root["keys"] if isinstance(root, dict) else root)[index]
+    written = _replace(path, yaml.safe_dump(root, sort_keys=False), left)
+    assert written
+    return left, False
+
+
+def _replace(path: Path, text: str, names: list[str]) -> bool:
+    """Put this text in the file's place, if it reads as exactly these keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(_with_entry(text, entry))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if _names(fresh) != [*names, name]:
-            raise InvalidRequestError(
-                f"{path} is laid out in a way that nothing can be appended to; add this by hand. The key: {secret}",
-                detail=tuple(_lines(entry, "")),
-            )
+        if _names(fresh) != names:
+            return False
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
-    return secret
+    return True
 
 
 def _is_no_time(text: str) -> bool:
@@ -87,6 +147,27 @@ def _with_entry(text: str, entry: Entry) -> str:
     lines = _lines(entry, item[1] if item is not None else "")
     before = text if not text or text.endswith("\n") else f"{text}\n"
     return before + "".join(f"{line}\n" for line in lines)
+
+
+def _without_entry(text: str, index: int) -> str:
+    """The text without the lines of one item; comments above and below it stay."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert root is not None
+    if isinstance(root, yaml.MappingNode):
+        root = next(value for key, value in root.value if key.value == "keys")
+    item = root.value[index]
+    lines = text.splitlines(keepends=True)
+    del lines[item.start_mark.line : _last_line(item) + 1]
+    return "".join(lines)
+
+
+def _last_line(node: yaml.Node) -> int:
+    """Where its content ends: a block's own end lies behind the comments that follow it."""
+    if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
+        line: int = node.end_mark.line
+        return line
+    last = node.value[-1]
+    return _last_line(last[1] if isinstance(last, tuple) else last)
 
 
 def _lines(entry: Entry, indent: str) -> list[str]:

@@ -1,0 +1,180 @@
+"""`llmux chat`: a conversation with a model, streamed to the terminal.
+
+What the model thinks is dimmed, or on stderr where the output goes to a file or a pipe: an answer there is the answer alone.
+Ctrl-C cuts an answer off, which stays in the conversation as far as it came; Ctrl-C or Ctrl-D at the prompt ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Final
+
+import click
+
+from supervisor.cli import client
+from supervisor.cli.client import Json
+from supervisor.cli.options import print_json
+from supervisor.errors import LlmuxError
+
+HELP: Final = (
+    "/system TEXT sets the system prompt, /reset forgets the conversation, /quit ends it; Ctrl-C cuts an answer off."
+)
+PATH: Final = "/v1/chat/completions"
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Conversation:
+    """What was said so far, and whom it is said to."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        model: str,
+        *,
+        system: str | None = None,
+        max_tokens: int | None = None,
+        thinking: bool = True,
+        colour: bool = False,
+    ) -> None:
+        self.model = model
+        self.system = system
+        self._url = url
+        self._key = key
+        self._max_tokens = max_tokens
+        self._thinking = thinking
+        self._colour = colour
+        self._turns: list[Json] = []
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        self._turns.clear()
+
+    def answer(self, text: str) -> None:
+        """Say it, and print the answer while it comes. Raises LlmuxError; then nothing was said."""
+        self._turns.append({"role": "user", "content": text})
+        answer = ""
+        screen = _Screen(thinking=self._thinking, colour=self._colour)
+        try:
+            with contextlib.closing(
+                client.events(self._url, self._key, PATH, method="POST", body=self._request(stream=True))
+            ) as events:
+                for event in events:
+                    if event.data == "[DONE]":
+                        break
+                    thought, said = _delta(json.loads(event.data))
+                    screen.show(thought, said)
+                    answer += said
+        except LlmuxError:
+            self._turns.pop()
+            raise
+        finally:
+            screen.end()
+            if answer:
+                self._turns.append({"role": "assistant", "content": answer})
+        if self._turns[-1]["role"] == "user":  # only thoughts, or nothing
+            self._turns.pop()
+
+    def answer_json(self, text: str) -> None:
+        """Say it, and print the daemon's whole answer."""
+        self._turns.append({"role": "user", "content": text})
+        print_json(client.post(self._url, self._key, PATH, self._request(stream=False)))
+
+    def _request(self, *, stream: bool) -> Json:
+        system: list[Json] = [{"role": "system", "content": self.system}] if self.system else []
+        request: Json = {"model": self.model, "messages": [*system, *self._turns], "stream": stream}
+        return request | ({"max_tokens": self._max_tokens} if self._max_tokens is not None else {})
+
+
+def talk(conversation: Conversation) -> None:
+    """Prompt and answer in turns until the person has enough."""
+    import readline  # noqa: F401, PLC0415  # gives `input` editing and a history; not wanted elsewhere
+
+    click.echo(f"{conversation.model}  {HELP}", err=True)
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+        if text in {"/quit", "/exit"}:
+            return
+        if text:
+            _turn(conversation, text)
+
+
+def _turn(conversation: Conversation, text: str) -> None:
+    command, _, rest = text.partition(" ")
+    match command:
+        case "/reset":
+            conversation.reset()
+            click.echo("Forgotten.", err=True)
+        case "/system":
+            conversation.system = rest.strip() or None
+            click.echo("The system prompt is set." if conversation.system else "There is no system prompt.", err=True)
+        case _ if command.startswith("/") and "/" not in command[1:]:
+            click.echo(HELP, err=True)
+        case _:
+            try:
+                conversation.answer(text)
+            except KeyboardInterrupt:
+                click.echo("(cut off)", err=True)
+            except LlmuxError as error:
+                click.echo(f"llmux: {error.message}", err=True)
+
+
+class _Screen:
+    """Prints thoughts and answer, each where and how it belongs."""
+
+    def __init__(self, *, thinking: bool, colour: bool) -> None:
+        self._thinking = thinking
+        self._colour = colour
+        self._thinks = self._wrote = False
+
+    def show(self, thought: str, said: str) -> None:
+        """The next piece."""
+        if thought and self._thinking:
+            if self._colour and not self._thinks:
+                self._write(DIM)
+            self._thinks = True
+            if self._colour or sys.stdout.isatty():
+                self._write(thought)
+            else:
+                sys.stderr.write(thought)
+                sys.stderr.flush()
+        if said:
+            self._end_thought()
+            self._write(said)
+            self._wrote = True
+
+    def end(self) -> None:
+        """After the last piece."""
+        self._end_thought()
+        if self._wrote:
+            self._write("\n")
+
+    def _end_thought(self) -> None:
+        if not self._thinks:
+            return
+        self._thinks = False
+        if self._colour:
+            self._write(PLAIN)
+        if sys.stdout.isatty():
+            self._write("\n")
+        else:
+            sys.stderr.write("\n")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _delta(chunk: Json) -> tuple[str, str]:
+    """What a chunk adds to thoughts and answer. Raises LlmuxError for an error in the stream."""
+    if "error" in chunk:
+        raise client.error_of(client.part(chunk, "error"), 500)
+    choices = client.rows(chunk, "choices")
+    delta = client.part(choices[0], "delta") if choices else {}
+    return str(delta.get("reasoning_content") or ""), str(delta.get("content") or "")

@@ -1,0 +1,110 @@
+"""`llmux keys`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from supervisor.cli.options import config_option, json_option, print_json
+
+
+@click.group()
+def keys() -> None:
+    """Make, show and revoke API keys."""
+
+
+def file_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--config` and `--file`: which file of keys."""
+    command = click.option(
+        "--file", "path", type=click.Path(path_type=Path), help="File of keys. Default: as configured."
+    )(command)
+    return config_option(command)
+
+
+@keys.command("add")
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(["inference", "admin", "metrics"]),
+    multiple=True,
+    default=("inference",),
+    show_default=True,
+    help="What it opens; may be given several times.",
+)
+@click.option(
+    "--expires", metavar="DATE", help="Until when, such as 2030-01-31 or 2030-01-31T12:00:00Z. Default: ever."
+)
+@file_options
+@json_option
+def keys_add(
+    name: str, scopes: tuple[str, ...], expires: str | None, config: Path | None, path: Path | None, as_json: bool
+) -> None:
+    """Make a key called NAME, add it to the file of keys, and print its secret, once."""
+    from supervisor.catalog.keys import Scope  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import keys as files  # noqa: PLC0415  # as above
+
+    path = path or files.keys_file(config)
+    wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
+    secret = files.add(path, name, wanted, expires)
+    click.echo(f"Added {name} to {path}. This is the only time its key is shown; restart llmux to use it.", err=True)
+    if as_json:
+        print_json({"name": name, "key": secret, "scopes": wanted, "expires": expires, "file": str(path)})
+    else:
+        click.echo(secret)
+
+
+_new = copy.copy(keys_add)  # what it was called first
+_new.name, _new.hidden = "new", True
+keys.add_command(_new)
+
+
+@keys.command("list")
+@file_options
+@json_option
+def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
+    """Show the keys' names, what they open and until when; never the keys."""
+    from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.show import table  # noqa: PLC0415  # as above
+
+    path = path or files.keys_file(config)
+    rows = files.listing(path)
+    if as_json:
+        print_json({"file": str(path), "data": rows})
+    elif rows:
+        head = ("NAME", "SCOPES", "EXPIRES", "STATE")
+        click.echo(
+            table(
+                [
+                    head,
+                    *((row["name"], ", ".join(row["scopes"]), row["expires"] or "never", row["state"]) for row in rows),
+                ]
+            )
+        )
+    else:
+        click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
+
+
+@keys.command("revoke")
+@click.argument("name")
+@file_options
+@json_option
+def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool) -> None:
+    """Take the key called NAME out of the file of keys."""
+    from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
+
+    path = path or files.keys_file(config)
+    left, kept_layout = files.revoke(path, name)
+    click.echo(f"Revoked {name} in {path}. Restart llmux so that it no longer opens anything.", err=True)
+    if not kept_layout:
+        click.echo("The file was written anew; its comments are lost.", err=True)
+    if not left:
+        click.echo("That was the last key: llmux now serves this machine only, without keys.", err=True)
+    if as_json:
+        print_json({"name": name, "file": str(path), "left": left})
+
+
+COMMANDS = (keys,)

@@ -1,0 +1,60 @@
+"""`llmux ps`, `load` and `unload`."""
+
+from __future__ import annotations
+
+import click
+
+from supervisor.cli.options import daemon_options, model_argument, print_json
+
+
+@click.command()
+@click.option("--wide", is_flag=True, help="All columns, nothing cut.")
+@daemon_options
+def ps(wide: bool, url: str, key: str | None, as_json: bool) -> None:
+    """Show every model: state, device, memory, requests, and the reason of the last change."""
+    from supervisor.cli import client, models  # noqa: PLC0415  # not for declaring
+
+    answer = client.get(url, key, "/v1/admin/models")
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(models.table_of(client.rows(answer), wide=wide))
+
+
+@click.command()
+@model_argument()
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Load it with this setting instead, until it is unloaded; may be given several times.",
+)
+@daemon_options
+def load(model: str, settings: tuple[str, ...], url: str, key: str | None, as_json: bool) -> None:
+    """Load MODEL and wait until it is ready. Also resets one that was given up."""
+    from supervisor.cli import models  # noqa: PLC0415  # not for declaring
+
+    answer = models.load(url, key, model, models.overrides(settings))
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(models.table_of([answer]))
+
+
+@click.command()
+@model_argument()
+@click.option("--force", is_flag=True, help="Cut running requests instead of letting them end.")
+@daemon_options
+def unload(model: str, force: bool, url: str, key: str | None, as_json: bool) -> None:
+    """Unload MODEL and wait until its memory is back."""
+    from supervisor.cli import models  # noqa: PLC0415  # not for declaring
+
+    answer = models.unload(url, key, model, force=force)
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(models.table_of([answer]))
+
+
+COMMANDS = (ps, load, unload)

@@ -1,0 +1,68 @@
+"""`llmux runtimes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from supervisor.cli.options import json_option, print_json
+
+
+@click.group()
+def runtimes() -> None:
+    """Install and remove the runtimes' own environments."""
+
+
+def runtimes_dir_option(command: Callable[..., None]) -> Callable[..., None]:
+    """`--runtimes-dir`, by default where the daemon looks."""
+    return click.option(
+        "--runtimes-dir", type=click.Path(path_type=Path), help="Where environments are kept. Default: as configured."
+    )(command)
+
+
+@runtimes.command("install")
+@click.argument("name")
+@runtimes_dir_option
+@json_option
+def runtimes_install(name: str, runtimes_dir: Path | None, as_json: bool) -> None:
+    """Build the environment of runtime NAME from its hash-pinned lock."""
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+
+    folder = environments.resolve(runtimes_dir)
+    environments.install_watched(name, folder, echo=lambda line: click.echo(line, err=as_json))
+    if as_json:
+        print_json(environments.row(name, folder))
+
+
+@runtimes.command("list")
+@json_option
+@runtimes_dir_option
+def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
+    """Show the runtimes and what is installed of them: size, versions, and whether it can be imported."""
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+
+    rows = environments.listing(environments.resolve(runtimes_dir))
+    if as_json:
+        print_json(rows)
+    else:
+        click.echo(environments.table_of(rows))
+
+
+@runtimes.command("remove")
+@click.argument("name")
+@runtimes_dir_option
+@json_option
+def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None:
+    """Remove the environment of runtime NAME."""
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+
+    existed = environments.remove(name, environments.resolve(runtimes_dir))
+    if as_json:
+        print_json({"name": name, "removed": existed})
+    else:
+        click.echo(f"{name}: removed" if existed else f"{name}: was not installed")
+
+
+COMMANDS = (runtimes,)

@@ -1,0 +1,65 @@
+"""`llmux service`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from supervisor.cli.options import config_option, json_option, print_json
+
+
+@click.group()
+def service() -> None:
+    """Run llmux as a systemd user service."""
+
+
+def _told(as_json: bool, do: Callable[[Callable[[str], None]], None]) -> None:
+    steps: list[str] = []
+    do(steps.append if as_json else click.echo)
+    if as_json:
+        print_json({"steps": steps})
+
+
+@service.command("install")
+@config_option
+@click.option("--linger", is_flag=True, help="Let it start at boot and outlive your logout.")
+@click.option("--no-start", is_flag=True, help="Only write and enable it.")
+@click.option("--socket", "address", metavar="HOST:PORT", help="Let systemd listen there and start llmux on demand.")
+@json_option
+def service_install(config: Path | None, linger: bool, no_start: bool, address: str | None, as_json: bool) -> None:
+    """Write the user unit, enable and start it, and say what was done."""
+    from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
+
+    host, _, port = (address or "").rpartition(":")
+    if address is not None and not (host and port.isdecimal()):
+        raise click.BadParameter(f"expected HOST:PORT, got {address!r}", param_hint="--socket")
+    listen = (host.strip("[]"), int(port)) if address is not None else None
+    _told(
+        as_json,
+        lambda echo: systemd.install(echo, config=config, linger=linger, start=not no_start, address=listen),
+    )
+
+
+@service.command("uninstall")
+@json_option
+def service_uninstall(as_json: bool) -> None:
+    """Stop and disable it, and remove the units."""
+    from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
+
+    _told(as_json, systemd.uninstall)
+
+
+@service.command("status")
+@json_option
+def service_status(as_json: bool) -> None:
+    """Show what systemd says of it."""
+    from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
+
+    facts = systemd.status(click.echo if not as_json else lambda _line: None)
+    if as_json:
+        print_json(facts)
+
+
+COMMANDS = (service,)

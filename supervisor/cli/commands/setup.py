@@ -1,0 +1,52 @@
+"""`llmux doctor` and `completion`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from supervisor.cli.exits import Exit
+from supervisor.cli.options import config_option, json_option, print_json
+
+PROGRAM = "llmux"
+SETUPS = {
+    "bash": 'eval "$(llmux completion bash)"    # into ~/.bashrc',
+    "zsh": 'eval "$(llmux completion zsh)"    # into ~/.zshrc',
+    "fish": "llmux completion fish > ~/.config/fish/completions/llmux.fish",
+}
+
+
+@click.command()
+@config_option
+@json_option
+def doctor(config: Path | None, as_json: bool) -> None:
+    """Check everything that llmux needs on this machine, and say how to mend what is wrong."""
+    from supervisor.cli import doctor as checks  # noqa: PLC0415  # not for declaring
+
+    found = checks.examine(config)
+    failed = any(check.status == "fail" for check in found)
+    if as_json:
+        print_json({"ok": not failed, "checks": [check.as_json() for check in found]})
+    else:
+        click.echo(checks.report(found))
+    if failed:
+        sys.exit(Exit.FAILED)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(SETUPS)))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what makes SHELL complete commands, options, and the names of models."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415  # not for declaring
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(ctx.find_root().command, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())
+    if sys.stdout.isatty():
+        click.echo(f"Use it: {SETUPS[shell]}", err=True)
+
+
+COMMANDS = (doctor, completion)

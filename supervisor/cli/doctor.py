@@ -1,0 +1,301 @@
+"""`llmux doctor`: everything llmux needs on this machine, looked at without changing or starting anything of it.
+
+Each check says ok, warn (it works, but not as it might) or fail (something won't work), and how to mend it. What can't be
+looked at because something before it failed is left out: the first thing to mend comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from runtimes.base import DeviceAssignment, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.registry import REGISTRY
+from supervisor.catalog import Catalog, find_config, load
+from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.sections import ServerConfig
+from supervisor.cli import client, service, show
+from supervisor.errors import ConfigError, LlmuxError
+from supervisor.io import venvs
+from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
+
+Status = Literal["ok", "warn", "fail"]
+
+MIB: Final = 1024 * 1024
+STATE_MIB: Final = (100, 1024)  # fails below the first, warns below the second
+RUNTIMES_MIB: Final = (500, 5 * 1024)
+FEW_PORTS: Final = 20
+DESCRIPTORS: Final = 4096
+DRIVER_REMEDY: Final = "install NVIDIA's driver and restart the machine; `nvidia-smi` must show the GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found. `fix`: what to do, where there is something."""
+
+    name: str
+    status: Status
+    message: str
+    fix: str | None = None
+
+    def as_json(self) -> dict[str, str | None]:
+        """For machines."""
+        return asdict(self)
+
+
+def examine(config: Path | None) -> list[Check]:
+    """Every check, in the order in which to mend things. Takes a few seconds where a GPU has to be woken."""
+    found, catalog = _configuration(config)
+    server = catalog.server if catalog is not None else ServerConfig()
+    found += _gpus(catalog)
+    if catalog is not None:
+        found += _models(catalog)
+    found += _runtimes(catalog, server.runtimes_dir)
+    found += _programs()
+    found += _ports(server)
+    found += _disk("state", server.state_dir, STATE_MIB)
+    found += _disk("runtimes' disk", server.runtimes_dir, RUNTIMES_MIB)
+    found += _descriptors()
+    found += _keys(server)
+    found += _service()
+    return found
+
+
+def report(checks: Sequence[Check]) -> str:
+    """For people."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{show.state(f'{check.status:4}')}  {check.name:{width}}  {check.message}")
+        if check.fix is not None:
+            lines.append(f"{'':4}  {'':{width}}  → {check.fix}")
+    failed = sum(check.status == "fail" for check in checks)
+    warned = sum(check.status == "warn" for check in checks)
+    return "\n".join(
+        [*lines, "", f"{failed} to mend, {warned} to think about." if failed or warned else "All is well."]
+    )
+
+
+def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
+    name = "configuration"
+    try:
+        path = find_config(config)
+        if path is None:
+            return [
+                Check(
+                    name,
+                    "warn",
+                    "there is none: llmux serve would serve the demo",
+                    "write one; config/llmux.example.yaml explains every key",
+                )
+            ], None
+    except ConfigError as error:
+        return [Check(name, "fail", problem) for problem in error.problems], None
+    problems: tuple[str, ...] = ()
+    try:
+        catalog = load(config)
+    except ConfigError as error:
+        problems = error.problems
+    else:
+        count = f"{len(catalog.models)} models, {len(catalog.listing())} public names"
+        return [Check(name, "ok", f"{path}: {count}")], catalog
+    checks = [Check(name, "fail", problem, f"edit {path}, then: llmux config check") for problem in problems]
+    with contextlib.suppress(ConfigError):  # what is wrong may be files only: the rest can be looked at still
+        return checks, load(config, check_files=False)
+    return checks, None
+
+
+def _gpus(catalog: Catalog | None) -> Iterator[Check]:
+    configured = catalog.devices if catalog is not None else "auto"
+    wanted = configured != "auto" and any(device.kind == "cuda" for device in configured)
+    if configured != "auto" and not wanted:
+        yield Check("gpu", "ok", "the configuration uses host memory only")
+        return
+    missing: Status = "fail" if wanted else "warn"
+    try:
+        session = NvmlSession()
+        gpus = session.find()
+    except NvmlUnavailableError as error:
+        so = "" if wanted else "; models run on the processor, in host memory"
+        yield Check("gpu", missing, f"no NVIDIA GPU can be used: {error}{so}", DRIVER_REMEDY)
+        return
+    if not gpus:
+        yield Check("gpu", missing, "the NVIDIA driver answers, but shows no GPU", DRIVER_REMEDY)
+    for gpu in gpus:
+        if gpu.unusable:
+            fix = "turn it off: nvidia-smi -mig 0" if "MIG" in gpu.unusable else DRIVER_REMEDY
+            yield Check("gpu", missing, f"gpu{gpu.index} {gpu.name} {gpu.unusable}", fix)
+        else:
+            yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {show.mib(gpu.total_mib)}, driver {session.driver}")
+
+
+def _models(catalog: Catalog) -> Iterator[Check]:
+    """Could each be started as it is configured?"""
+    launchable = 0
+    for model in catalog.models.values():
+        context = LaunchContext(
+            model=model.id,
+            host="127.0.0.1",
+            port=catalog.server.worker_port_first,
+            key="none",
+            device=DeviceAssignment("host", "host"),
+            runtimes_dir=catalog.server.runtimes_dir,
+        )
+        try:
+            model.adapter.launch(model.config, context)
+        except RuntimeNotInstalledError as error:
+            yield Check(f"model {model.id}", "fail", str(error).partition(" Remedy: ")[0], error.remedy)
+        except ModelUnusableError as error:
+            yield Check(f"model {model.id}", "fail", str(error), "mend the file or its entry in the configuration")
+        else:
+            launchable += 1
+    if launchable:
+        yield Check("models", "ok", f"{launchable} of {len(catalog.models)} can be started")
+
+
+def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
+    used = {model.config.runtime for model in catalog.models.values()} if catalog is not None else set()
+    for name in REGISTRY.names():
+        lock = REGISTRY.get(name).requirements
+        if lock is None:
+            continue
+        environment = venvs.installed(name, folder)
+        command = f"llmux runtimes install {name}"
+        if environment is None:
+            # Whether its models need it was looked at with them.
+            needed = " (its models say above whether they need it)" if name in used else ""
+            yield Check(f"runtime {name}", "ok", f"not installed{needed}; when you want it: {command}")
+        elif environment.lock_digest != venvs.digest(lock):
+            yield Check(f"runtime {name}", "warn", "is older than this llmux", command)
+        else:
+            yield Check(f"runtime {name}", "ok", f"installed: {', '.join(environment.packages)}")
+
+
+def _programs() -> Iterator[Check]:
+    for name, purpose in (("llama-server", "a llama.cpp of your own"), ("nvidia-smi", "NVIDIA's tools")):
+        path = shutil.which(name)
+        yield Check("program", "ok", f"{name}: {path or f'not on PATH; only needed for {purpose}'}")
+
+
+def _ports(server: ServerConfig) -> Iterator[Check]:
+    url = f"http://{'127.0.0.1' if server.host in {'0.0.0.0', '::'} else server.host}:{server.port}"
+    if server.port == 0 or _is_free(server.host, server.port):
+        yield Check("port", "ok", f"{server.host}:{server.port} is free")
+    elif _is_daemon(url):
+        yield Check("port", "ok", f"llmux is running at {url}")
+    else:
+        yield Check(
+            "port",
+            "fail",
+            f"{server.host}:{server.port} can't be used: taken by another program, or not an address of this machine",
+            f"end that program (ss -ltnp 'sport = :{server.port}'), or set server.port",
+        )
+    first, last = server.worker_port_first, server.worker_port_last
+    free = sum(_is_free("127.0.0.1", port) for port in range(first, last + 1))
+    yield Check(
+        "workers' ports",
+        "fail" if not free else "warn" if free < min(FEW_PORTS, last - first + 1) else "ok",
+        f"{free} of {last - first + 1} from {first} to {last} are free",
+        None
+        if free >= min(FEW_PORTS, last - first + 1)
+        else "set server.worker_port_first and server.worker_port_last",
+    )
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def _is_daemon(url: str) -> bool:
+    try:
+        return "models_loaded" in client.get(url, None, "/health", timeout_s=2.0)
+    except LlmuxError:
+        return False
+
+
+def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield Check(name, "fail", f"{folder}: {there} can't be written", f"make it yours: sudo chown $USER {there}")
+        return
+    free = shutil.disk_usage(there).free // MIB
+    least, good = amounts
+    yield Check(
+        name,
+        "fail" if free < least else "warn" if free < good else "ok",
+        f"{folder}: {show.mib(free)} free",
+        None if free >= good else f"make room on the disk of {there}",
+    )
+
+
+def _descriptors() -> Iterator[Check]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = hard == resource.RLIM_INFINITY or hard >= DESCRIPTORS
+    amount = "no limit" if hard == resource.RLIM_INFINITY else f"{hard}"
+    fix = None if enough else "raise it: LimitNOFILE= in the unit, or nofile in /etc/security/limits.conf"
+    yield Check("open files", "ok" if enough else "warn", f"{amount}; a request takes two", fix)
+
+
+def _keys(server: ServerConfig) -> Iterator[Check]:
+    path, keyring = server.api_keys, Keyring()
+    if path is not None:
+        try:
+            keyring = load_keys(path)
+        except ConfigError as error:
+            yield from (Check("keys", "fail", problem, f"edit {path}") for problem in error.problems)
+            return
+    if refused := refuse_exposed(server, keyring):
+        yield Check("keys", "fail", refused, "llmux keys add NAME")
+        return
+    for warning in keyring.warnings:
+        yield Check("keys", "warn", warning, f"chmod 600 {path}")
+    expired = [key.name for key in keyring.keys if key.expires is not None and key.expires <= time.time()]
+    if expired:
+        yield Check("keys", "warn", f"expired: {', '.join(expired)}", f"llmux keys revoke {expired[0]}")
+    if keyring and not any("admin" in key.scopes for key in keyring.keys):
+        yield Check("keys", "warn", "no key opens the admin API", "llmux keys add admin --scope admin")
+    if not keyring:
+        yield Check("keys", "ok", "none: llmux serves this machine only")
+    elif not keyring.warnings and not expired:
+        yield Check("keys", "ok", f"{path}: {len(keyring.keys)} keys")
+
+
+def _service() -> Iterator[Check]:
+    unit = service.folder() / service.UNIT
+    if not unit.exists():
+        yield Check("service", "ok", "not installed; when you want it: llmux service install")
+        return
+    yield Check("service", "ok", f"{unit}")
+    lingers = _lingers()
+    if lingers is None:
+        yield Check("linger", "warn", "systemd can't be asked whether it is on", "loginctl enable-linger")
+    elif lingers:
+        yield Check("linger", "ok", "on: llmux starts at boot and outlives your logout")
+    else:
+        yield Check("linger", "warn", "off: llmux ends when you log out", "llmux service install --linger")
+
+
+def _lingers() -> bool | None:
+    argv = ["loginctl", "show-user", getpass.getuser(), "--property=Linger", "--value"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() == "yes" if done.returncode == 0 else None

@@ -1,0 +1,59 @@
+"""Options that several commands share, and what the shell completes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import click
+
+DEFAULT_URL: Final = "http://127.0.0.1:8081"
+
+Command = Callable[..., None]
+
+
+def json_option(command: Command) -> Command:
+    """`--json`: for machines, on stdout."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def daemon_options(command: Command) -> Command:
+    """`--url`, `--key`, `--json` for commands that ask a running daemon."""
+    command = json_option(command)
+    command = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
+        command
+    )
+    return click.option(
+        "--url", envvar="LLMUX_URL", default=DEFAULT_URL, show_default=True, help="The daemon. [$LLMUX_URL]"
+    )(command)
+
+
+def config_option(command: Command) -> Command:
+    """`--config`, by default the file that `serve` would use."""
+    return click.option(
+        "--config", type=click.Path(path_type=Path), help="Configuration file. Default: the first of the usual places."
+    )(command)
+
+
+def model_argument(*, required: bool = True, public: bool = False) -> Callable[[Command], Command]:
+    """MODEL, completed with the daemon's names: those of the configuration, or those that clients use."""
+
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        from supervisor.cli import client  # noqa: PLC0415  # not for declaring
+
+        names = client.names(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"), public=public)
+        return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+    return click.argument("model", required=required, shell_complete=complete)
+
+
+def print_json(value: object) -> None:
+    """For machines."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: object) -> None:
+    """One of many, at once."""
+    click.echo(json.dumps(value, ensure_ascii=False))
