@@ -1,0 +1,119 @@
+"""Requests in flight: who is queued, who runs, and how an operator ends one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import httpx
+
+from tests.daemon import wait_until
+
+LONG = {"model": "one", "messages": [], "fake": {"chunks": 400}}
+
+
+class Client(threading.Thread):
+    """One chat request in a thread; what became of it."""
+
+    def __init__(self, site, request_id: str, **fields: Any) -> None:
+        super().__init__(daemon=True)
+        self.site, self.request_id, self.fields = site, request_id, fields
+        self.status: int | None = None
+        self.text = ""
+        self.broken = False
+        self.start()
+
+    def run(self) -> None:
+        body = LONG | self.fields
+        try:
+            with (
+                self.site.client(headers={"x-request-id": self.request_id}) as client,
+                client.stream("POST", "/v1/chat/completions", json=body) as response,
+            ):
+                self.status = response.status_code
+                for piece in response.iter_text():
+                    self.text += piece
+        except httpx.RemoteProtocolError:
+            self.broken = True
+
+
+def listed(site, request_id: str) -> dict | None:
+    data = site.get("/v1/admin/requests").json()["data"]
+    return next((entry for entry in data if entry["request_id"] == request_id), None)
+
+
+def cancel(site, entry: dict) -> httpx.Response:
+    return httpx.delete(f"{site.url}/v1/admin/requests/{entry['id']}", trust_env=False)
+
+
+class TestList:
+    """Running and queued requests are there, with age and progress, and no others."""
+
+    def test_shows_a_running_and_a_queued_one(self, site):
+        site.post("/v1/admin/models/one/load")
+        running = Client(site, "runs", stream=True)
+        wait_until(lambda: running.text, what="the first streams")
+        queued = Client(site, "waits", stream=False)
+        entry = wait_until(lambda: listed(site, "waits"), what="the second is listed")
+        assert ("queued", "one", "/v1/chat/completions", False, None, 0) == tuple(
+            entry[key] for key in ("state", "model", "path", "stream", "key", "bytes")
+        )
+        entry = listed(site, "runs")
+        assert ("running", True) == (entry["state"], entry["stream"])
+        assert entry["bytes"] > 0
+        assert entry["age_s"] >= 0
+        assert site.model("one")["queued"] == 1
+        cancel(site, listed(site, "waits"))
+        cancel(site, entry)
+        queued.join(10)
+        running.join(10)
+        assert [] == [e for e in site.get("/v1/admin/requests").json()["data"] if e["model"] == "one"]
+
+
+class TestCancel:
+    """A cancelled request ends at once, its client is told, and its worker is free again."""
+
+    def test_a_running_stream_is_told_in_band_and_cut(self, site):
+        site.post("/v1/admin/models/one/load")
+        client = Client(site, "stream", stream=True)
+        wait_until(lambda: client.text, what="it streams")
+        told = cancel(site, listed(site, "stream"))
+        assert (200, True) == (told.status_code, told.json()["cancelled"])
+        client.join(10)
+        last = client.text.strip().split("\n\n")[-1]
+        assert "request_cancelled" == json.loads(last.removeprefix("data: "))["error"]["code"]
+        assert "[DONE]" not in client.text
+        assert client.broken, "it never looks like a clean end"
+        wait_until(lambda: site.model("one")["in_flight"] == 0, 5, "the worker is free")
+        assert 200 == site.chat("one").status_code
+
+    def test_a_queued_request_gets_an_error(self, site):
+        site.post("/v1/admin/models/one/load")
+        first = Client(site, "first", stream=True)
+        wait_until(lambda: first.text, what="the first streams")
+        second = Client(site, "second", stream=False)
+        entry = wait_until(lambda: listed(site, "second"), what="the second is queued")
+        assert "queued" == entry["state"]
+        cancel(site, entry)
+        second.join(10)
+        assert 410 == second.status
+        assert "request_cancelled" == json.loads(second.text)["error"]["code"]
+        assert listed(site, "first") is not None, "nobody else is touched"
+        cancel(site, listed(site, "first"))
+        first.join(10)
+
+    def test_a_request_that_waits_for_its_answer_gets_an_error(self, site):
+        site.post("/v1/admin/models/one/load")
+        client = Client(site, "silent", stream=False, fake={"delay": 20})
+        wait_until(lambda: (e := listed(site, "silent")) and e["state"] == "running", what="it runs")
+        cancel(site, listed(site, "silent"))
+        client.join(10)
+        assert 410 == client.status
+        line = wait_until(
+            lambda: [e for e in site.events("request.finished") if e["request_id"] == "silent"], what="its log line"
+        )[0]
+        assert (410, "request_cancelled") == (line["status"], line["error"])
+
+    def test_one_that_is_not_there(self, site):
+        assert 404 == cancel(site, {"id": "0"}).status_code
