@@ -61,7 +61,7 @@ class TestOperator:
         expect(bar).to_have_attribute("aria-label", re.compile(r"leased to 1 workers"))
 
         page.get_by_role("link", name="Playground").click()
-        page.get_by_label("Model").select_option("assistant")
+        page.get_by_role("combobox", name="Model").select_option("assistant")
         page.get_by_label("Message").fill("Hello")
         page.keyboard.press("Enter")
         expect(page.locator(".turn.assistant .prose")).to_have_text("Hello from a tiny model")
@@ -76,7 +76,7 @@ class TestOperator:
         expect(segment(page, "tiny-chat")).to_have_count(0)
 
         page.get_by_role("navigation").get_by_role("link", name="Decisions").click()
-        page.get_by_label("Model").select_option("tiny-chat")
+        page.get_by_role("combobox", name="Model").select_option("tiny-chat")
         reason = empty.decisions("tiny-chat")[-1]["reason"]
         expect(page.locator(".decisions")).to_contain_text(reason)
 
@@ -109,7 +109,7 @@ class TestOperator:
 
     def test_cancels_a_request(self, empty, open_page):
         page = open_page(empty, "playground/chat")
-        page.get_by_label("Model").select_option("slow")
+        page.get_by_role("combobox", name="Model").select_option("slow")
         page.get_by_label("Message").fill("Take your time")
         page.keyboard.press("Enter")
         expect(page.locator(".turn.assistant .prose")).to_contain_text("Hello")
@@ -181,7 +181,7 @@ class TestOperator:
 class TestPlayground:
     def test_sends_pasted_pictures(self, empty, open_page):
         page = open_page(empty, "playground/chat")
-        page.get_by_label("Model").select_option("qwen-small")
+        page.get_by_role("combobox", name="Model").select_option("qwen-small")
         picture = {"name": "one.png", "mimeType": "image/png", "buffer": PIXEL}
         page.locator("input[type=file]").set_input_files([picture])
         page.get_by_role("button", name="Remove this image").wait_for()
@@ -302,14 +302,19 @@ class TestPictures:
     """Pictures for the README; and that both themes and a phone show everything there is."""
 
     def test_of_a_busy_day(self, empty, open_page, screenshot):
-        for name in ["qwen-small", "whisper", "kokoro", "painter", "tiny-chat"]:
+        for name in ["qwen-large", "qwen-small", "whisper", "kokoro", "painter", "tiny-chat"]:
             assert empty.post(f"/v1/admin/models/{name}/load").status_code == 200
         for _ in range(3):
             empty.chat("assistant")
-        for theme, name in [("light", "light"), ("dark", "dark")]:
-            page = open_page(empty, theme=theme, height=1000)
-            expect(page.locator(".segment[data-model]")).to_have_count(5)
+        chat = open_page(empty, "playground/chat")
+        chat.get_by_role("combobox", name="Model").select_option("slow")
+        chat.get_by_label("Message").fill("Take your time")
+        chat.keyboard.press("Enter")
+        for name in ["light", "dark"]:
+            page = open_page(empty, theme=name, height=1180)
+            expect(page.locator(".segment[data-model]")).to_have_count(6)
+            expect(row(page, "slow")).to_contain_text("1 in flight")
             screenshot(page, name)
         phone = open_page(empty, width=360, height=740)
-        expect(phone.locator(".legend li a")).to_have_count(5)
+        expect(phone.locator(".legend li a")).to_have_count(6)
         screenshot(phone, "phone")

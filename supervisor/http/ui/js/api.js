@@ -83,7 +83,9 @@ export async function* events(response) {
   let event = { type: "message", data: [], id: null };
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch((error) => {
+        throw error.name === "AbortError" ? error : new ApiError("The connection broke off.", 0, "broken_off");
+      });
       if (done) return;
       const lines = (rest + value).split(/\r\n|\n/);
       rest = lines.pop();
