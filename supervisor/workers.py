@@ -95,13 +95,16 @@ class Workers:
 
     @property
     def models(self) -> Mapping[ModelId, CatalogModel]:
-        """The catalog's. Setting them drops all overrides: what they changed may not be there any more."""
+        """The catalog's. Setting them drops the overrides of models that are configured otherwise now."""
         return self._models
 
     @models.setter
     def models(self, models: Mapping[ModelId, CatalogModel]) -> None:
+        same = (
+            model for model in models if model in self._models and models[model].config == self._models[model].config
+        )
+        self._overrides = {model: self._overrides[model] for model in same if model in self._overrides}
         self._models = models
-        self._overrides.clear()
 
     def override(self, model: ModelId, override: Override | None) -> None:
         """Start the model with other settings from now on; None: as in the catalog again. The core must hear of it too."""

@@ -1,12 +1,13 @@
 """What to serve: the configuration, read strictly and turned into a frozen `Catalog`."""
 
 from supervisor.catalog.catalog import Catalog, CatalogModel, Listing, Route, VirtualModel, check_devices
-from supervisor.catalog.loader import find_config, load
+from supervisor.catalog.loader import Configuration, find_config, load
 from supervisor.catalog.rewrite import Rewrite, model_of
 
 __all__ = [
     "Catalog",
     "CatalogModel",
+    "Configuration",
     "Listing",
     "Rewrite",
     "Route",

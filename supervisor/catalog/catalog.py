@@ -23,7 +23,7 @@ from runtimes.registry import AnyAdapter
 from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
+from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
 from supervisor.core.footprint import choose
 from supervisor.core.types import (
     DEFAULT_PRIORITY,
@@ -112,7 +112,7 @@ class VirtualModel:
     name: str
     model: CatalogModel
     rewrite: Rewrite
-    description: str | None = None
+    config: VirtualModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Catalog:
 
     @cached_property
     def _listing(self) -> tuple[Listing, ...]:
-        listed = [Listing(name, virtual.model, virtual.description) for name, virtual in self.virtual.items()]
+        listed = [Listing(name, virtual.model, virtual.config.description) for name, virtual in self.virtual.items()]
         behind_virtual = {virtual.model.id for virtual in self.virtual.values()}
         for model in self.models.values():
             public = model.id not in behind_virtual if model.config.public is None else model.config.public

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtimes.registry import REGISTRY, Registry
-from supervisor.catalog.assembly import SECTIONS, Assembly, fail
+from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, fail
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, grow, merge, read
 from supervisor.catalog.sections import config_dir
@@ -62,6 +63,23 @@ def load(
     base = base.absolute()
     root, problems = _merged(_layers(base, local or _path_variable("LLMUX_LOCAL_CONFIG"), flags or {}), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A base file with all that goes over it, to be read again and again."""
+
+    base: Path  # absolute
+    flags: Mapping[str, object] = field(default_factory=dict)
+
+    def read(self) -> Catalog:
+        """What `load` makes of it now. Blocks on files. Raises ConfigError with every problem."""
+        return load(self.base, flags=self.flags)
+
+    def files(self, catalog: Catalog) -> tuple[Path, ...]:
+        """The files whose text decides what `catalog` is and who may use it, whether they are there or not."""
+        local = _path_variable("LLMUX_LOCAL_CONFIG") or self.base.with_name(LOCAL_NAME)
+        return (self.base, local, catalog.server.api_keys or self.base.with_name(KEYS_NAME))
 
 
 def _path_variable(name: str) -> Path | None:

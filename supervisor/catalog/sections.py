@@ -92,6 +92,11 @@ class ServerConfig(Section):
         description="File of API keys. Default: api_keys.yaml beside this file, where there is one.",
         examples=["~/.config/llmux/api_keys.yaml"],
     )
+    watch: bool = Field(
+        default=False,
+        description="Reload by itself when this file, local.yaml or the file of API keys changes.",
+        examples=[True],
+    )
 
     @model_validator(mode="after")
     def _ports_in_order(self) -> Self:

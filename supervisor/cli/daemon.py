@@ -19,7 +19,7 @@ from typing import Literal
 import structlog
 import uvicorn
 
-from supervisor.catalog import Catalog, check_devices
+from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import DeviceConfig, ServerConfig
@@ -30,6 +30,7 @@ from supervisor.http.app import Application
 from supervisor.http.context import Context
 from supervisor.http.gate import Gate
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.http.reload import Reloader
 from supervisor.io import notify
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
 from supervisor.io.ports import PortRange
@@ -56,8 +57,8 @@ class CannotListenError(LlmuxError):
     code = "cannot_listen"
 
 
-def run(catalog: Catalog, *, on_listening: OnListening) -> None:
-    """Serve `catalog` until a signal ends it. `on_listening` gets the URL and how many keys there are.
+def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening) -> None:
+    """Serve `catalog`, as it was read from `configuration`, until a signal ends it. `on_listening` gets the URL and how many keys there are.
 
     Raises LlmuxError for what keeps it from starting.
     """
@@ -77,10 +78,13 @@ def run(catalog: Catalog, *, on_listening: OnListening) -> None:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
-            uvloop.run(_serve(catalog, keyring, lock.instance_id, listener, on_listening, orphans=len(orphans)))
+            uvloop.run(
+                _serve(configuration, catalog, keyring, lock.instance_id, listener, on_listening, orphans=len(orphans))
+            )
 
 
 async def _serve(
+    configuration: Configuration,
     catalog: Catalog,
     keyring: Keyring,
     instance: str,
@@ -97,12 +101,13 @@ async def _serve(
     prober = Prober()
     try:
         engine, context = await _assemble(catalog, keyring, instance, opened, store, prober)
-        application = Application(context)
+        reloader = Reloader(context, configuration, keyring)
+        application = Application(context, reloader)
         application.metrics.orphans(orphans)
         url = _url(*listener.getsockname()[:2])
         on_listening(url, len(keyring.keys))
         log.info("daemon.listening", url=url, keys=len(keyring.keys))
-        await _until_stopped(engine, application, listener, catalog)
+        await _until_stopped(engine, application, reloader, listener, catalog)
     finally:
         await prober.close()
         await store.close()
@@ -142,14 +147,15 @@ async def _assemble(
     )
     workers = Workers(surroundings, catalog.models, catalog.limits)
     engine = Engine(workers, opened.sampler, store, device_keys=keys)
-    gate = Gate(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
+    gate = Gate.of(keyring, server)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
     return engine, Context(engine, workers, opened.sampler, catalog, gate, learned=learned)
 
 
-async def _until_stopped(engine: Engine, application: Application, listener: socket.socket, catalog: Catalog) -> None:
-    GuardedProtocol.head_s = catalog.limits.header_s
-    GuardedProtocol.head_limit = catalog.limits.header_kib * 1024
+async def _until_stopped(
+    engine: Engine, application: Application, reloader: Reloader, listener: socket.socket, catalog: Catalog
+) -> None:
+    GuardedProtocol.configure(catalog.limits)
     config = uvicorn.Config(
         application,
         http=GuardedProtocol,
@@ -169,10 +175,11 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stopping, engine)
+    loop.add_signal_handler(signal.SIGHUP, reloader.begin, "SIGHUP")
     engine.start()
     _settle_garbage_collector()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watchdog = asyncio.create_task(_feed_watchdog())
+    background = [asyncio.create_task(_feed_watchdog()), asyncio.create_task(reloader.watch())]
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("daemon.stopping")
@@ -181,7 +188,8 @@ async def _until_stopped(engine: Engine, application: Application, listener: soc
     application.close()
     server.should_exit = True
     await serving
-    watchdog.cancel()
+    for task in background:
+        task.cancel()
     log.info("daemon.stopped")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.catalog import Catalog, find_config, load
+from supervisor.catalog import Catalog, Configuration, find_config
 from supervisor.catalog.sections import state_dir
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure
@@ -31,14 +31,17 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool) -> No
         folder = Path(str(named)) if named is not None else state_dir() / "demo"
         flags = {**flags, "server.state_dir": str(folder)}
         config = write_demo(folder)
-    catalog = load(config, flags=flags, check_files=True)
+    base = find_config(config)
+    assert base is not None
+    configuration = Configuration(base.absolute(), flags)
+    catalog = configuration.read()
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:")
         install(DEMO_RUNTIME, catalog.server.runtimes_dir, echo=lambda line: click.echo(f"  {line}"))
     configure(catalog.server.log_level, catalog.server.log_format)
     from supervisor.cli.daemon import run  # noqa: PLC0415  # after the progress above: it costs most of the start
 
-    run(catalog, on_listening=lambda url, keys: click.echo(welcome(catalog, url, keys)))
+    run(configuration, catalog, on_listening=lambda url, keys: click.echo(welcome(catalog, url, keys)))
 
 
 def command() -> str:

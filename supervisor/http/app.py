@@ -13,11 +13,11 @@ from starlette.routing import Router
 from supervisor.departure import ExchangeOverError, Message, Receive, Scope, Send
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, llamacpp, openai, ui, watch
+from supervisor.http import admin, llamacpp, openai, reload, ui, watch
 from supervisor.http.context import Context
 from supervisor.http.feed import Feed
-from supervisor.http.inference import Inference
 from supervisor.http.metrics import Metrics
+from supervisor.http.reload import Reloader
 from supervisor.http.request_id import request_id_of
 from supervisor.http.requests import Call
 from supervisor.io.upstream import Headers
@@ -27,9 +27,8 @@ from supervisor.proxy import processing_ms
 class Application:
     """The daemon's ASGI application."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, reloader: Reloader) -> None:
         self._context = context
-        self._inference = Inference(context.engine, context.catalog, context.requests)
         self.metrics = Metrics(context)
         feed = Feed(context)
         self._router = Router(
@@ -38,6 +37,7 @@ class Application:
                 *openai.routes(context),
                 *watch.routes(context, feed),
                 *admin.routes(context),
+                *reload.routes(reloader),
                 *llamacpp.routes(context, feed),
                 self.metrics.route(),
                 *ui.routes(),
@@ -60,8 +60,9 @@ class Application:
                 await _answer(send, 204, _headers(call, loop.time()), b"")
                 return
             call.key = self._context.gate.admit(scope)
-            if self._inference.serves(scope["method"], scope["path"]):
-                await self._inference(scope, receive, send, call)
+            inference = self._context.inference
+            if inference.serves(scope["method"], scope["path"]):
+                await inference(scope, receive, send, call)
             else:
                 await self._route(scope, receive, send, call)
         except ExchangeOverError:
@@ -84,7 +85,7 @@ class Application:
         except HTTPException as error:
             if error.status_code == 405:
                 raise _not_allowed(method, path, (error.headers or {}).get("Allow", "")) from error
-            if others := self._inference.methods(scope["path"]):
+            if others := self._context.inference.methods(scope["path"]):
                 raise _not_allowed(method, path, ", ".join(others)) from error
             raise NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.") from error
 

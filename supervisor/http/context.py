@@ -13,6 +13,7 @@ from supervisor.engine import Engine
 from supervisor.http.events import Hub
 from supervisor.http.gate import Gate
 from supervisor.http.history import History
+from supervisor.http.inference import Inference
 from supervisor.http.requests import InFlight
 from supervisor.io.memory import MemorySampler
 from supervisor.workers import Workers
@@ -20,7 +21,7 @@ from supervisor.workers import Workers
 
 @dataclass(slots=True)
 class Context:
-    """A running daemon's parts. `catalog` and `gate` are replaced as a whole by a reload."""
+    """A running daemon's parts. `catalog`, `gate` and `inference` are replaced as a whole by a reload."""
 
     engine: Engine
     workers: Workers
@@ -30,12 +31,19 @@ class Context:
     hub: Hub = field(default_factory=Hub)
     history: History = field(default_factory=History)
     requests: InFlight = field(init=False)
+    inference: Inference = field(init=False)
     learned: Callable[[], Learned] = dict  # what the store knows by now
     started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
 
     def __post_init__(self) -> None:
         self.requests = InFlight(self.hub, self.history)
+        self.configure(self.catalog, self.gate)
+
+    def configure(self, catalog: Catalog, gate: Gate) -> None:
+        """What requests meet from now on; those under way go on with what they met."""
+        self.catalog, self.gate = catalog, gate
+        self.inference = Inference(self.engine, catalog, self.requests)
 
     async def know_capabilities(self) -> None:
         """Have the models' metadata read, once, so that views can show what they can do."""

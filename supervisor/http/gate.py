@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from supervisor.catalog.keys import Key, Keyring
+from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ui"})
@@ -63,6 +64,11 @@ class Gate:
         self._keyring = keyring
         self._hosts = LOOPBACK_NAMES | {host.lower() for host in allowed_hosts}
         self._origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
+
+    @classmethod
+    def of(cls, keyring: Keyring, server: ServerConfig) -> Gate:
+        """The gate that these settings ask for."""
+        return cls(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
 
     def admit(self, scope: Scope) -> Key | None:
         """The key the request came with (None: an open path, or no keys are configured). Raises what the client is told."""

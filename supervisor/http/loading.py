@@ -1,4 +1,4 @@
-"""Loading and unloading as operators ask for it, with settings that last until an unload, a reload or the daemon's end.
+"""Loading and unloading as operators ask for it, with settings that last until an unload, a change of the model's configuration or the daemon's end.
 
 An override is told twice, to the workers (how the next one is started) and to the core (what it takes, and that a running
 one of another definition has to be replaced), in one turn of the loop, so that the two never disagree about a start.

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from supervisor.catalog.sections import LimitsConfig
 from supervisor.departure import EXTENSION, Departure, ExchangeOverError
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
@@ -111,6 +112,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._upgrading = False
         self._departure: Departure
         self._extensions: dict[str, Departure]
+
+    @classmethod
+    def configure(cls, limits: LimitsConfig) -> None:
+        """For the connections that come from now on."""
+        cls.head_limit, cls.head_s = limits.header_kib * 1024, limits.header_s
 
     # connection
 
