@@ -22,36 +22,36 @@ class TestOpenWebUi:
         site.post("/models/unload", json={"model": "quick"})
         wait_until(lambda: statuses(site)["quick"] == "unloaded", what="it begins unloaded")
         with listening(site, "/models/sse") as listener:
-            assert {"success": True} == site.post("/models/load", json={"model": "quick"}).json()
+            assert site.post("/models/load", json={"model": "quick"}).json() == {"success": True}
             listener.wait("message", lambda e: (e["model"], e["data"]["status"]) == ("quick", "loaded"))
-            assert "loaded" == statuses(site)["quick"]
-            assert 200 == site.chat("quick").status_code
-            assert {"success": True} == site.post("/models/unload", json={"model": "quick"}).json()
+            assert statuses(site)["quick"] == "loaded"
+            assert site.chat("quick").status_code == 200
+            assert site.post("/models/unload", json={"model": "quick"}).json() == {"success": True}
             listener.wait(
                 "message",
                 lambda e: (e["model"], e["event"]) == ("quick", "status_change") and e["data"]["status"] == "unloaded",
             )
         changes = [e["data"]["status"] for e in listener.of("message") if e["model"] == "quick"]
-        assert ["unloaded", "loading", "loaded", "unloaded"] == changes
+        assert changes == ["unloaded", "loading", "loaded", "unloaded"]
         wait_until(lambda: statuses(site)["quick"] == "unloaded", what="it ends unloaded")
 
     def test_virtual_models_of_one_model_share_its_state(self, site):
         site.post("/v1/admin/models/chat/load")
         found = statuses(site)
-        assert ("loaded", "loaded") == (found["quick"], found["talk"])
+        assert (found["quick"], found["talk"]) == ("loaded", "loaded")
         assert "chat" not in found, "the list has the public names"
 
     def test_loading_is_said_while_it_loads(self, site):
         site.post("/v1/admin/models/slow/unload")
         site.post("/models/load", json={"model": "slow"})
-        assert "loading" == statuses(site)["slow"]
+        assert statuses(site)["slow"] == "loading"
         wait_until(lambda: statuses(site)["slow"] == "loaded", what="it is loaded")
 
     def test_a_failed_one_says_what_it_died_of(self, site):
         site.post("/models/load", json={"model": "broken"})
         wait_until(lambda: statuses(site)["broken"] == "failed", what="it failed")
         entry = next(e for e in site.get("/models").json()["data"] if e["id"] == "broken")
-        assert (True, 1) == (entry["status"]["failed"], entry["status"]["exit_code"])
+        assert (entry["status"]["failed"], entry["status"]["exit_code"]) == (True, 1)
 
     def test_the_openai_list_has_the_same_status(self, site):
         by_name = {entry["id"]: entry["status"]["value"] for entry in site.get("/v1/models").json()["data"]}
@@ -59,9 +59,9 @@ class TestOpenWebUi:
 
     @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
     def test_what_it_refuses(self, site, path):
-        assert 404 == site.post(path, json={"model": "nobody"}).status_code
-        assert 400 == site.post(path, json={}).status_code
-        assert 405 == site.get(path).status_code
+        assert site.post(path, json={"model": "nobody"}).status_code == 404
+        assert site.post(path, json={}).status_code == 400
+        assert site.get(path).status_code == 405
 
 
 def test_looking_needs_inference_and_changing_needs_admin(tmp_path):
@@ -75,7 +75,7 @@ def test_looking_needs_inference_and_changing_needs_admin(tmp_path):
             with daemon.client(headers={"authorization": f"Bearer {secret}"}) as client:
                 return client.request(method, path, json={"model": "a"} if method == "POST" else None).status_code
 
-        assert (200, 403) == (status("GET", "/models", user), status("GET", "/models", admin))
-        assert (403, 200) == (status("POST", "/models/load", user), status("POST", "/models/load", admin))
-        assert (403, 200) == (status("GET", "/v1/admin/requests", user), status("GET", "/v1/admin/requests", admin))
-        assert 401 == daemon.post("/models/unload", json={"model": "a"}).status_code
+        assert (status("GET", "/models", user), status("GET", "/models", admin)) == (200, 403)
+        assert (status("POST", "/models/load", user), status("POST", "/models/load", admin)) == (403, 200)
+        assert (status("GET", "/v1/admin/requests", user), status("GET", "/v1/admin/requests", admin)) == (403, 200)
+        assert daemon.post("/models/unload", json={"model": "a"}).status_code == 401

@@ -32,18 +32,18 @@ class TestView:
         assert expected == found
 
     def test_a_projector_gives_eyes(self, site):
-        assert ["text", "image"] == site.model("seer")["capabilities"]["modalities"]
+        assert site.model("seer")["capabilities"]["modalities"] == ["text", "image"]
 
     def test_the_definition_is_the_effective_configuration_without_secrets(self, site):
         shown = site.model("chat")["definition"]
-        assert (2048, 2, "f16") == (shown["n_ctx"], shown["parallel"], shown["cache_type_k"])
-        assert {"SOME_TOKEN": "***", "PLAIN": "seen"} == shown["env"]
-        assert ["--key-env", "***"] == site.model("blind")["definition"]["cmd"][-2:]
+        assert (shown["n_ctx"], shown["parallel"], shown["cache_type_k"]) == (2048, 2, "f16")
+        assert shown["env"] == {"SOME_TOKEN": "***", "PLAIN": "seen"}
+        assert site.model("blind")["definition"]["cmd"][-2:] == ["--key-env", "***"]
 
     def test_constraints_name_type_and_range(self, site):
         constraints = site.model("chat")["load_constraints"]
-        assert {"type": "integer", "minimum": 1, "maximum": 6} == constraints["spec_draft_n_max"]
-        assert {"type": "number", "minimum": 0, "maximum": 1} == constraints["spec_draft_p_min"]
+        assert constraints["spec_draft_n_max"] == {"type": "integer", "minimum": 1, "maximum": 6}
+        assert constraints["spec_draft_p_min"] == {"type": "number", "minimum": 0, "maximum": 1}
         assert not {"path", "binary", "mmproj", "extra_args", "env"} & constraints.keys()
 
     def test_a_replica_is_the_worker(self, site):
@@ -51,7 +51,7 @@ class TestView:
         view = site.model("one")
         (replica,) = view["replicas"]
         assert view["worker"]["pid"] == replica["pid"]
-        assert "ready" == replica["state"]
+        assert replica["state"] == "ready"
 
     def test_a_load_under_way_says_how_long_still(self, site):
         site.post("/v1/admin/models/slow/unload")
@@ -81,13 +81,13 @@ class TestOverrides:
 
     def test_take_effect_and_are_gone_after_an_unload(self, site):
         view = self.load(site, n_ctx=1024, parallel=1).json()
-        assert ("ready", {"n_ctx": 1024, "parallel": 1}) == (view["state"], view["overrides"])
+        assert (view["state"], view["overrides"]) == ("ready", {"n_ctx": 1024, "parallel": 1})
         assert 1024 == view["definition"]["n_ctx"] == view["capabilities"]["context"]
-        assert (1024, 1) == (props(site)["default_generation_settings"]["n_ctx"], props(site)["total_slots"])
+        assert (props(site)["default_generation_settings"]["n_ctx"], props(site)["total_slots"]) == (1024, 1)
         site.post("/v1/admin/models/chat/unload")
-        assert {} == site.model("chat")["overrides"]
+        assert site.model("chat")["overrides"] == {}
         site.post("/v1/admin/models/chat/load")
-        assert (2048, 2) == (props(site)["default_generation_settings"]["n_ctx"], props(site)["total_slots"])
+        assert (props(site)["default_generation_settings"]["n_ctx"], props(site)["total_slots"]) == (2048, 2)
 
     def test_replace_a_running_worker_after_its_streams(self, site):
         before = site.post("/v1/admin/models/chat/load").json()["worker"]["pid"]
@@ -103,22 +103,22 @@ class TestOverrides:
             assert "data: [DONE]" in list(lines), "the stream came to its own end"
         loading.join()
         view = answers[0].json()
-        assert (1024, True) == (view["definition"]["n_ctx"], view["worker"]["pid"] != before)
+        assert (view["definition"]["n_ctx"], view["worker"]["pid"] != before) == (1024, True)
         kinds = [decision["kind"] for decision in site.decisions("chat") if decision["seq"] > known]
-        assert ["drain", "admit", "ready"] == [kind for kind in kinds if kind not in {"stop", "wait"}]
+        assert [kind for kind in kinds if kind not in {"stop", "wait"}] == ["drain", "admit", "ready"]
 
     def test_without_any_are_taken_back(self, site):
         self.load(site, n_ctx=1024)
         view = site.post("/v1/admin/models/chat/load", json={"overrides": {}}).json()
-        assert ({}, 2048) == (view["overrides"], view["definition"]["n_ctx"])
-        assert 2048 == props(site)["default_generation_settings"]["n_ctx"]
+        assert (view["overrides"], view["definition"]["n_ctx"]) == ({}, 2048)
+        assert props(site)["default_generation_settings"]["n_ctx"] == 2048
 
     def test_of_what_it_takes_count_for_the_next_load(self, site):
         site.post("/v1/admin/models/big/unload")
         view = site.post("/v1/admin/models/big/load", json={"overrides": {"vram_mib": 150}}).json()
-        assert 150 == view["memory"]["lease_mib"]
+        assert view["memory"]["lease_mib"] == 150
         site.post("/v1/admin/models/big/unload")
-        assert 2200 == site.model("big")["memory"]["estimate"]["mib"]
+        assert site.model("big")["memory"]["estimate"]["mib"] == 2200
 
     def test_a_plain_load_keeps_them(self, site):
         self.load(site, n_ctx=1024)
@@ -147,11 +147,11 @@ class TestOverrides:
     def test_that_can_not_be_are_refused_by_name_and_range(self, site, overrides, told):
         error = refused(self.load(site, **overrides), 400, "invalid_override")
         assert told in error["message"]
-        assert "stopped" == site.model("chat")["state"]
+        assert site.model("chat")["state"] == "stopped"
 
     def test_all_mistakes_are_told_at_once(self, site):
         error = refused(self.load(site, n_ctx=-1, parallel=0, nonsense=1), 400, "invalid_override")
-        assert 3 == len(error["detail"])
+        assert len(error["detail"]) == 3
 
     def test_a_refused_one_leaves_the_running_worker_alone(self, site):
         pid = site.post("/v1/admin/models/chat/load").json()["worker"]["pid"]
@@ -160,7 +160,7 @@ class TestOverrides:
 
     @pytest.mark.parametrize("body", [b"{", b"[]", b'{"overrides": 3}', b'{"override": {}}'])
     def test_a_body_that_is_none_is_refused(self, site, body):
-        assert 400 == site.post("/v1/admin/models/chat/load", content=body).status_code
+        assert site.post("/v1/admin/models/chat/load", content=body).status_code == 400
 
     def test_a_load_that_fails_says_why(self, site):
         error = refused(site.post("/v1/admin/models/broken/load"), 503, "load_failed")
@@ -174,14 +174,14 @@ class TestPin:
         site.post("/v1/admin/models/big/load")
         assert site.post("/v1/admin/models/big/pin", json={"pin": True}).json()["pin"] is True
         refused(site.chat("huge"), 503, "insufficient_memory")
-        assert "ready" == site.model("big")["state"]
+        assert site.model("big")["state"] == "ready"
         site.post("/v1/admin/models/big/pin", json={"pin": False})
-        assert 200 == site.chat("huge").status_code
-        assert "stopped" == site.wait_state("big", "stopped")["state"]
+        assert site.chat("huge").status_code == 200
+        assert site.wait_state("big", "stopped")["state"] == "stopped"
 
     @pytest.mark.parametrize("body", [{}, {"pin": "yes"}, {"pin": True, "more": 1}])
     def test_says_what_it_takes(self, site, body):
-        assert 400 == site.post("/v1/admin/models/big/pin", json=body).status_code
+        assert site.post("/v1/admin/models/big/pin", json=body).status_code == 400
 
     def test_an_unknown_model(self, site):
         refused(site.post("/v1/admin/models/bgi/pin", json={"pin": True}), 404, "model_not_found")
@@ -201,8 +201,8 @@ class TestModalities:
         site.post("/v1/admin/models/chat/unload")
         part = {"type": "image_url", "image_url": {"url": self.IMAGE}}
         error = refused(self.chat(site, "quick", part), 400, "modality_unsupported")
-        assert "quick takes text, no images." == error["message"]
-        assert "stopped" == site.model("chat")["state"]
+        assert error["message"] == "quick takes text, no images."
+        assert site.model("chat")["state"] == "stopped"
 
     def test_is_refused_in_responses(self, site):
         part = {"type": "input_image", "image_url": self.IMAGE}
@@ -211,11 +211,11 @@ class TestModalities:
 
     def test_words_about_images_are_no_image(self, site):
         tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"image_url": {}}}}}]
-        assert 200 == site.chat("blind", text='"image_url"', tools=tools).status_code
+        assert site.chat("blind", text='"image_url"', tools=tools).status_code == 200
 
     def test_a_model_of_which_nothing_is_known_decides_itself(self, site):
         part = {"type": "image_url", "image_url": {"url": self.IMAGE}}
-        assert 200 == self.chat(site, "slow", part).status_code
+        assert self.chat(site, "slow", part).status_code == 200
 
     def test_a_model_that_sees_gets_it(self, site):
         picture = "data:image/png;base64," + PNG
@@ -238,7 +238,7 @@ def test_memory_is_told_per_device_and_model(site):
     assert device["total_mib"] >= device["free_mib"] >= 0
     assert "outside_mib" in device
     assert {"mib", "source", "detail"} == model["estimate"].keys()
-    assert "computed" == model["estimate"]["source"]
+    assert model["estimate"]["source"] == "computed"
     assert model["measured_mib"] > 0
     assert model["lease_mib"] > 0
     assert device["id"] in model["need"]

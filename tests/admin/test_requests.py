@@ -56,11 +56,16 @@ class TestList:
         wait_until(lambda: running.text, what="the first streams")
         queued = Client(site, "waits", stream=False)
         entry = wait_until(lambda: listed(site, "waits"), what="the second is listed")
-        assert ("queued", "one", "/v1/chat/completions", False, None, 0) == tuple(
-            entry[key] for key in ("state", "model", "path", "stream", "key", "bytes")
+        assert tuple(entry[key] for key in ("state", "model", "path", "stream", "key", "bytes")) == (
+            "queued",
+            "one",
+            "/v1/chat/completions",
+            False,
+            None,
+            0,
         )
         entry = listed(site, "runs")
-        assert ("running", True) == (entry["state"], entry["stream"])
+        assert (entry["state"], entry["stream"]) == ("running", True)
         assert entry["bytes"] > 0
         assert entry["age_s"] >= 0
         assert site.model("one")["queued"] == 1
@@ -68,7 +73,7 @@ class TestList:
         cancel(site, entry)
         queued.join(10)
         running.join(10)
-        assert [] == [e for e in site.get("/v1/admin/requests").json()["data"] if e["model"] == "one"]
+        assert [e for e in site.get("/v1/admin/requests").json()["data"] if e["model"] == "one"] == []
 
 
 class TestCancel:
@@ -79,14 +84,14 @@ class TestCancel:
         client = Client(site, "stream", stream=True)
         wait_until(lambda: client.text, what="it streams")
         told = cancel(site, listed(site, "stream"))
-        assert (200, True) == (told.status_code, told.json()["cancelled"])
+        assert (told.status_code, told.json()["cancelled"]) == (200, True)
         client.join(10)
         last = client.text.strip().split("\n\n")[-1]
-        assert "request_cancelled" == json.loads(last.removeprefix("data: "))["error"]["code"]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_cancelled"
         assert "[DONE]" not in client.text
         assert client.broken, "it never looks like a clean end"
         wait_until(lambda: site.model("one")["in_flight"] == 0, 5, "the worker is free")
-        assert 200 == site.chat("one").status_code
+        assert site.chat("one").status_code == 200
 
     def test_a_queued_request_gets_an_error(self, site):
         site.post("/v1/admin/models/one/load")
@@ -94,11 +99,11 @@ class TestCancel:
         wait_until(lambda: first.text, what="the first streams")
         second = Client(site, "second", stream=False)
         entry = wait_until(lambda: listed(site, "second"), what="the second is queued")
-        assert "queued" == entry["state"]
+        assert entry["state"] == "queued"
         cancel(site, entry)
         second.join(10)
-        assert 410 == second.status
-        assert "request_cancelled" == json.loads(second.text)["error"]["code"]
+        assert second.status == 410
+        assert json.loads(second.text)["error"]["code"] == "request_cancelled"
         assert listed(site, "first") is not None, "nobody else is touched"
         cancel(site, listed(site, "first"))
         first.join(10)
@@ -109,11 +114,11 @@ class TestCancel:
         wait_until(lambda: (e := listed(site, "silent")) and e["state"] == "running", what="it runs")
         cancel(site, listed(site, "silent"))
         client.join(10)
-        assert 410 == client.status
+        assert client.status == 410
         line = wait_until(
             lambda: [e for e in site.events("request.finished") if e["request_id"] == "silent"], what="its log line"
         )[0]
-        assert (410, "request_cancelled") == (line["status"], line["error"])
+        assert (line["status"], line["error"]) == (410, "request_cancelled")
 
     def test_one_that_is_not_there(self, site):
-        assert 404 == cancel(site, {"id": "0"}).status_code
+        assert cancel(site, {"id": "0"}).status_code == 404

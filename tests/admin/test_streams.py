@@ -18,7 +18,7 @@ class TestEvents:
             admitted = listener.wait("decision", lambda d: d["model"] == "slow" and d["kind"] == "admit")
             ready = listener.wait("model", lambda m: m["name"] == "slow" and m["state"] == "ready")
         states = [m["state"] for m in listener.of("model") if m["name"] == "slow"]
-        assert ["starting", "ready"] == list(dict.fromkeys(states))[:2]
+        assert list(dict.fromkeys(states))[:2] == ["starting", "ready"]
         assert "MiB" in admitted["reason"]
         assert site.model("slow").keys() == ready.keys()
         assert ready["worker"]["pid"] == site.model("slow")["worker"]["pid"]
@@ -35,7 +35,7 @@ class TestEvents:
             )
             started = listener.wait("request", lambda r: r["state"] == "started")
             finished = listener.wait("request", lambda r: r["state"] == "finished")
-        assert ("watched", "quick", False) == (started["request_id"], started["model"], started["stream"])
+        assert (started["request_id"], started["model"], started["stream"]) == ("watched", "quick", False)
         assert ("watched", 200, started["id"]) == (finished["request_id"], finished["status"], finished["id"])
         assert finished["completion_tokens"] > 0
         assert {"request"} == {name for name, _ in listener.events}
@@ -60,11 +60,11 @@ class TestEvents:
             with listening(daemon, "/v1/admin/events?types=alert") as listener:
                 daemon.post("/v1/admin/models/broken/load")
                 alert = listener.wait("alert")
-            assert ("model.failed", "broken") == (alert["code"], alert["model"])
+            assert (alert["code"], alert["model"]) == ("model.failed", "broken")
 
     def test_an_unknown_type_is_refused(self, site):
         told = site.get("/v1/admin/events", params={"types": "model,nonsense"})
-        assert 400 == told.status_code
+        assert told.status_code == 400
         assert "decision" in told.json()["error"]["message"]
 
     def test_too_many_listeners_are_refused_and_those_that_leave_are_forgotten(self, site):
@@ -89,7 +89,7 @@ class TestEvents:
 
     def test_end_when_the_daemon_stops(self, tmp_path):
         with running(tmp_path, {"models": {"a": fake()}}) as daemon, listening(daemon, "/v1/admin/events") as listener:
-            assert 0 == daemon.stop(timeout_s=20)
+            assert daemon.stop(timeout_s=20) == 0
             wait_until(lambda: listener.ended, what="the stream has ended")
 
 
@@ -103,12 +103,12 @@ class TestDecisions:
         site.post("/v1/admin/models/one/load")
         newer = site.get("/v1/admin/decisions", params={"after": known, "model": "one"}).json()["data"]
         assert {"one"} == {decision["model"] for decision in newer}
-        assert ["stop", "admit", "ready"] == [decision["kind"] for decision in newer]
+        assert [decision["kind"] for decision in newer] == ["stop", "admit", "ready"]
         last = newer[-1]["seq"]
-        assert [] == site.get("/v1/admin/decisions", params={"after": last, "model": "one"}).json()["data"]
+        assert site.get("/v1/admin/decisions", params={"after": last, "model": "one"}).json()["data"] == []
 
     def test_a_number_that_is_none(self, site):
-        assert 400 == site.get("/v1/admin/decisions", params={"after": "yesterday"}).status_code
+        assert site.get("/v1/admin/decisions", params={"after": "yesterday"}).status_code == 400
 
 
 class TestLogs:
@@ -118,13 +118,13 @@ class TestLogs:
         site.chat("one")
         told = site.get("/v1/admin/models/one/logs", params={"lines": 1})
         assert told.headers["content-type"].startswith("text/plain")
-        assert 1 == len(told.text.splitlines())
+        assert len(told.text.splitlines()) == 1
         assert "fake worker" in site.get("/v1/admin/models/one/logs").text
 
     def test_of_a_model_that_never_ran_is_empty(self, tmp_path):
         with running(tmp_path, {"models": {"a": fake()}}) as daemon:
             told = daemon.get("/v1/admin/models/a/logs")
-            assert (200, "") == (told.status_code, told.text)
+            assert (told.status_code, told.text) == (200, "")
 
     def test_a_virtual_model_shows_its_models_log(self, site):
         site.post("/v1/admin/models/chat/load")
@@ -146,7 +146,7 @@ class TestLogs:
             listener.wait("message", lambda line: line == f"fake worker {pid} starting")
 
     def test_the_number_of_lines_has_a_range(self, site):
-        assert 400 == site.get("/v1/admin/models/one/logs", params={"lines": 100_000}).status_code
+        assert site.get("/v1/admin/models/one/logs", params={"lines": 100_000}).status_code == 400
 
 
 class TestHistory:
@@ -162,11 +162,11 @@ class TestHistory:
 
         history = wait_until(written, what="the answer's tokens are in")
         series = history["series"]
-        assert 2 == history["interval_s"]
+        assert history["interval_s"] == 2
         assert {"memory_used_mib:host", "memory_free_mib:host", "tokens_per_s", "queued", "in_flight", "swaps"} <= set(
             series
         )
-        assert 1 == len({len(values) for values in series.values()})
+        assert len({len(values) for values in series.values()}) == 1
 
     def test_counts_swaps(self, site):
         before = sum(site.get("/v1/admin/history").json()["series"]["swaps"])
