@@ -84,7 +84,9 @@ def open_page(browser: Browser) -> Iterator[Open]:
         if "/ui/" in url:
             complaints.append(f"not served: {url}")
 
-    def go(daemon: Daemon, path: str = "", *, width: int = 1280, height: int = 860, theme: str = "light") -> Page:
+    def go(
+        daemon: Daemon, path: str = "", *, width: int = 1280, height: int = 860, theme: str = "light", routes=()
+    ) -> Page:
         size: ViewportSize = {"width": width, "height": height}
         context = browser.new_context(
             viewport=size, color_scheme=theme, reduced_motion="reduce", permissions=["microphone", "clipboard-read"]
@@ -95,8 +97,10 @@ def open_page(browser: Browser) -> Iterator[Open]:
         page.on("pageerror", lambda error: complaints.append(f"exception: {error}"))
         page.on("console", lambda message: note(message.text) if message.type == "error" else None)
         page.on("response", lambda answer: missing(answer.url) if answer.status >= 400 else None)
+        for pattern, answer in routes:
+            page.route(pattern, answer)
         page.goto(f"{daemon.url}/ui/#/{path}")
-        page.locator(".link.live, .link.polling, dialog[open]").first.wait_for()
+        page.locator(".link:not(.connecting), dialog[open]").first.wait_for()
         return page
 
     yield go

@@ -256,6 +256,27 @@ class TestKey:
             assert page.evaluate("sessionStorage.getItem('llmux.key')") == (None if kept else KEY)
 
 
+class TestTrouble:
+    def test_asks_again_and_again_where_there_are_no_events(self, empty, open_page):
+        def absent(route):
+            body = {"error": {"message": "There is nothing here.", "code": "not_found"}}
+            route.fulfill(status=404, json=body)
+
+        page = open_page(empty, routes=[(f"**/v1/admin/{name}", absent) for name in ["events", "history", "requests"]])
+        expect(page.locator(".link")).to_have_text("Polling")
+        empty.post("/v1/admin/models/embedder/load")
+        expect(row(page, "embedder")).to_contain_text("ready")
+        for panel in ["Last half hour", "Requests"]:
+            expect(page.get_by_role("heading", name=panel)).to_have_count(0)
+
+    def test_says_that_the_daemon_is_away_and_comes_back(self, empty, open_page):
+        page = open_page(empty, routes=[("**/v1/admin/**", lambda route: route.abort())])
+        expect(page.get_by_role("alert")).to_contain_text("can't be reached")
+        page.unroute("**/v1/admin/**")
+        expect(page.locator(".link")).to_have_text("Live")
+        expect(page.get_by_role("alert")).to_have_count(0)
+
+
 class TestAssets:
     def test_policy_lets_nothing_foreign_in(self, site):
         answer = site.get("/ui/")
