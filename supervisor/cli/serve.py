@@ -53,7 +53,7 @@ def welcome(catalog: Catalog, url: str, keys: int) -> str:
     """What a person needs next: the URL, a request to paste, settings for clients, where things are."""
     listing = catalog.listing()
     chat = next((entry for entry in listing if entry.model.config.type == "llm"), None)
-    lines = [f"llmux serves {len(listing)} models at {url}/v1"]
+    lines = [f"llmux serves {len(listing)} models at {url}/v1", f"Dashboard: {url}/ui/"]
     authorization = "" if not keys else " -H 'Authorization: Bearer <key>'"
     if chat is not None:
         body = f'{{"model":"{chat.name}","messages":[{{"role":"user","content":"Hello"}}]}}'
