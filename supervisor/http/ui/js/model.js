@@ -66,7 +66,7 @@ function Facts({ model }) {
     ["Overrides", Object.entries(model.overrides ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],
     ["Takes", model.capabilities?.modalities?.join(", ") ?? ""],
     ["Can", ["tools", "thinking", "multi_turn"].filter((name) => model.capabilities?.[name]).join(", ").replace("multi_turn", "multi-turn")],
-    ["Serves", model.capabilities?.endpoints?.map((endpoint) => endpoint.path ?? endpoint).join(" ") ?? ""],
+    ["Serves", model.capabilities?.endpoints?.join("\n") ?? ""],
   ];
   return html`<dl class="facts">${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${text}</dd>`)}</dl>
     ${model.definition && html`<h3>Definition</h3><pre tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
