@@ -262,8 +262,10 @@ class Worker:
         exited = asyncio.create_task(process.wait())
         watched = asyncio.create_task(self._watch(process, launch))
         stopped = asyncio.create_task(self._stop_asked.wait())
+        mourned = asyncio.create_task(self._mourn(process))
         await asyncio.wait({exited, watched, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
+        mourned.cancel()
         if exited.done():
             await _cancel(watched)
             self._retract("it ended")
@@ -290,9 +292,14 @@ class Worker:
         log.error("worker.unwatched", model=self._key[0], generation=self._key[1], exc_info=error)
         return Crash(CrashClass.UNKNOWN, f"it could not be watched any more: {error!r}")
 
+    async def _mourn(self, process: WorkerProcess) -> None:
+        await process.leader_ended.wait()
+        self._retract("it ended")
+
     def _retract(self, reason: str) -> None:
         """Nothing new goes to a worker that is ending by itself, while its remains are cleared away."""
         if self._ready:
+            self._ready = False
             self.post(WorkerUnready(*self._key, reason))
 
     async def _end(self, process: WorkerProcess, *, at_once: bool) -> None:

@@ -203,6 +203,7 @@ class WorkerProcess:
         self.pid = 0
         self.shim_pid = shim.pid
         self.started_at = time.monotonic()
+        self.leader_ended = asyncio.Event()  # it answers nobody any more, while the rest of the tree is cleared away
         self.running: asyncio.Future[None] = self._loop.create_future()
         self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
         self._mark = mark
@@ -330,6 +331,7 @@ class WorkerProcess:
                 self._fail(f"{self.name} can't be started: {text}")
             case {"exited": int(code)}:
                 self._code = code
+                self.leader_ended.set()
             case {"gone": True}:
                 self._gone = True
 
@@ -343,6 +345,7 @@ class WorkerProcess:
     def _shim_ended(self) -> None:
         self._loop.remove_reader(self._pidfd.fileno())
         self._shim_gone = True
+        self.leader_ended.set()
         self._listen()
         self._shim.wait()
         if self._gone:
