@@ -53,7 +53,7 @@ class Conversation:
         self._turns.clear()
 
     def answer(self, text: str) -> None:
-        """Say it, and print the answer while it comes. Raises LlmuxError; then nothing was said."""
+        """Say it, and print the answer while it comes; what came of it stays in the conversation. Raises LlmuxError."""
         self._turns.append({"role": "user", "content": text})
         answer = ""
         screen = _Screen(thinking=self._thinking, colour=self._colour)
@@ -67,15 +67,12 @@ class Conversation:
                     thought, said = _delta(json.loads(event.data))
                     screen.show(thought, said)
                     answer += said
-        except LlmuxError:
-            self._turns.pop()
-            raise
         finally:
             screen.end()
             if answer:
                 self._turns.append({"role": "assistant", "content": answer})
-        if self._turns[-1]["role"] == "user":  # only thoughts, or nothing
-            self._turns.pop()
+            else:  # two questions in a row are refused by many templates
+                self._turns.pop()
 
     def answer_json(self, text: str) -> None:
         """Say it, and print the daemon's whole answer."""
@@ -174,7 +171,7 @@ class _Screen:
 def _delta(chunk: Json) -> tuple[str, str]:
     """What a chunk adds to thoughts and answer. Raises LlmuxError for an error in the stream."""
     if "error" in chunk:
-        raise client.error_of(client.part(chunk, "error"), 500)
+        raise client.error_of(client.part(chunk, "error"), 500, PATH)
     choices = client.rows(chunk, "choices")
     delta = client.part(choices[0], "delta") if choices else {}
     return str(delta.get("reasoning_content") or ""), str(delta.get("content") or "")

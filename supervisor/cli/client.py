@@ -99,11 +99,14 @@ def part(answer: Json, field: str) -> Json:
     return found if isinstance(found, dict) else {}
 
 
-def error_of(told: Json, status: int) -> LlmuxError:
-    """The daemon's error, as ours."""
+def error_of(told: Json, status: int, path: str) -> LlmuxError:
+    """The daemon's error to a request of `path`, as ours, with what to do next."""
     message = str(told.get("message", f"HTTP {status}"))
     if status in {401, 403}:
-        message += " Pass a key with the scope admin: --key or $LLMUX_API_KEY (llmux keys add NAME --scope admin)."
+        scope = "admin" if path.startswith("/v1/admin") else "inference"
+        message += f" Pass one with --key or $LLMUX_API_KEY; make one: llmux keys add NAME --scope {scope}"
+    elif told.get("code") == "model_not_found":
+        message += " They are shown by: llmux ps"
     detail = told.get("detail")
     return _ERRORS.get(status, LlmuxError)(
         message, detail=tuple(str(line) for line in detail) if isinstance(detail, list) else ()
@@ -139,7 +142,7 @@ def _ask(
         raise _unreachable(url, error) from error
     except UnicodeError as error:  # in a key that is none, or in the host
         raise InvalidRequestError(f"The address or the key has characters that can't be sent ({error}).") from error
-    raise error_of(part(answer, "error"), response.status)
+    raise error_of(part(answer, "error"), response.status, path)
 
 
 def _read(url: str, key: str | None, method: str, path: str, body: Json | None, timeout_s: float | None) -> bytes:

@@ -10,7 +10,8 @@ import click
 
 from supervisor.cli import client, show
 from supervisor.cli.client import Json
-from supervisor.errors import LlmuxError
+from supervisor.cli.exits import UnreachableError
+from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
 
 HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP")
 WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD")
@@ -32,6 +33,11 @@ def load(url: str, key: str | None, model: str, overrides: Json) -> Json:
     try:
         with show.Progress(lambda: _progress(url, key, path)):
             return client.post(url, key, f"{path}/load", body)
+    except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
+        raise
+    except LlmuxError as error:
+        error.detail = (*error.detail, f"What happened: llmux why {model}; its last words: llmux logs {model}")
+        raise
     except KeyboardInterrupt:
         click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)
         raise

@@ -132,6 +132,8 @@ class Progress:
     def __init__(self, frame: Callable[[], str]) -> None:
         self._frame = frame
         self._done = threading.Event()
+        context = click.get_current_context(silent=True)
+        self._plain = context is not None and context.color is False
         self._thread = threading.Thread(target=self._paint, daemon=True) if sys.stderr.isatty() else None
 
     def __enter__(self) -> Self:
@@ -155,7 +157,8 @@ class Progress:
             if self._done.is_set():
                 return
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            sys.stderr.write(f"\r\x1b[K{cut(line, columns - 1)}")
+            line = cut(click.unstyle(line) if self._plain else line, columns - 1)
+            sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()
             turn += 1
             self._done.wait(REPAINT_S)

@@ -40,7 +40,7 @@ def watch(url: str, key: str | None, *, interval_s: float, once: bool) -> None:
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         click.echo("\n".join(page(look(url, key), url)))
         return
-    with _screen():
+    with _screen(), contextlib.suppress(KeyboardInterrupt):
         while True:
             try:
                 lines = page(look(url, key), url)
@@ -134,4 +134,4 @@ def _screen() -> Iterator[None]:
 
 def _quits_within(seconds: float) -> bool:
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return bool(ready) and os.read(sys.stdin.fileno(), 1) in {b"q", b"Q", b"\x1b", b""}
+    return bool(ready) and os.read(sys.stdin.fileno(), 1) in {b"q", b"Q", b""}

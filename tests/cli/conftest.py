@@ -1,0 +1,148 @@
+"""Real `llmux` commands, in pipes and on a pseudo-terminal, against a real daemon."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from tests.daemon import REPOSITORY, Daemon, fake, gguf, running
+
+LLMUX = [sys.executable, "-m", "supervisor.cli"]
+
+
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    """A home of its own, and nothing of the outer llmux."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_") and name != "NO_COLOR"}
+    xdg = dict.fromkeys(("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"), "")
+    return {**kept, **xdg, "HOME": str(home), "TERM": "xterm", **variables}
+
+
+class Shell:
+    """Runs commands against one daemon, or none."""
+
+    def __init__(self, home: Path, url: str | None = None) -> None:
+        self.home = home
+        self.url = url
+
+    def env(self, **variables: str) -> dict[str, str]:
+        return environment(self.home, **({"LLMUX_URL": self.url} if self.url else {}), **variables)
+
+    def __call__(
+        self, *words: str, stdin: str | None = None, timeout: float = 60, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*LLMUX, *words],
+            env=self.env(PYTHONPATH=str(REPOSITORY), **variables),
+            cwd=self.home,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    def terminal(self, *words: str, columns: int = 120, **variables: str) -> Terminal:
+        return Terminal(words, self.env(PYTHONPATH=str(REPOSITORY), **variables), self.home, columns)
+
+
+class Terminal:
+    """A command on a terminal of its own, which it is in control of: Ctrl-C works as for a person."""
+
+    def __init__(self, words: tuple[str, ...], env: dict[str, str], cwd: Path, columns: int) -> None:
+        self.screen = ""
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [*LLMUX, *words],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        os.close(self.master)
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, text: str, timeout_s: float = 30.0) -> str:
+        """Read until it stands there, counted from the last call; what was read."""
+        began = len(self.screen)
+        deadline = time.monotonic() + timeout_s
+        while text not in self.screen[began:]:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.screen!r}"
+            if not self._read(0.5):
+                assert text in self.screen[began:], f"ended without {text!r}: {self.screen!r}"
+        return self.screen[began:]
+
+    def end(self, timeout_s: float = 30.0) -> int:
+        """Read until it ends; its exit code."""
+        deadline = time.monotonic() + timeout_s
+        while self._read(0.5):
+            assert time.monotonic() < deadline, self.screen
+        return self.process.wait(timeout_s)
+
+    def _read(self, timeout_s: float) -> bool:
+        if not select.select([self.master], [], [], timeout_s)[0]:
+            return True
+        try:
+            piece = os.read(self.master, 65536)
+        except OSError:  # nobody has the other side open any more
+            return False
+        self.screen += piece.decode("utf-8", "replace")
+        return bool(piece)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """No keys; one real model with virtual names, and fakes: slow to start, slow to speak, broken."""
+    config = {
+        "models": {
+            "chat": gguf(),
+            "slow": fake("--warmup", "1.5"),
+            "talker": fake("--chunks", "400", "--chunk-delay", "0.05"),
+            "broken": fake("--exit-code", "1", "--log-text", "no such file: weights.bin"),
+        },
+        "virtual_models": {
+            "thinker": {"model": "chat", "enable_thinking": True},
+            "quick": {"model": "chat", "enable_thinking": False},
+        },
+    }
+    with running(tmp_path_factory.mktemp("site"), config) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def shell(site: Daemon, tmp_path: Path) -> Shell:
+    """Commands that ask the shared daemon."""
+    return Shell(tmp_path, site.url)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Shell:
+    """Commands in an empty home, with no daemon where they look."""
+    return Shell(tmp_path, "http://127.0.0.1:1")

@@ -1,0 +1,261 @@
+"""The commands that ask a daemon: what they print for people and machines, and how they end."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+
+import pytest
+
+from supervisor.cli.commands.watch import KINDS
+from supervisor.cli.exits import MEANINGS, Exit
+from supervisor.http import events
+from tests import tiny
+from tests.cli.conftest import LLMUX
+from tests.daemon import REPOSITORY, Daemon, fake, wait_until
+
+ESCAPE = "\x1b"
+
+
+class TestModels:
+    """`ps`, `load`, `unload`."""
+
+    def test_a_model_comes_and_goes(self, site, shell):
+        loaded = shell("load", "chat")
+        assert (loaded.returncode, loaded.stderr) == (Exit.DONE, "")
+        head, row = loaded.stdout.splitlines()
+        assert head.split()[:3] == ["MODEL", "STATE", "DEVICE"]
+        assert row.split()[:3] == ["chat", "ready", "host"]
+        assert "MiB / " in row
+        (listed,) = [line for line in shell("ps").stdout.splitlines() if line.startswith("chat ")]
+        assert "loaded in" in listed
+        assert shell("unload", "chat").returncode == Exit.DONE
+        assert site.model("chat")["state"] == "stopped"
+
+    def test_json(self, shell):
+        ps = json.loads(shell("ps", "--json").stdout)
+        assert [model["name"] for model in ps["data"]] == ["chat", "slow", "talker", "broken"]
+        assert json.loads(shell("load", "chat", "--json").stdout)["state"] == "ready"
+        assert json.loads(shell("unload", "chat", "--force", "--json").stdout)["state"] == "stopped"
+
+    def test_wide_has_more_columns(self, shell):
+        head = shell("ps", "--wide").stdout.splitlines()[0].split()
+        assert {"RUNTIME", "PRIORITY", "PORT"} <= set(head)
+
+    def test_a_setting_for_one_load(self, site, shell):
+        assert shell("load", "chat", "--set", "n_ctx=1024").returncode == Exit.DONE
+        assert site.model("chat")["overrides"] == {"n_ctx": 1024}
+        refused = shell("load", "chat", "--set", "path=/etc/passwd")
+        assert (refused.returncode, refused.stdout) == (Exit.FAILED, "")
+        assert "path" in refused.stderr
+        assert shell("load", "chat", "--set", "n_ctx").returncode == Exit.USAGE
+        shell("unload", "chat")
+
+    def test_a_failed_load_tells_where_to_look(self, shell):
+        failed = shell("load", "broken")
+        assert (failed.returncode, failed.stdout) == (Exit.FAILED, "")
+        assert "no such file: weights.bin" in failed.stderr
+        assert "llmux logs broken" in failed.stderr
+        assert "no such file" in shell("logs", "broken").stdout
+
+    @pytest.mark.parametrize("words", [("load",), ("unload",), ("logs",), ("why",), ("chat", "--json")])
+    def test_an_unknown_model(self, shell, words):
+        told = shell(words[0], "nope", *words[1:], stdin="Hello")
+        assert (told.returncode, told.stdout) == (Exit.NOT_FOUND, "")
+        assert "nope" in told.stderr
+        assert "llmux ps" in told.stderr
+
+
+class TestNoDaemon:
+    """Every command that asks one says so, and what to do."""
+
+    @pytest.mark.parametrize(
+        "words",
+        ["ps", "top --once", "load x", "unload x", "logs x", "logs x -f", "events", "why", "chat x Hello"],
+    )
+    def test_unreachable(self, alone, words):
+        told = alone(*words.split())
+        assert (told.returncode, told.stdout) == (Exit.UNREACHABLE, "")
+        assert "llmux serve" in told.stderr
+
+    def test_no_url(self, alone):
+        assert alone("ps", "--url", "nowhere").returncode == Exit.FAILED
+        assert alone("ps", "--url", "http://[half").returncode == Exit.FAILED
+
+    def test_a_proxy_is_not_asked(self, shell):
+        assert shell("ps", http_proxy="http://127.0.0.1:1").returncode == Exit.DONE
+
+
+class TestKeys:
+    """A daemon with keys refuses, with a code of its own."""
+
+    def test_refused(self, tmp_path, shell):
+        daemon = Daemon(tmp_path, {"models": {"plain": fake()}})
+        daemon.config_path.write_text("models: {}")
+        made = shell("keys", "add", "user", "--config", str(daemon.config_path), "--json")
+        user = json.loads(made.stdout)["key"]
+        admin = shell("keys", "add", "ops", "--scope", "admin", "--config", str(daemon.config_path)).stdout.strip()
+        try:
+            daemon.start()
+            for variables in ({}, {"LLMUX_API_KEY": "sk-unknown-to-everybody"}, {"LLMUX_API_KEY": user}):
+                told = shell("ps", "--url", daemon.url, **variables)
+                assert (told.returncode, told.stdout) == (Exit.REFUSED, "")
+                assert "--scope admin" in told.stderr
+            assert shell("ps", "--url", daemon.url, LLMUX_API_KEY=admin).returncode == Exit.DONE
+            assert shell("ps", "--url", daemon.url, "--key", admin).returncode == Exit.DONE
+        finally:
+            daemon.stop()
+
+
+class TestWatching:
+    """`why`, `logs`, `events`, `top`."""
+
+    def test_why(self, shell):
+        shell("load", "chat")
+        shell("unload", "chat")
+        one = shell("why", "chat").stdout
+        assert "unloaded by an operator" in one
+        assert "MODEL" in shell("why", "-n", "5").stdout.splitlines()[0]
+        assert len(json.loads(shell("why", "chat", "-n", "2", "--json").stdout)["data"]) == 2
+
+    def test_logs(self, shell):
+        shell("load", "chat")
+        assert len(shell("logs", "chat", "-n", "3").stdout.splitlines()) == 3
+        assert len(json.loads(shell("logs", "chat", "-n", "3", "--json").stdout)["lines"]) == 3
+
+    def test_logs_are_followed(self, site, shell, tmp_path):
+        shell("load", "chat")
+        out = tmp_path / "out"
+        with out.open("wb") as file:
+            command = [*LLMUX, "logs", "chat", "-f", "-n", "1", "--json"]
+            follower = subprocess.Popen(command, env=shell.env(), cwd=REPOSITORY, stdout=file)
+        try:
+            before = len(wait_until(lambda: out.read_text(), what="the last line"))
+            site.chat("quick").raise_for_status()
+            wait_until(lambda: len(out.read_text()) > before, what="a new line")
+            assert all("line" in json.loads(line) for line in out.read_text().splitlines())
+        finally:
+            follower.kill()
+            follower.wait()
+
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_events(self, shell, tmp_path, as_json):
+        out = tmp_path / "out"
+        with out.open("wb") as file:
+            command = [*LLMUX, "events", "--types", "decision,model", *(["--json"] if as_json else [])]
+            listener = subprocess.Popen(command, env=shell.env(), cwd=REPOSITORY, stdout=file)
+        try:
+
+            def heard() -> str:
+                shell("load", "talker")  # until it listens
+                shell("unload", "talker")
+                return out.read_text()
+
+            wait_until(lambda: "unloaded by an operator" in heard(), what="the event")
+        finally:
+            listener.kill()
+            listener.wait()
+        lines = out.read_text().splitlines()
+        if as_json:
+            assert {json.loads(line)["event"] for line in lines} == {"decision", "model"}
+        else:
+            assert any("talker: stopped" in line for line in lines)
+
+    def test_kinds_are_the_daemons(self, shell):
+        assert events.KINDS == KINDS
+        wrong = shell("events", "--types", "model,nothing")
+        assert wrong.returncode == Exit.USAGE
+        assert "'nothing'" in wrong.stderr
+
+    def test_top_once(self, shell):
+        shown = shell("top", "--once").stdout
+        assert "4 models loaded" in shown
+        assert "host" in shown
+        assert "█" in shown or "░" in shown
+        assert ESCAPE not in shown
+        seen = json.loads(shell("top", "--json").stdout)
+        assert {"devices", "models", "requests"} == set(seen)
+
+
+class TestChat:
+    """`chat` with a prompt: one answer."""
+
+    def test_a_prompt_in_words(self, shell):
+        assert shell("chat", "quick", "Hello", "there").stdout == f"{tiny.ANSWER}\n"
+
+    def test_a_prompt_on_stdin(self, shell):
+        assert shell("chat", "quick", stdin="Hello there").stdout == f"{tiny.ANSWER}\n"
+        assert shell("chat", "quick", stdin="").returncode == Exit.USAGE
+
+    def test_thoughts_are_not_in_the_answer(self, shell):
+        told = shell("chat", "thinker", "Hello")
+        assert told.stdout == f"{tiny.ANSWER}\n"
+        assert told.stderr == f"{tiny.THOUGHT}\n"
+        assert shell("chat", "thinker", "Hello", "--no-thinking").stderr == ""
+
+    def test_json(self, shell):
+        answer = json.loads(shell("chat", "quick", "Hello", "--json").stdout)
+        assert answer["choices"][0]["message"]["content"] == tiny.ANSWER
+        assert shell("chat", "quick", "--json", stdin="Hello").returncode == Exit.DONE
+
+    def test_an_error_in_the_stream(self, site, shell):
+        told = shell("chat", "broken", "Hello")
+        assert (told.returncode, told.stdout) == (Exit.FAILED, "")
+        assert "weights.bin" in told.stderr
+
+
+class TestHelp:
+    """What is told of the commands, and what it costs."""
+
+    def test_exit_codes(self, alone):
+        shown = alone("--help").stdout
+        assert set(MEANINGS) == set(Exit)
+        for code in Exit:
+            assert f"\n  {int(code)} " in shown
+
+    def test_is_quick(self, alone):
+        """As processor time, not counting what a loaded machine adds to it by waiting."""
+        for words in (("--help",), ("ps",)):
+            used = []
+            for _ in range(3):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                alone(*words)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            assert min(used) < 0.25, words
+
+    def test_wrong_usage(self, alone):
+        assert alone("pss").returncode == Exit.USAGE
+        assert alone("load").returncode == Exit.USAGE
+        assert alone("why", "-n", "0").returncode == Exit.USAGE
+
+
+class TestCompletion:
+    """Scripts for three shells, and names that come from the daemon."""
+
+    @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+    def test_script(self, alone, shell_name):
+        script = alone("completion", shell_name)
+        assert script.returncode == Exit.DONE
+        assert "_LLMUX_COMPLETE" in script.stdout
+
+    def completed(self, shell, *words: str) -> set[str]:
+        told = shell(
+            _LLMUX_COMPLETE="bash_complete", COMP_WORDS=" ".join(["llmux", *words]), COMP_CWORD=str(len(words))
+        )
+        return {line.partition(",")[2] for line in told.stdout.splitlines() if line}
+
+    def test_names(self, shell, monkeypatch):
+        monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])
+        assert self.completed(shell, "load", "") == {"chat", "slow", "talker", "broken"}
+        assert self.completed(shell, "load", "SL") == {"slow"}
+        assert {"quick", "thinker"} <= self.completed(shell, "chat", "")
+        assert "unload" in self.completed(shell, "un")
+
+    def test_no_daemon_completes_nothing(self, alone, monkeypatch):
+        monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])
+        assert self.completed(alone, "load", "") == set()
+
+
+PROGRAM = "from supervisor.cli.main import main; main(prog_name='llmux')"

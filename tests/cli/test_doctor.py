@@ -1,0 +1,218 @@
+"""`llmux doctor`: whole set-ups, and broken ones, each with what mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from supervisor.cli.exits import Exit
+from supervisor.io import venvs
+from tests import fake_nvml, tiny
+from tests.cli.conftest import Shell
+from tests.daemon import fake, gguf
+
+Checks = dict[str, list[dict[str, Any]]]
+
+
+def examined(shell: Shell, config: dict[str, Any] | None, **variables: str) -> tuple[int, Checks]:
+    """Its exit code, and the checks by name."""
+    words = ["doctor", "--json"]
+    if config is not None:
+        path = shell.home / "llmux.yaml"
+        path.write_text(yaml.safe_dump(config))
+        words += ["--config", str(path)]
+    told = shell(*words, **variables)
+    answer = json.loads(told.stdout)
+    found: Checks = {}
+    for check in answer["checks"]:
+        found.setdefault(check["name"], []).append(check)
+    assert answer["ok"] == (told.returncode == Exit.DONE)
+    return told.returncode, found
+
+
+def whole(shell: Shell, **models: object) -> dict[str, Any]:
+    """A configuration without a mistake, that touches nothing outside."""
+    return {
+        "models": {"chat": gguf(), "other": fake(), **models},
+        "devices": [{"kind": "host", "budget_mib": 4000}],
+        "server": {
+            "port": 0,
+            "state_dir": str(shell.home / "state"),
+            "runtimes_dir": str(tiny.runtimes_dir()),
+            "worker_port_first": 28100,
+            "worker_port_last": 28110,
+        },
+    }
+
+
+class TestWhole:
+    """Nothing is wrong."""
+
+    def test_all_is_well(self, alone):
+        code, found = examined(alone, whole(alone))
+        assert code == Exit.DONE
+        assert {check["status"] for checks in found.values() for check in checks} <= {"ok", "warn"}
+        assert found["models"][0]["message"].startswith("2 of 2")
+
+    def test_for_people(self, alone):
+        (alone.home / "llmux.yaml").write_text(yaml.safe_dump(whole(alone)))
+        told = alone("doctor")  # in this folder it is found without being named
+        assert told.returncode == Exit.DONE
+        assert "2 models" in told.stdout
+        assert "\x1b" not in told.stdout
+
+    def test_without_a_configuration(self, alone):
+        code, found = examined(alone, None)
+        assert code == Exit.DONE
+        assert found["configuration"][0]["status"] == "warn"
+
+    def test_it_leaves_nothing_behind(self, alone):
+        examined(alone, whole(alone))
+        assert [path.name for path in alone.home.iterdir()] == ["llmux.yaml"]
+
+
+class TestBroken:
+    """One thing at a time is wrong; the exit code is 1, and the line says how to mend it."""
+
+    def fails(self, shell: Shell, config: dict[str, Any], name: str, **variables: str) -> dict[str, Any]:
+        code, found = examined(shell, config, **variables)
+        assert code == Exit.FAILED
+        bad = [check for checks in found.values() for check in checks if check["status"] == "fail"]
+        assert {check["name"] for check in bad} == {name}
+        return bad[0]
+
+    def test_every_mistake_of_the_configuration(self, alone):
+        config = whole(alone, gone=gguf(Path("/nowhere.gguf")))
+        config["limits"] = {"queue_totl": 1}
+        code, found = examined(alone, config)
+        assert code == Exit.FAILED
+        told = " ".join(check["message"] for check in found["configuration"])
+        assert "queue_total" in told
+        assert "llmux config check" in found["configuration"][0]["fix"]
+
+    def test_no_file_at_all(self, alone):
+        told = alone("doctor", "--config", "nowhere.yaml")
+        assert told.returncode == Exit.FAILED
+        assert "no such file" in told.stdout
+
+    def test_a_model_file_is_missing(self, alone):
+        code, found = examined(alone, whole(alone, gone=gguf(Path("/nowhere.gguf"))))
+        assert code == Exit.FAILED
+        assert "/nowhere.gguf" in found["configuration"][0]["message"]
+        assert "port" in found  # the rest is looked at still
+
+    def test_a_runtime_is_not_installed(self, alone):
+        config = whole(alone)
+        config["server"]["runtimes_dir"] = str(alone.home / "runtimes")
+        bad = self.fails(alone, config, "model chat")
+        assert bad["fix"] == "llmux runtimes install llama_server"
+
+    def test_a_runtime_is_outdated(self, alone):
+        config = whole(alone)
+        runtimes = alone.home / "runtimes"
+        live = (tiny.runtimes_dir() / "llama_server").resolve()
+        (runtimes / "llama_server").mkdir(parents=True)
+        for name in os.listdir(live):
+            (runtimes / "llama_server" / name).symlink_to(live / name)
+        record = runtimes / "llama_server" / venvs.RECORD
+        facts = json.loads(record.read_text())
+        record.unlink()
+        record.write_text(json.dumps(facts | {"lock_digest": "another"}))
+        config["server"]["runtimes_dir"] = str(runtimes)
+        code, found = examined(alone, config)
+        assert code == Exit.DONE
+        assert found["runtime llama_server"][0]["status"] == "warn"
+        assert found["runtime llama_server"][0]["fix"] == "llmux runtimes install llama_server"
+
+    def test_a_program_is_missing(self, alone):
+        config = whole(alone)
+        config["models"]["chat"] = gguf(program="binary")
+        bad = self.fails(alone, config, "model chat", PATH=os.path.dirname(shutil.which("env") or ""))
+        assert "llama-server" in bad["message"]
+
+    def test_the_port_is_taken(self, alone):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            config = whole(alone)
+            config["server"]["port"] = taken.getsockname()[1]
+            assert "server.port" in self.fails(alone, config, "port")["fix"]
+
+    def test_the_daemon_has_the_port(self, alone, site):
+        config = whole(alone)
+        config["server"]["port"] = site.port
+        code, found = examined(alone, config)
+        assert code == Exit.DONE
+        assert "llmux is running" in found["port"][0]["message"]
+
+    def test_no_port_for_workers(self, alone):
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            config = whole(alone)
+            port = taken.getsockname()[1]
+            config["server"] |= {"worker_port_first": port, "worker_port_last": port}
+            assert "worker_port_first" in self.fails(alone, config, "workers' ports")["fix"]
+
+    def test_a_folder_that_is_a_file(self, alone):
+        config = whole(alone)
+        (alone.home / "state").write_text("")
+        assert "can't be written" in self.fails(alone, config, "state")["message"]
+
+    def test_the_world_without_keys(self, alone):
+        config = whole(alone)
+        config["server"]["host"] = "0.0.0.0"
+        assert self.fails(alone, config, "keys")["fix"] == "llmux keys add NAME"
+
+    def test_keys_that_others_can_read(self, alone):
+        path = alone.home / "api_keys.yaml"
+        path.write_text("- {name: a, key: sk-a-long-enough-key, expires: 2020-01-01, scopes: [inference]}\n")
+        path.chmod(0o644)
+        code, found = examined(alone, whole(alone))
+        assert code == Exit.DONE
+        told = {check["fix"] for check in found["keys"] if check["status"] == "warn"}
+        assert told == {f"chmod 600 {path}", "llmux keys revoke a", "llmux keys add admin --scope admin"}
+
+    def test_a_file_of_keys_with_mistakes(self, alone):
+        (alone.home / "api_keys.yaml").write_text("- {name: a, key: short}\n")
+        assert "shorter" in self.fails(alone, whole(alone), "keys")["message"]
+
+
+class TestGpu:
+    """What the driver says."""
+
+    def nvml(self, shell: Shell, **script: object) -> dict[str, str]:
+        path = shell.home / "nvml.json"
+        path.write_text(json.dumps(script))
+        return {"LLMUX_NVML_MODULE": fake_nvml.__file__, "LLMUX_FAKE_NVML": str(path)}
+
+    def on_gpu(self, shell: Shell) -> dict[str, Any]:
+        return whole(shell) | {"devices": [{"kind": "cuda", "index": 0}]}
+
+    def test_found(self, alone):
+        gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
+        variables = self.nvml(alone, driver="999.1", gpus=[gpu])
+        code, found = examined(alone, self.on_gpu(alone), **variables)
+        assert code == Exit.DONE
+        assert "Fake 4090" in found["gpu"][0]["message"]
+        assert "999.1" in found["gpu"][0]["message"]
+
+    def test_no_driver(self, alone):
+        variables = {"LLMUX_NVML_MODULE": fake_nvml.__file__, "LLMUX_FAKE_NVML": "/nowhere.json"}
+        code, found = examined(alone, self.on_gpu(alone), **variables)
+        assert (code, found["gpu"][0]["status"]) == (Exit.FAILED, "fail")
+        assert "driver" in found["gpu"][0]["fix"]
+        code, found = examined(alone, whole(alone) | {"devices": "auto"}, **variables)
+        assert (code, found["gpu"][0]["status"]) == (Exit.DONE, "warn")
+
+    def test_mig(self, alone):
+        gpu = {"uuid": "GPU-1", "name": "Fake", "total_mib": 24000, "mig": True}
+        code, found = examined(alone, self.on_gpu(alone), **self.nvml(alone, gpus=[gpu]))
+        assert code == Exit.FAILED
+        assert "-mig 0" in found["gpu"][0]["fix"]

@@ -1,0 +1,144 @@
+"""On a terminal: colours, widths, progress, `top`, and conversations."""
+
+from __future__ import annotations
+
+import re
+
+from supervisor.cli.exits import Exit
+from tests import tiny
+from tests.daemon import wait_until
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class TestLooks:
+    """Colours and widths are the terminal's."""
+
+    def test_colours(self, shell):
+        with shell.terminal("ps") as terminal:
+            assert terminal.end() == Exit.DONE
+            assert COLOUR.search(terminal.screen)
+
+    def test_no_color(self, shell):
+        with shell.terminal("ps", NO_COLOR="1") as terminal:
+            assert terminal.end() == Exit.DONE
+            assert not ESCAPE.search(terminal.screen)
+
+    def test_reasons_are_cut_to_the_width(self, shell):
+        shell("load", "broken")
+        with shell.terminal("ps", columns=110) as terminal:
+            assert terminal.end() == Exit.DONE
+            lines = ESCAPE.sub("", terminal.screen).splitlines()
+            assert max(map(len, lines)) == 110
+            assert any(line.endswith("…") for line in lines)
+        with shell.terminal("ps", "--wide", columns=110) as terminal:
+            assert terminal.end() == Exit.DONE
+            assert "…" not in terminal.screen
+
+
+class TestProgress:
+    """A load shows its state and time while it lasts, and leaves only its result."""
+
+    def test_load(self, shell):
+        shell("load", "slow")  # so that it is known how long it takes
+        shell("unload", "slow")
+        with shell.terminal("load", "slow") as terminal:
+            assert terminal.end() == Exit.DONE
+            painted = ESCAPE.sub("", terminal.screen)
+            assert re.search(r"slow: starting  [█░]+  \d+ s of about \d+ s", painted)
+            result = terminal.screen.rpartition("\r\x1b[K")[2]
+            assert [ESCAPE.sub("", line).split()[0] for line in result.splitlines()] == ["MODEL", "slow"]
+        shell("unload", "slow")
+
+    def test_ctrl_c_ends_the_wait_only(self, site, shell):
+        with shell.terminal("load", "slow") as terminal:
+            terminal.wait_for("starting")
+            terminal.type("\x03")
+            assert terminal.end() == Exit.INTERRUPTED
+            assert "llmux unload slow" in terminal.screen
+        wait_until(lambda: site.model("slow")["state"] == "ready", what="the load goes on")
+        shell("unload", "slow")
+
+    def test_none_in_a_pipe(self, shell):
+        assert shell("load", "slow").stderr == ""
+        shell("unload", "slow")
+
+
+class TestTop:
+    """The other screen, until q or Ctrl-C."""
+
+    def test_q(self, shell):
+        with shell.terminal("top", "--interval", "0.2") as terminal:
+            terminal.wait_for("q: quit")
+            shell("load", "chat")
+            terminal.wait_for("ready")
+            terminal.type("q")
+            assert terminal.end() == Exit.DONE
+            assert terminal.screen.startswith("\x1b[?1049h")
+            assert terminal.screen.endswith("\x1b[?1049l")
+        shell("unload", "chat")
+
+    def test_ctrl_c(self, shell):
+        with shell.terminal("top") as terminal:
+            terminal.wait_for("q: quit")
+            terminal.type("\x03")
+            assert terminal.end() == Exit.DONE
+            assert terminal.screen.endswith("\x1b[?1049l")
+
+    def test_requests(self, site, shell):
+        with shell.terminal("chat", "talker", "Hello") as speaker:
+            speaker.wait_for("Hello from")
+            shown = shell("top", "--once").stdout
+            assert "/v1/chat/completions" in shown
+            assert "running" in shown
+        wait_until(lambda: not site.model("talker")["in_flight"], what="it hung up")
+
+
+class TestChat:
+    """A conversation."""
+
+    def test_turns_and_commands(self, site, shell):
+        with shell.terminal("chat", "quick") as terminal:
+            terminal.wait_for("> ")
+            terminal.type("Hello\n")
+            terminal.wait_for(tiny.ANSWER)
+            terminal.wait_for("> ")
+            terminal.type("/system Be brief\n")
+            terminal.wait_for("is set")
+            terminal.type("/reset\n")
+            terminal.wait_for("Forgotten")
+            terminal.type("/what\n")
+            terminal.wait_for("/quit ends it")
+            terminal.type("/quit\n")
+            assert terminal.end() == Exit.DONE
+
+    def test_thoughts_are_dimmed(self, shell):
+        with shell.terminal("chat", "thinker", "Hello") as terminal:
+            assert terminal.end() == Exit.DONE
+            thought = re.escape(f"\x1b[2m{tiny.THOUGHT}\x1b[0m")
+            assert re.search(thought + r"\r\n" + tiny.ANSWER, terminal.screen)
+
+    def test_ctrl_c_cuts_the_answer_and_keeps_the_session(self, site, shell):
+        with shell.terminal("chat", "talker") as terminal:
+            terminal.wait_for("> ")
+            terminal.type("Hello\n")
+            terminal.wait_for("Hello from a fake worker")
+            terminal.type("\x03")
+            terminal.wait_for("cut off")
+            wait_until(lambda: not site.model("talker")["in_flight"], what="the request ended")
+            terminal.type("Again\n")
+            terminal.wait_for("Hello from a fake worker")
+            terminal.type("\x03")
+            terminal.wait_for("cut off")
+            terminal.type("\x04")
+            assert terminal.end() == Exit.DONE
+
+    def test_an_error_keeps_the_session(self, shell):
+        with shell.terminal("chat", "broken") as terminal:
+            terminal.wait_for("> ")
+            terminal.type("Hello\n")
+            terminal.wait_for("llmux: ")
+            terminal.wait_for("> ")
+            terminal.type("/quit\n")
+            assert terminal.end() == Exit.DONE
