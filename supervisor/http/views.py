@@ -5,14 +5,11 @@ Reading for display may be stale by an event; nothing here is used to decide.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Final
-
 from pydantic import JsonValue
 
 from runtimes.base import ModelConfig
 from supervisor.catalog import CatalogModel
+from supervisor.catalog.masking import masked
 from supervisor.core.journal import Decision
 from supervisor.core.ledger import Lease
 from supervisor.core.placement import RELOAD_MIB_PER_S
@@ -21,11 +18,6 @@ from supervisor.core.world import Record
 from supervisor.http.context import Context
 
 Json = dict[str, JsonValue]
-
-MASK: Final = "***"
-_SECRET = re.compile(
-    r"(?:^|[^A-Za-z])(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:$|[^A-Za-z])", re.IGNORECASE
-)
 
 
 def model_view(context: Context, model: ModelId) -> Json | None:
@@ -139,36 +131,7 @@ def _capabilities(model: CatalogModel) -> Json | None:
 
 def definition(config: ModelConfig) -> Json:
     """The effective configuration; what looks like a secret is masked."""
-    return {key: _masked(value, key) for key, value in config.model_dump(mode="json").items()}
-
-
-def _masked(value: JsonValue, key: str) -> JsonValue:
-    match value:
-        case dict():
-            return {
-                name: MASK if _SECRET.search(name) and item is not None else _masked(item, key)
-                for name, item in value.items()
-            }
-        case list() if all(isinstance(word, str) for word in value):
-            return list(_masked_words([str(word) for word in value]))
-        case str() if key in {"cmd", "stop_cmd"}:
-            return " ".join(_masked_words(value.split()))
-        case _:
-            return value
-
-
-def _masked_words(words: list[str]) -> Iterator[str]:
-    """A command line without the values of options that are called like a secret."""
-    after_secret = False
-    for word in words:
-        option, equals, _ = word.partition("=")
-        if equals and _SECRET.search(option):
-            yield f"{option}={MASK}"
-        elif after_secret and not word.startswith("-"):
-            yield MASK
-        else:
-            yield word
-        after_secret = word.startswith("-") and not equals and _SECRET.search(word) is not None
+    return {key: masked(value, key) for key, value in config.model_dump(mode="json").items()}
 
 
 def device_views(context: Context) -> list[Json]:

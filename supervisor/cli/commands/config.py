@@ -1,19 +1,27 @@
-"""`llmux config`."""
+"""`llmux config` and `llmux reload`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from supervisor.cli.options import daemon_options, json_option, print_json
+from supervisor.errors import ConfigError, InvalidRequestError
+
+
+def _path_argument(command: Callable[..., None]) -> Callable[..., None]:
+    return click.argument("path", type=click.Path(path_type=Path), required=False)(command)
+
 
 @click.group()
 def config() -> None:
-    """Check the configuration."""
+    """Check, show and import configurations."""
 
 
 @config.command("check")
-@click.argument("path", type=click.Path(path_type=Path), required=False)
+@_path_argument
 def config_check(path: Path | None) -> None:
     """Report every mistake of PATH (default: the file that `serve` would use)."""
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # only this command needs it
@@ -22,4 +30,49 @@ def config_check(path: Path | None) -> None:
     click.echo(f"No mistakes: {len(catalog.models)} models, {len(catalog.listing())} public names.")
 
 
-COMMANDS = (config,)
+@config.command("show")
+@_path_argument
+@json_option
+def config_show(path: Path | None, as_json: bool) -> None:
+    """Show what counts in the end, and who set it: a line of a file, a variable, or the default. Secrets are masked."""
+    from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import configuration  # noqa: PLC0415
+
+    values = configuration.effective(load_catalog(path, check_files=False))
+    if as_json:
+        print_json(configuration.as_json(values))
+    else:
+        click.echo(configuration.shown(values), nl=False)
+
+
+@config.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration, for editors."""
+    from supervisor.catalog.schema import json_schema  # noqa: PLC0415  # imports every runtime
+
+    print_json(json_schema())
+
+
+@click.command("reload")
+@daemon_options
+def reload_(url: str, key: str | None, as_json: bool) -> None:
+    """Apply what changed in the configuration, without disturbing the rest. With mistakes in it nothing changes."""
+    from supervisor.cli import client  # noqa: PLC0415  # not for declaring
+
+    try:
+        answer = client.post(url, key, "/v1/admin/reload")
+    except InvalidRequestError as error:
+        if error.detail:
+            raise ConfigError(error.detail) from error
+        raise
+    if as_json:
+        print_json(answer)
+        return
+    for part in ("added", "removed", "changed", "restarted", "settings", "needs_restart"):
+        names = answer.get(part)
+        if isinstance(names, list) and names:
+            click.echo(f"{part.replace('_', ' ') + ':':15}{', '.join(map(str, names))}")
+    click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
+
+
+COMMANDS = (config, reload_)

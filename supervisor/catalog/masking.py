@@ -1,0 +1,44 @@
+"""What looks like a secret, replaced by a mask: for everything that shows a configuration to people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from pydantic import JsonValue
+
+MASK: Final = "***"
+_SECRET = re.compile(
+    r"(?:^|[^A-Za-z])(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:$|[^A-Za-z])", re.IGNORECASE
+)
+
+
+def masked(value: JsonValue, key: str) -> JsonValue:
+    """The value of a configuration's `key`, with a mask for each part that is called like a secret."""
+    match value:
+        case dict():
+            return {
+                name: MASK if _SECRET.search(name) and item is not None else masked(item, key)
+                for name, item in value.items()
+            }
+        case list() if all(isinstance(word, str) for word in value):
+            return list(_masked_words([str(word) for word in value]))
+        case str() if key in {"cmd", "stop_cmd"}:
+            return " ".join(_masked_words(value.split()))
+        case _:
+            return value
+
+
+def _masked_words(words: list[str]) -> Iterator[str]:
+    """A command line without the values of options that are called like a secret."""
+    after_secret = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if equals and _SECRET.search(option):
+            yield f"{option}={MASK}"
+        elif after_secret and not word.startswith("-"):
+            yield MASK
+        else:
+            yield word
+        after_secret = word.startswith("-") and not equals and _SECRET.search(word) is not None

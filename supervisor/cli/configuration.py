@@ -1,0 +1,111 @@
+"""`llmux config show`: every value that counts, and who set it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, JsonValue
+
+from supervisor.catalog import Catalog
+from supervisor.catalog.document import Place, Trail, dotted
+from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.masking import masked
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """One value. `place`: where it was set; None: it is a default."""
+
+    trail: Trail
+    value: JsonValue
+    place: Place | None
+
+    @property
+    def layer(self) -> str:
+        """`file`, `local`, `env`, or `default`."""
+        return self.place.source.layer.value if self.place is not None else DEFAULT
+
+    @property
+    def origin(self) -> str:
+        """For people: `llmux.yaml:4`, `local.yaml:2 (local)`, `LLMUX_SERVER__PORT (env)`, `default`."""
+        if self.place is None:
+            return DEFAULT
+        label = self.place.source.label
+        where = f"{label}:{self.place.line}" if self.place.line else label
+        return where if self.layer == "file" else f"{where} ({self.layer})"
+
+    @property
+    def is_unset(self) -> bool:
+        """A default that says nothing."""
+        return self.place is None and self.value in (None, [], {})
+
+
+def effective(catalog: Catalog) -> Iterator[Effective]:
+    """All values in the order of the file's sections; mappings down to their last key. Secrets are masked."""
+    for model in catalog.models.values():
+        yield from _section(catalog, ("models", model.id), model.config)
+    for virtual in catalog.virtual.values():
+        yield from _section(catalog, ("virtual_models", virtual.name), virtual.config)
+    devices: JsonValue = "auto"
+    if catalog.devices != "auto":
+        devices = [device.model_dump(mode="json", exclude_none=True) for device in catalog.devices]
+    yield Effective(("devices",), devices, catalog.origin("devices"))
+    yield from _section(catalog, ("limits",), catalog.limits)
+    yield from _section(catalog, ("server",), catalog.server)
+
+
+def shown(values: Iterator[Effective]) -> str:
+    """As YAML that could be used as a configuration, with the origins beside it; what is unset is left out."""
+    document: dict[str, JsonValue] = {}
+    beside = {}
+    for value in values:
+        if value.is_unset:
+            continue
+        at = document
+        for key in value.trail[:-1]:
+            below = at.setdefault(str(key), {})
+            assert isinstance(below, dict)
+            at = below
+        at[str(value.trail[-1])] = value.value
+        beside[value.trail] = value.origin
+    return written(document, Comments(beside=beside))
+
+
+def as_json(values: Iterator[Effective]) -> list[dict[str, JsonValue]]:
+    """The same for machines, with everything that is unset."""
+    return [
+        {
+            "key": dotted(value.trail),
+            "value": value.value,
+            "layer": value.layer,
+            "place": str(value.place) if value.place is not None else None,
+        }
+        for value in values
+    ]
+
+
+def _section(catalog: Catalog, trail: Trail, section: BaseModel) -> Iterator[Effective]:
+    for key, value in section.model_dump(mode="json").items():
+        yield from _leaves(catalog, (*trail, key), masked(value, key))
+
+
+def _leaves(catalog: Catalog, trail: Trail, value: JsonValue) -> Iterator[Effective]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(catalog, (*trail, key), item)
+    else:
+        yield Effective(trail, value, _place(catalog, trail))
+
+
+def _place(catalog: Catalog, trail: Trail) -> Place | None:
+    """Also where the file says `physical` for `model`, or has the parameters of a virtual model under `params`."""
+    found = catalog.origin(*trail)
+    if found is None and trail[0] == "virtual_models":
+        section, name, key, *rest = trail
+        found = catalog.origin(section, name, "params", key, *rest)
+        if key == "model":
+            found = found or catalog.origin(section, name, "physical")
+    return found
