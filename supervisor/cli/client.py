@@ -106,7 +106,7 @@ def error_of(told: Json, status: int, path: str) -> LlmuxError:
         scope = "admin" if path.startswith("/v1/admin") else "inference"
         message += f" Pass one with --key or $LLMUX_API_KEY; make one: llmux keys add NAME --scope {scope}"
     elif told.get("code") == "model_not_found":
-        message += " They are shown by: llmux ps"
+        message += " See them: llmux ps"
     detail = told.get("detail")
     return _ERRORS.get(status, LlmuxError)(
         message, detail=tuple(str(line) for line in detail) if isinstance(detail, list) else ()

@@ -272,7 +272,7 @@ def _keys(server: ServerConfig) -> Iterator[Check]:
     if keyring and not any("admin" in key.scopes for key in keyring.keys):
         yield Check("keys", "warn", "no key opens the admin API", "llmux keys add admin --scope admin")
     if not keyring:
-        yield Check("keys", "ok", "none: llmux serves this machine only")
+        yield Check("keys", "ok", "none: only this machine is served")
     elif not keyring.warnings and not expired:
         yield Check("keys", "ok", f"{path}: {len(keyring.keys)} keys")
 
@@ -287,9 +287,9 @@ def _service() -> Iterator[Check]:
     if lingers is None:
         yield Check("linger", "warn", "systemd can't be asked whether it is on", "loginctl enable-linger")
     elif lingers:
-        yield Check("linger", "ok", "on: llmux starts at boot and outlives your logout")
+        yield Check("linger", "ok", "on: it starts at boot and outlives your logout")
     else:
-        yield Check("linger", "warn", "off: llmux ends when you log out", "llmux service install --linger")
+        yield Check("linger", "warn", "off: it ends when you log out", "llmux service install --linger")
 
 
 def _lingers() -> bool | None:

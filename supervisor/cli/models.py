@@ -14,7 +14,7 @@ from supervisor.cli.exits import UnreachableError
 from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
 
 HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP")
-WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD")
+WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "ALSO")
 
 
 def table_of(models: Sequence[Json], *, wide: bool = False) -> str:
@@ -100,7 +100,7 @@ def _row(model: Json) -> tuple[str, ...]:
 
 
 def _wide(model: Json) -> tuple[str, ...]:
-    worker = client.part(model, "worker")
+    worker, names = client.part(model, "worker"), model.get("virtual_models")
     return (
         show.text(model.get("type")),
         show.text(model.get("runtime")),
@@ -109,4 +109,5 @@ def _wide(model: Json) -> tuple[str, ...]:
         show.text(worker.get("pid")),
         show.text(worker.get("port")),
         show.duration(model.get("load_s")),
+        ", ".join(map(str, names)) if isinstance(names, list) and names else "-",
     )

@@ -50,7 +50,7 @@ def keys_add(
     path = path or files.keys_file(config)
     wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
     secret = files.add(path, name, wanted, expires)
-    click.echo(f"Added {name} to {path}. This is the only time its key is shown; restart llmux to use it.", err=True)
+    click.echo(f"Added {name} to {path}. This is the only time its key is shown. To use it: llmux reload", err=True)
     if as_json:
         print_json({"name": name, "key": secret, "scopes": wanted, "expires": expires, "file": str(path)})
     else:
@@ -98,11 +98,11 @@ def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool
 
     path = path or files.keys_file(config)
     left, kept_layout = files.revoke(path, name)
-    click.echo(f"Revoked {name} in {path}. Restart llmux so that it no longer opens anything.", err=True)
+    click.echo(f"Revoked {name} in {path}. Until the next llmux reload it still opens what it did.", err=True)
     if not kept_layout:
         click.echo("The file was written anew; its comments are lost.", err=True)
     if not left:
-        click.echo("That was the last key: llmux now serves this machine only, without keys.", err=True)
+        click.echo("That was the last key: without any, only this machine is served, and everything on it.", err=True)
     if as_json:
         print_json({"name": name, "file": str(path), "left": left})
 

@@ -1,0 +1,178 @@
+"""Writes terminal.md: every command as it looks, run for real on a terminal against a demo daemon.
+
+`make docs` leaves it alone, for it takes half a minute, port 8081, an installed llama.cpp runtime, and its numbers differ each
+time. After a change of what commands print: `python docs/record.py`.
+"""  # noqa: INP001  # a program, not a package
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from supervisor.cli.environments import resolve
+
+PAGE: Final = Path(__file__).with_name("terminal.md")
+COLUMNS, ROWS = 118, 40
+MOST_LINES: Final = 24
+ENOUGH_S: Final = 60.0
+RUNTIMES: Final = resolve(None)  # what is installed is not installed again
+
+INTRODUCTION: Final = """\
+# Commands, as they look
+
+Recorded against `llmux demo` by `docs/record.py`; colours and what was painted over are left out, long output is cut.
+[All options](cli.md).
+"""
+
+Step = tuple[str, Sequence[tuple[str, str]]]
+"""A command, and what is typed (second) once something (first) stands on the screen."""
+
+LISTEN: Final = "timeout 4 llmux events --types decision,model &"
+
+STEPS: Final[Sequence[tuple[str, Sequence[Step]]]] = (
+    ("Models", (("llmux ps", ()), ("llmux load tiny-chat", ()), ("llmux ps --wide", ()), ("llmux load nothing", ()))),
+    (
+        "Talking",
+        (
+            ("llmux chat Tiny-Thinking 'Hello there'", ()),
+            ("echo Hello | llmux chat Tiny-Instruct", ()),
+            (
+                "llmux chat Tiny-Instruct",
+                (("> ", "Hello\n"), ("> ", "/system Be brief.\n"), ("> ", "/quit\n")),
+            ),
+        ),
+    ),
+    (
+        "Watching",
+        (
+            ("llmux top --once", ()),
+            (f"{LISTEN} sleep 1; llmux load tiny-other > /dev/null 2>&1; wait", ()),
+            ("llmux logs tiny-chat -n 4", ()),
+            ("llmux why -n 6", ()),
+            ("llmux unload tiny-chat", ()),
+            ("llmux why tiny-chat -n 1 --json", ()),
+        ),
+    ),
+    (
+        "Configuration and keys",
+        (
+            ("llmux config check demo/llmux.yaml", ()),
+            ("llmux config show demo/llmux.yaml", ()),
+            ("llmux reload", ()),
+            ("llmux keys add webui", ()),
+            ("llmux keys add ops --scope admin --expires 2030-01-31", ()),
+            ("llmux keys list", ()),
+            ("llmux keys revoke webui", ()),
+        ),
+    ),
+    (
+        "The machine",
+        (
+            ("llmux doctor --config demo/llmux.yaml", ()),
+            ("llmux runtimes list", ()),
+            ("llmux runtimes install llama_server", ()),
+            ("llmux runtimes remove nothing", ()),
+            ("llmux service status", ()),
+            ("llmux completion fish", ()),
+        ),
+    ),
+    ("When nothing answers", (("llmux ps --url http://127.0.0.1:9; echo $?", ()),)),
+)
+
+
+def run(command: str, typed: Sequence[tuple[str, str]], env: Mapping[str, str], cwd: Path) -> str:
+    """What a command wrote on a terminal of its own."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    words = ["bash", "-c", command]
+    process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env, cwd=cwd, start_new_session=True)
+    os.close(slave)
+    screen, seen, left = "", 0, list(typed)
+    deadline = time.monotonic() + ENOUGH_S
+    while time.monotonic() < deadline:
+        if left and left[0][0] in screen[seen:]:
+            seen = len(screen)
+            os.write(master, left.pop(0)[1].encode())
+        if select.select([master], [], [], 0.2)[0]:
+            try:
+                screen += os.read(master, 65536).decode("utf-8", "replace")
+            except OSError:  # it has ended
+                break
+    os.close(master)
+    process.wait(ENOUGH_S)
+    return screen
+
+
+def shown(screen: str, instead: Mapping[str, str]) -> str:
+    """The screen's text without what was painted over, colours, secrets, and folders of this machine."""
+    screen = screen.replace("\r\n", "\n")
+    for found, name in instead.items():
+        screen = screen.replace(found, name)
+    lines = []
+    for line in screen.split("\n"):
+        last = re.split(r"\r(?:\x1b\[K)?", line)[-1]
+        plain = re.sub(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\(B|[=>])", "", last)
+        lines.append(re.sub(r"sk-llmux-\S+", "sk-llmux-…", plain).rstrip())
+    text = "\n".join(lines).strip("\n").split("\n")
+    return "\n".join(text[:MOST_LINES] + (["…"] if len(text) > MOST_LINES else []))
+
+
+def page(env: Mapping[str, str], state: Path) -> str:
+    """Run everything, and put it together."""
+    parts = [INTRODUCTION]
+    for title, steps in STEPS:
+        parts.append(f"## {title}\n")
+        for command, typed in steps:
+            screen = shown(
+                run(command, typed, env, state), {env["HOME"]: "~", str(RUNTIMES): "~/.local/share/llmux/runtimes"}
+            )
+            told = command.replace("demo/llmux.yaml", "~/.local/state/llmux/demo/llmux.yaml")
+            parts.append(f"```console\n$ {told}\n{screen}\n```\n")
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Start the demo, run the commands, write the page."""
+    folder = Path(sys.executable).parent
+    with tempfile.TemporaryDirectory() as home:
+        state = Path(home) / ".local" / "state" / "llmux"
+        state.mkdir(parents=True)
+        runtimes = Path(home) / ".local" / "share" / "llmux" / "runtimes"
+        runtimes.parent.mkdir(parents=True)
+        runtimes.symlink_to(RUNTIMES)
+        env = {
+            "HOME": home,
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "TERM": "xterm",
+            "LANG": "C.UTF-8",
+        }
+        with (state / "daemon.log").open("wb") as log:
+            daemon = subprocess.Popen(
+                [str(folder / "llmux"), "demo"], env=env, cwd=state, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        try:
+            while "models" not in run("llmux ps --json", (), env, state):
+                if daemon.poll() is not None:
+                    sys.exit((state / "daemon.log").read_text(encoding="utf-8"))
+                time.sleep(0.2)
+            written = page(env, state)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+    PAGE.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
