@@ -143,7 +143,9 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
     listening = asyncio.Event()
     with contextlib.closing(daemon_module.listen(catalog.server)) as listener:
         serving = asyncio.create_task(
-            daemon_module._serve(catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set())
+            daemon_module._serve(
+                catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set(), orphans=0
+            )
         )
         await listening.wait()
         async with httpx.AsyncClient(base_url=config.url, trust_env=False, verify=False, timeout=30) as client:

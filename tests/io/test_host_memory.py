@@ -180,7 +180,7 @@ class TestCost:
         for _ in range(100):
             host.read({A: on_host(os.getpid())})
             clock[0] += 1
-        assert len(looks) == 5
+        assert looks.count(os.getpid()) == 5  # other tests' processes may be below us as well
 
 
 class TestProcesses:
