@@ -14,6 +14,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import structlog
@@ -79,20 +80,30 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
             uvloop.run(
-                _serve(configuration, catalog, keyring, lock.instance_id, listener, on_listening, orphans=len(orphans))
+                serve(
+                    Boot(
+                        configuration, catalog, keyring, lock.instance_id, listener, on_listening, orphans=len(orphans)
+                    )
+                )
             )
 
 
-async def _serve(
-    configuration: Configuration,
-    catalog: Catalog,
-    keyring: Keyring,
-    instance: str,
-    listener: socket.socket,
-    on_listening: OnListening,
-    *,
-    orphans: int,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What is there before the event loop runs: lock held, leftovers reaped, socket bound."""
+
+    configuration: Configuration
+    catalog: Catalog
+    keyring: Keyring
+    instance: str
+    listener: socket.socket
+    on_listening: OnListening
+    orphans: int = 0
+
+
+async def serve(boot: Boot) -> None:
+    """Everything that runs on the event loop, until a signal ends it."""
+    catalog = boot.catalog
     opened, store = await asyncio.gather(
         open_sampler(_wanted(catalog.devices)), Store.open(catalog.server.state_dir / "llmux.sqlite3")
     )
@@ -100,14 +111,14 @@ async def _serve(
         log.info("devices.note", message=note)
     prober = Prober()
     try:
-        engine, context = await _assemble(catalog, keyring, instance, opened, store, prober)
-        reloader = Reloader(context, configuration, keyring)
+        engine, context = await _assemble(boot, opened, store, prober)
+        reloader = Reloader(context, boot.configuration, boot.keyring)
         application = Application(context, reloader)
-        application.metrics.orphans(orphans)
-        url = _url(*listener.getsockname()[:2])
-        on_listening(url, len(keyring.keys))
-        log.info("daemon.listening", url=url, keys=len(keyring.keys))
-        await _until_stopped(engine, application, reloader, listener, catalog)
+        application.metrics.orphans(boot.orphans)
+        url = _url(*boot.listener.getsockname()[:2])
+        boot.on_listening(url, len(boot.keyring.keys))
+        log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
+        await _until_stopped(engine, application, reloader, boot.listener, catalog)
     finally:
         await prober.close()
         await store.close()
@@ -119,10 +130,8 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _assemble(
-    catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, store: Store, prober: Prober
-) -> tuple[Engine, Context]:
-    server = catalog.server
+async def _assemble(boot: Boot, opened: Opened, store: Store, prober: Prober) -> tuple[Engine, Context]:
+    catalog, server = boot.catalog, boot.catalog.server
     devices = opened.devices
     specs = tuple(device.spec for device in devices)
     keys = {DeviceId(device.id): device.key for device in devices}
@@ -142,12 +151,12 @@ async def _assemble(
         prober=prober,
         runtimes_dir=server.runtimes_dir,
         log_dir=log_dir,
-        instance=instance,
+        instance=boot.instance,
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
     workers = Workers(surroundings, catalog.models, catalog.limits)
     engine = Engine(workers, opened.sampler, store, device_keys=keys)
-    gate = Gate.of(keyring, server)
+    gate = Gate.of(boot.keyring, server)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
     return engine, Context(engine, workers, opened.sampler, catalog, gate, learned=learned)
 

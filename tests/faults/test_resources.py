@@ -18,7 +18,7 @@ import httpx
 import psutil
 import yaml
 
-from supervisor.catalog import load
+from supervisor.catalog import Configuration, load
 from supervisor.catalog.keys import Keyring
 from supervisor.cli import daemon as daemon_module
 from tests.daemon import REPOSITORY, Daemon, fake, running, wait_until
@@ -142,11 +142,11 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
     catalog.server.state_dir.mkdir(parents=True)
     listening = asyncio.Event()
     with contextlib.closing(daemon_module.listen(catalog.server)) as listener:
-        serving = asyncio.create_task(
-            daemon_module._serve(
-                catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set(), orphans=0
-            )
+        configuration = Configuration(config.config_path)
+        boot = daemon_module.Boot(
+            configuration, catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set()
         )
+        serving = asyncio.create_task(daemon_module.serve(boot))
         await listening.wait()
         async with httpx.AsyncClient(base_url=config.url, trust_env=False, verify=False, timeout=30) as client:
 
