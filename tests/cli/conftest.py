@@ -63,6 +63,7 @@ class Terminal:
 
     def __init__(self, words: tuple[str, ...], env: dict[str, str], cwd: Path, columns: int) -> None:
         self.screen = ""
+        self._seen = 0
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.process = subprocess.Popen(
@@ -89,15 +90,14 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def wait_for(self, text: str, timeout_s: float = 30.0) -> str:
-        """Read until it stands there, counted from the last call; what was read."""
-        began = len(self.screen)
+    def wait_for(self, text: str, timeout_s: float = 30.0) -> None:
+        """Read until it stands there, behind what was waited for last."""
         deadline = time.monotonic() + timeout_s
-        while text not in self.screen[began:]:
+        while text not in self.screen[self._seen :]:
             assert time.monotonic() < deadline, f"no {text!r} in {self.screen!r}"
             if not self._read(0.5):
-                assert text in self.screen[began:], f"ended without {text!r}: {self.screen!r}"
-        return self.screen[began:]
+                assert text in self.screen[self._seen :], f"ended without {text!r}: {self.screen!r}"
+        self._seen = self.screen.index(text, self._seen) + len(text)
 
     def end(self, timeout_s: float = 30.0) -> int:
         """Read until it ends; its exit code."""
@@ -127,6 +127,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
             "talker": fake("--chunks", "400", "--chunk-delay", "0.05"),
             "broken": fake("--exit-code", "1", "--log-text", "no such file: weights.bin"),
         },
+        "limits": {"crash_limit": 1},  # given up at once
         "virtual_models": {
             "thinker": {"model": "chat", "enable_thinking": True},
             "quick": {"model": "chat", "enable_thinking": False},

@@ -126,11 +126,13 @@ class TestChat:
             terminal.wait_for("Hello from a fake worker")
             terminal.type("\x03")
             terminal.wait_for("cut off")
+            terminal.wait_for("> ")
             wait_until(lambda: not site.model("talker")["in_flight"], what="the request ended")
             terminal.type("Again\n")
             terminal.wait_for("Hello from a fake worker")
             terminal.type("\x03")
             terminal.wait_for("cut off")
+            terminal.wait_for("> ")
             terminal.type("\x04")
             assert terminal.end() == Exit.DONE
 
