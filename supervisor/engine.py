@@ -161,23 +161,22 @@ class Engine:
             took = self.clock() - began
             for effect in effects:
                 self._carry_out(effect)
-            if settled and not self._is_settled(following, effects):
-                settled = False
-                self.last_decision_s = took
+            if not self._is_settled(following, effects):
+                if settled:
+                    settled = False
+                    self.last_decision_s = took
+                if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
+                    self._sample_now.set()
             for observe in self.observers:
                 observe(following, effects)
-            if isinstance(following, WorkerReady | WorkerExited | LoadAsked):
-                self._sample_now.set()
         self._handling = False
-        was_impatient, self._impatient = self._impatient, self.journal.scheduler.is_impatient()
-        if self._impatient and not was_impatient:
-            self._sample_now.set()
-        watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(None)
         if not settled:
-            self._schedule_tick()
+            self._look_ahead()
+        if self._watchers:
+            watchers, self._watchers = self._watchers, []
+            for watcher in watchers:
+                if not watcher.done():
+                    watcher.set_result(None)
         if mistake is not None:
             raise mistake
 
@@ -186,6 +185,13 @@ class Engine:
         if type(event) is RequestArrived:
             return len(effects) == 1 and type(effects[0]) is Dispatch
         return type(event) is RequestFinished and not effects and not self.journal.scheduler.world.wanted
+
+    def _look_ahead(self) -> None:
+        """See to it that the next deadline is kept, and that memory is read soon when somebody waits for it."""
+        was_impatient, self._impatient = self._impatient, self.journal.scheduler.is_impatient()
+        if self._impatient and not was_impatient:
+            self._sample_now.set()
+        self._schedule_tick()
 
     async def _change(self) -> None:
         """Until the next event has been handled."""

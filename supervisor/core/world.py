@@ -160,6 +160,8 @@ class World:
 
     def due(self, now: float) -> list[ModelId]:
         """The models whose timers have come, each once."""
+        if self.next_wake() > now:
+            return []
         due: dict[ModelId, None] = {}
         while self.next_wake() <= now:
             timer = heapq.heappop(self.timers)

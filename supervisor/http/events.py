@@ -47,7 +47,7 @@ class Hub:
 
     def wants(self, kind: Kind) -> bool:
         """Does anybody listen to it?"""
-        return any(kind in subscription.kinds for subscription in self._subscriptions)
+        return bool(self._subscriptions) and any(kind in each.kinds for each in self._subscriptions)
 
     def publish(self, kind: Kind, data: dict[str, JsonValue]) -> None:
         """Give it to everybody who listens."""
