@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from supervisor.departure import ResponseBrokenError, Scope, Send
 from supervisor.envelope import error_event
@@ -41,8 +41,18 @@ _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"open
 _SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
 _CORS: Final = b"access-control-"
 
-_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d+)')
-_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d+)')
+_TOKENS: Final = b'_tokens"'
+_COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d+)')
+
+
+class Usage(NamedTuple):
+    """Tokens, as an answer's own usage says; None where it doesn't."""
+
+    prompt: int | None = None
+    completion: int | None = None
+
+
+NO_USAGE: Final = Usage()
 
 
 @dataclass(slots=True)
@@ -57,15 +67,14 @@ class Outcome:
     sse: bool = False
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
-    @property
-    def prompt_tokens(self) -> int | None:
-        """As the answer's own usage says; None where it doesn't."""
-        return self._last(_PROMPT_TOKENS)
-
-    @property
-    def completion_tokens(self) -> int | None:
-        """As the answer's own usage says; None where it doesn't."""
-        return self._last(_COMPLETION_TOKENS)
+    def usage(self) -> Usage:
+        """What the end of the answer says. Looked for at every call."""
+        tail = b"".join(self._tail)
+        start = tail.find(_TOKENS)
+        if start < 0:
+            return NO_USAGE
+        counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
+        return Usage(counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output")))
 
     def keep(self, chunk: bytes) -> None:
         """Count a piece of the body, and remember its end."""
@@ -77,10 +86,6 @@ class Outcome:
         """What was sent so far ends with a whole server-sent event."""
         tail = b"".join(self._tail)
         return not tail or tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
-
-    def _last(self, pattern: re.Pattern[bytes]) -> int | None:
-        found = pattern.findall(b"".join(self._tail))
-        return int(found[-1]) if found else None
 
 
 async def forward(

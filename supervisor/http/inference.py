@@ -80,9 +80,11 @@ class Inference:
             call.failure = "client_gone"
             raise
         finally:
-            record = call.record()
+            now = asyncio.get_running_loop().time()
+            call.usage = call.outcome.usage()
+            record = call.record(now)
             log.info("request.finished", **record)
-            self._requests.finished(call, record)
+            self._requests.finished(call, record, now)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         call.path = scope["path"]

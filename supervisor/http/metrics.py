@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,6 +38,8 @@ from supervisor.errors import LlmuxError
 from supervisor.http.context import Context
 from supervisor.http.requests import Call
 
+Kind = TypeVar("Kind", Counter, Histogram)
+
 MIB: Final = 1024 * 1024
 WORKER_TIMEOUT_S: Final = 1.0
 WORKER_LIMIT: Final = 1024 * 1024
@@ -57,6 +60,7 @@ class Metrics:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._known: dict[tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase] = {}
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry=registry
@@ -143,24 +147,31 @@ class Metrics:
         route = self._context.catalog.route(call.name) if call.name is not None else None
         name = call.name if call.name is not None and route is not None else "unknown"
         outcome, ticket = call.outcome, call.ticket
-        self._requests.labels(name, outcome.status or call.failed_status or "none").inc()
+        self._series(self._requests, name, outcome.status or call.failed_status or "none").inc()
         if ticket is None:
             return
-        self._queue_wait.labels(name).observe(ticket.queued_s)
-        self._duration.labels(name).observe(total_s)
-        prompt, completion = outcome.prompt_tokens, outcome.completion_tokens
+        self._series(self._queue_wait, name).observe(ticket.queued_s)
+        self._series(self._duration, name).observe(total_s)
+        prompt, completion = call.usage
         if prompt is not None:
-            self._prompt.labels(name).inc(prompt)
+            self._series(self._prompt, name).inc(prompt)
         first_s = outcome.first_byte_s
         if first_s is not None:
-            self._first.labels(name).observe(first_s)
+            self._series(self._first, name).observe(first_s)
         if completion:
-            self._completion.labels(name).inc(completion)
+            self._series(self._completion, name).inc(completion)
             worked_s = total_s - ticket.queued_s
             if worked_s > 0:
-                self._speed.labels(name).observe(completion / worked_s)
+                self._series(self._speed, name).observe(completion / worked_s)
             if call.stream and first_s is not None and completion > 1:
-                self._per_token.labels(name).observe(max(0.0, worked_s - first_s) / (completion - 1))
+                self._series(self._per_token, name).observe(max(0.0, worked_s - first_s) / (completion - 1))
+
+    def _series(self, metric: Kind, *labels: str | int) -> Kind:
+        """The metric of these labels: looking it up there takes longer than counting in it."""
+        found = self._known.get((metric, labels))
+        if found is None:
+            found = self._known[metric, labels] = metric.labels(*labels)
+        return cast("Kind", found)
 
     def route(self) -> Route:
         """`GET /metrics`."""

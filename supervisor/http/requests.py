@@ -21,7 +21,7 @@ from supervisor.http.events import Hub
 from supervisor.http.history import History
 from supervisor.http.sse import Keepalive
 from supervisor.io.upstream import Headers
-from supervisor.proxy import Outcome
+from supervisor.proxy import NO_USAGE, Outcome, Usage
 
 Json = dict[str, JsonValue]
 
@@ -41,6 +41,7 @@ class Call:
     ticket: Ticket | None = None  # once it is admitted
     keepalive: Keepalive | None = None
     outcome: Outcome = field(default_factory=Outcome)
+    usage: Usage = NO_USAGE  # once it has ended
     failure: str | None = None  # an error's code
     failed_status: int = 0
 
@@ -49,8 +50,8 @@ class Call:
         """Has the client seen the beginning of a response?"""
         return self.outcome.started or (self.keepalive is not None and self.keepalive.started)
 
-    def record(self) -> Json:
-        """The canonical record of it, at its end."""
+    def record(self, now: float) -> Json:
+        """The canonical record of it, when it has ended (loop time)."""
         ticket, outcome = self.ticket, self.outcome
         error = outcome.error
         return {
@@ -64,10 +65,10 @@ class Call:
             "cut": ticket.cut_reason if ticket is not None else None,
             "queue_ms": round(ticket.queued_s * 1000, 1) if ticket is not None else None,
             "first_byte_ms": round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
-            "total_ms": round((asyncio.get_running_loop().time() - self.arrived_at) * 1000, 1),
+            "total_ms": round((now - self.arrived_at) * 1000, 1),
             "bytes": outcome.bytes_sent,
-            "prompt_tokens": outcome.prompt_tokens,
-            "completion_tokens": outcome.completion_tokens,
+            "prompt_tokens": self.usage.prompt,
+            "completion_tokens": self.usage.completion,
         }
 
 
@@ -89,16 +90,14 @@ class InFlight:
         if self._hub.wants("request"):
             self._hub.publish("request", {"id": call.ticket_id, "state": "started", **_about(call)})
 
-    def finished(self, call: Call, record: Json) -> None:
+    def finished(self, call: Call, record: Json, now: float) -> None:
         """Take it out, and tell of it. Also for those that were refused before they were entered."""
         if call.ticket_id is not None:
             self._calls.pop(call.ticket_id, None)
-        now = asyncio.get_running_loop().time()
         for listener in self.listeners:
             listener(call, now - call.arrived_at)
-        tokens = record["completion_tokens"]
-        if isinstance(tokens, int) and call.ticket is not None:
-            self._history.spread("tokens_per_s", tokens, call.ticket.admitted, now)
+        if call.usage.completion is not None and call.ticket is not None:
+            self._history.spread("tokens_per_s", call.usage.completion, call.ticket.admitted, now)
         if self._hub.wants("request"):
             self._hub.publish("request", {"id": call.ticket_id, "state": "finished", **record})
 

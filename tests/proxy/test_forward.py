@@ -105,7 +105,7 @@ class TestHeaders:
             assert fields[b"cache-control"] == [b"no-cache"]
             assert body.endswith(b"\r\n0\r\n\r\n")
             outcome = front.outcomes[0]
-            assert (outcome.prompt_tokens, outcome.completion_tokens) == (11, 7)
+            assert outcome.usage() == (11, 7)
             assert outcome.bytes_sent == len(EVENT + USAGE)
             assert outcome.first_byte_s is not None
 
@@ -396,4 +396,4 @@ class TestOutcome:
         outcome = Outcome()
         for piece in pieces:
             outcome.keep(piece)
-        assert (outcome.prompt_tokens, outcome.completion_tokens) == expected
+        assert outcome.usage() == expected
