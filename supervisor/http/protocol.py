@@ -9,20 +9,23 @@ client left. An application that fails after its response began has its connecti
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.departure import EXTENSION, Departure, ExchangeOverError
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
+from supervisor.http.exchange import Exchange
 from supervisor.http.request_id import request_id_of
 
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
@@ -43,46 +46,6 @@ class RequestTimeoutError(LlmuxError):
     status = HTTPStatus.REQUEST_TIMEOUT
     type = "invalid_request_error"
     code = "request_timeout"
-
-
-class _Cork:
-    """A cycle's transport that writes a response's head together with the first piece of its body.
-
-    uvloop writes at once: two writes are two system calls here and two wake-ups at the client. A head whose body is not
-    there yet goes out by itself in the loop's next turn.
-    """
-
-    __slots__ = ("_done", "_held", "_loop", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._held = b""
-        self._done = False
-
-    def write(self, data: bytes) -> None:
-        if self._done:
-            self._transport.write(data)
-        elif self._held:
-            held, self._held = self._held, b""
-            self._done = True
-            self._transport.write(held + data)
-        elif data.startswith(STATUS_LINE[100]):  # an interim answer
-            self._transport.write(data)
-        else:
-            self._held = data
-            self._loop.call_soon(self._flush)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def _flush(self) -> None:
-        if self._held and not self._transport.is_closing():
-            self.write(b"")
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -106,12 +69,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_message = True
         self._head_bytes = 0
         self._waiting_since = 0.0
+        self._idle_since = 0.0
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._refusal: LlmuxError | None = None
         self._upgrading = False
         self._departure: Departure
         self._extensions: dict[str, Departure]
+        self.cycle: Exchange
+        self.pipeline: deque[tuple[Exchange, Any]]
 
     @classmethod
     def configure(cls, limits: LimitsConfig) -> None:
@@ -129,13 +95,13 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for timer in (self._receive_timer, self._write_timer, self.timeout_keep_alive_task):
+        self._unset_keepalive_if_required()
+        for timer in (self._receive_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
         self._departure.happened()
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -200,8 +166,23 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._upgrading = True
             return
-        super().on_headers_complete()
-        self.cycle.transport = _Cork(self.transport, self.loop)  # type: ignore[assignment]  # all that a cycle uses
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        version = self.parser.get_http_version()
+        self.scope |= {
+            "method": self.parser.get_method().decode("ascii"),
+            "http_version": version,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+        }
+        earlier, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
+        self.cycle = Exchange(self, keep_alive=keep_alive)
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+            return
+        self.flow.pause_reading()
+        self.pipeline.appendleft((self.cycle, self.app))
         if len(self.pipeline) > PIPELINE_LIMIT:
             self.transport.abort()
 
@@ -271,18 +252,44 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # application
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_at_idleness_in(self.timeout_keep_alive)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """One timer for all of a connection's requests: setting one for each would cost as much as parsing it."""
+        now = self.loop.time()
+        if self._in_message or not self.cycle.response_complete:
+            self._idle_since = now
+        left_s = self._idle_since + self.timeout_keep_alive - now
+        if left_s > 0:
+            self._look_at_idleness_in(left_s)
+        else:
+            self.transport.close()
+
+    def _look_at_idleness_in(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def _start_asgi_task(self, cycle: Exchange, app: Any) -> None:  # type: ignore[override]  # all our cycles are
         task = self._departure.task = self.loop.create_task(self._run(cycle, app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
-    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
+    async def _run(self, cycle: Exchange, app: Any) -> None:
         try:
             await app(cycle.scope, cycle.receive, cycle.send)
         except ExchangeOverError:
-            cycle.transport.close()
+            cycle.cut()
         except asyncio.CancelledError:
-            cycle.transport.close()
+            cycle.cut()
             raise
         except Exception:
             self.logger.exception("http.application_failed")
@@ -294,9 +301,9 @@ class GuardedProtocol(HttpToolsProtocol):
         finally:
             cycle.on_response = _nothing  # breaks a reference cycle
 
-    async def _give_up(self, cycle: RequestResponseCycle) -> None:
+    async def _give_up(self, cycle: Exchange) -> None:
         if cycle.response_started:
-            cycle.transport.close()
+            cycle.cut()
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
         body = error_body(error)

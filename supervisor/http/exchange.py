@@ -1,0 +1,120 @@
+"""One request and its response at the server: uvicorn's cycle, with its own way to write.
+
+A response's head goes out together with the first piece of its body. uvloop writes at once: two writes are two system calls
+here and two wake-ups at the client. A head whose body is not there yet goes out by itself in the loop's next turn. What the
+application says is checked as uvicorn checks it, header by header only where something is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Final
+
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+_NO_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\\\[\]={} \t"A-Z]')
+_NO_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_BODILESS: Final = (204, 304)
+
+
+class Exchange(RequestResponseCycle):
+    """One for each request of a connection. Names of headers must be lowercase."""
+
+    def __init__(self, protocol: HttpToolsProtocol, *, keep_alive: bool) -> None:
+        super().__init__(
+            scope=protocol.scope,
+            transport=protocol.transport,
+            flow=protocol.flow,
+            logger=protocol.logger,
+            access_logger=protocol.access_logger,
+            access_log=False,
+            default_headers=protocol.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=protocol.expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=protocol.on_response_complete,
+        )
+        self._loop = protocol.loop
+        self._head = b""  # held until the body begins
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """ASGI's `send`. Raises RuntimeError for what would not be HTTP."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            self._start(message["status"], [*self.default_headers, *message.get("headers", ())])
+        elif message["type"] == "http.response.body":
+            self._body(message.get("body", b""), more=message.get("more_body", False))
+        else:
+            raise RuntimeError(f"An ASGI message {message['type']!r} has no place in an HTTP response.")
+
+    def cut(self) -> None:
+        """Write what is held and close the connection."""
+        self._flush()
+        self.transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self.transport.is_closing():
+            head, self._head = self._head, b""
+            self.transport.write(head)
+
+    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if self.response_started:
+            raise RuntimeError("The response has started already.")
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        lines = [STATUS_LINE[status]]
+        closes = False
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+            if name == b"content-length" and self.chunked_encoding is None:
+                self.expected_content_length = int(value)
+                self.chunked_encoding = False
+            elif name == b"transfer-encoding" and value.lower() == b"chunked":
+                self.expected_content_length = 0
+                self.chunked_encoding = True
+            elif name == b"connection" and b"close" in value.lower():
+                closes = True
+        if _NO_NAME.search(b"".join([name for name, _ in headers])) or _NO_VALUE.search(
+            b"".join([value for _, value in headers])
+        ):
+            raise RuntimeError(f"These headers can't be sent: {headers!r}")
+        self.keep_alive = self.keep_alive and not closes
+        if not self.keep_alive and not closes:
+            lines.append(b"connection: close\r\n")
+        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _BODILESS:
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
+        self._loop.call_soon(self._flush)
+
+    def _body(self, body: bytes, *, more: bool) -> None:
+        if not self.response_started or self.response_complete:
+            raise RuntimeError("A piece of body came before the response's start or after its end.")
+        if self.scope["method"] == "HEAD":
+            self.expected_content_length = 0
+            data = b""
+        elif self.chunked_encoding:
+            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                data += b"0\r\n\r\n"
+        else:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0 or (not more and self.expected_content_length):
+                raise RuntimeError("The body is not as long as its Content-Length says.")
+            data = body
+        if self._head:
+            data, self._head = self._head + data, b""
+        if data:
+            self.transport.write(data)
+        if not more:
+            self.response_complete = True
+            self.message_event.set()
+            if not self.keep_alive:
+                self.transport.close()
+            self.on_response()
