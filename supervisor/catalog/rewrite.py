@@ -137,7 +137,7 @@ class Rewrite:
             endpoint in _PROMPT_PATHS and (bool(self.thinking) or self.system_prompt_prefix is not None)
         )
 
-    def apply(self, body: bytes, path: str) -> bytes:
+    def apply(self, body: bytes | bytearray, path: str) -> bytes | bytearray:
         """The body to send upstream for a JSON request to the public `path`.
 
         Raises InvalidRequestError: not a JSON object, duplicate keys, nested too deeply, or a field that must be an
@@ -237,19 +237,28 @@ _COUNTED: Final = 1 << 16
 _END: Final = re.compile(rb"\s*\}\s*")
 
 
-def model_of(body: bytes) -> tuple[str, bool]:
+def model_of(body: bytes | bytearray) -> tuple[str, bool]:
     """`model` and `stream` of a JSON request. Raises InvalidRequestError with what is wrong and where."""
-    try:
-        head = _head(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _refusal(body, error) from error
     # Two are told apart from one only by looking at the keys one by one; counting is the quick answer for small bodies.
     if len(body) > _COUNTED or body.count(b'"model"') > 1:
-        open_object(body)
+        try:
+            fields = open_object(body)
+        except InvalidRequestError:
+            _read_head(body)  # what is wrong with these two comes first
+            raise
+        body = _encode({name: fields[name] for name in _Head.__struct_fields__ if name in fields})
+    head = _read_head(body)
     return head.model, bool(head.stream)
 
 
-def open_object(body: bytes) -> Fields:
+def _read_head(body: bytes | bytearray) -> _Head:
+    try:
+        return _head(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _refusal(body, error) from error
+
+
+def open_object(body: bytes | bytearray) -> Fields:
     """The top-level fields of a JSON object, values unparsed. Raises InvalidRequestError."""
     try:
         fields = _fields(body)
@@ -259,7 +268,7 @@ def open_object(body: bytes) -> Fields:
     return fields
 
 
-def _refuse_duplicates(body: bytes, fields: Fields) -> None:
+def _refuse_duplicates(body: bytes | bytearray, fields: Fields) -> None:
     """Walks the text along the parsed fields: with a key twice the two don't line up to the closing brace."""
     position = body.index(b"{") + 1
     for key, value in fields.items():
@@ -285,7 +294,7 @@ def _object_of(value: msgspec.Raw) -> Fields:
     return _fields(value)
 
 
-def _refusal(body: bytes, error: Exception) -> InvalidRequestError:
+def _refusal(body: bytes | bytearray, error: Exception) -> InvalidRequestError:
     text = str(error)
     if not body.strip():
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')

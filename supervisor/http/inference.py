@@ -35,6 +35,7 @@ Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 Bytes = bytes | bytearray
 
 _STREAM_WANTED = b"true"
+_LARGE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +95,12 @@ class Inference:
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
         if asked.is_json:
+            await _give_way(body)
             refuse_remote_media(body)
             refuse_modality(body, asked.name, self._inputs[route.model.id])
             if route.rewrite.touches(path):
-                body = route.rewrite.apply(bytes(body), path)
+                await _give_way(body)
+                body = route.rewrite.apply(body, path)
         target = (endpoint.upstream_path or path).encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
@@ -189,11 +192,11 @@ class Inference:
                 f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
             )
         try:
-            name, stream = model_of(bytes(body))
+            name, stream = model_of(body)
         except InvalidRequestError as error:
             if error.code != "missing_model" or (name := self._unnamed(scope)) is None:
                 raise
-            stream = open_object(bytes(body)).get("stream") == _STREAM_WANTED
+            stream = open_object(body).get("stream") == _STREAM_WANTED
         return _Asked(name, stream, is_json=True)
 
     def _unnamed(self, scope: Scope) -> str | None:
@@ -222,6 +225,12 @@ class Inference:
                 param="model",
             )
         return route, endpoint
+
+
+async def _give_way(body: Bytes) -> None:
+    """Between two looks at a large body others get their turn."""
+    if len(body) > _LARGE:
+        await asyncio.sleep(0)
 
 
 def endpoint_table(catalog: Catalog) -> Table:

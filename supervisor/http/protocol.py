@@ -77,7 +77,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._departure: Departure
         self._extensions: dict[str, Departure]
         self.cycle: Exchange
-        self.pipeline: deque[tuple[Exchange, Any]]
+        self.pipeline: deque[tuple[Exchange, Any]]  # type: ignore[assignment]  # all our cycles are exchanges
 
     @classmethod
     def configure(cls, limits: LimitsConfig) -> None:
