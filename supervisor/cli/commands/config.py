@@ -53,6 +53,33 @@ def config_schema() -> None:
     print_json(json_schema())
 
 
+@config.command("import")
+@click.argument("files", metavar="[FILE]...", type=click.Path(path_type=Path), nargs=-1)
+@click.option(
+    "--from",
+    "form",
+    type=click.Choice(["llama-swap", "llama.cpp", "llm-pool"]),
+    help="Whose it is. Default: .ini is llama.cpp's, .json llm-pool's, all else llama-swap's.",
+)
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default: standard output.")
+@json_option
+def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
+    """Turn another program's configuration into one of llmux, and tell what didn't come along.
+
+    FILE is llama-swap's YAML, llama.cpp's router presets (INI), or llm-pool's settings.json and local.json; without any,
+    llm-pool's where $LLM_POOL_SETTINGS_PATH and $LLM_POOL_LOCAL_SETTINGS_PATH say.
+    """
+    from supervisor.cli import importing  # noqa: PLC0415  # not for declaring
+
+    draft, text = importing.run(files, form, out)
+    if as_json:
+        print_json(importing.as_json(draft, text, out))
+        return
+    if out is None:
+        click.echo(text, nl=False)
+    click.echo(importing.told(draft, out), err=True)
+
+
 @click.command("reload")
 @daemon_options
 def reload_(url: str, key: str | None, as_json: bool) -> None:

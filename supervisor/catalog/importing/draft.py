@@ -1,0 +1,172 @@
+"""A configuration of ours on its way from somebody else's: sections that grow, and notes on what didn't come along.
+
+A note is either *lost* (it is not in the result) or something to *look at* (it is, but works otherwise). Notes about a
+model also stand above it in the written file. `settle` takes out whatever our own validation would refuse, so that what
+is written is always valid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePath
+
+from pydantic import BaseModel, JsonValue
+
+from runtimes.registry import REGISTRY
+from supervisor.catalog.document import Layer, Place, Problem, Source, Trail, dotted, grow
+from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.problems import validate
+from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+
+Values = dict[str, JsonValue]
+
+_PLACE = Place(Source(Layer.FILE, "import", Path("/")))
+_FILES = ("path", "binary", "mmproj", "draft_model")
+_OPAQUE = re.compile(r"[^!-~\u00a1-\U0010ffff]+")
+_KINDS = ((r"whisper|parakeet", "asr"), (r"tts|kokoro|piper|chatterbox", "tts"), (r"^sd-|stable-?diffusion", "image"))
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a person should know. `where` is a place in the source."""
+
+    where: str
+    message: str
+    lost: bool
+
+
+@dataclass(slots=True)
+class Draft:
+    """The sections of the file to be."""
+
+    models: dict[str, Values] = field(default_factory=dict)
+    virtual_models: dict[str, Values] = field(default_factory=dict)
+    limits: Values = field(default_factory=dict)
+    server: Values = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    _above: dict[Trail, list[str]] = field(default_factory=dict)
+
+    def lose(self, where: str, message: str, *, model: str | None = None) -> None:
+        """Note that something is not in the result."""
+        self._note(Note(where, message, lost=True), model)
+
+    def look(self, where: str, message: str, *, model: str | None = None) -> None:
+        """Note that something works otherwise from now on."""
+        self._note(Note(where, message, lost=False), model)
+
+    def _note(self, note: Note, model: str | None) -> None:
+        self.notes.append(note)
+        if model is not None:
+            key = note.where.rpartition(".")[2]
+            self.comment(model, f"{'Not imported' if note.lost else 'Look at'}: {key}: {note.message}")
+
+    def comment(self, model: str, line: str) -> None:
+        """A line to stand above the model."""
+        self._above.setdefault(("models", model), []).append(line)
+
+    def name(self, wanted: str) -> str:
+        """A name that can be used: without spaces, and not taken."""
+        usable = _OPAQUE.sub("-", wanted).strip("/")[:200] or "model"
+        if usable != wanted:
+            self.look(wanted, f'is called "{usable}" now: names have no spaces')
+        return usable
+
+    def virtual(self, name: str, model: str) -> Values:
+        """The virtual model of that name, which may be the model's own."""
+        return self.virtual_models.setdefault(name, {"model": model})
+
+    def merge(self, name: str, model: str, part: str, values: Mapping[str, JsonValue]) -> None:
+        """Add to the `defaults` or `force` of a virtual model."""
+        if values:
+            known = self.virtual(name, model).setdefault(part, {})
+            assert isinstance(known, dict)
+            known.update(values)
+
+    def spread(self, model: str) -> None:
+        """What is the default under the model's own name is so under its other names."""
+        defaults = self.virtual_models.get(model, {}).get("defaults")
+        for name, virtual in self.virtual_models.items():
+            if isinstance(defaults, dict) and virtual["model"] == model != name:
+                virtual.setdefault("defaults", dict(defaults))
+
+    def list_models(self) -> None:
+        """Models that virtual models refer to are listed under their own names, too, as they were."""
+        for virtual in list(self.virtual_models.values()):
+            model = self.models.get(str(virtual["model"]))
+            if model is not None and virtual["model"] not in self.virtual_models:
+                model.setdefault("public", True)
+
+    def settle(self) -> None:
+        """Take out what is not valid, and note it."""
+        for name, values in list(self.models.items()):
+            runtime = values.get("runtime") or REGISTRY.infer(values)
+            if runtime is None:
+                self._drop(name)
+                continue
+            adapter = REGISTRY.get(str(runtime))
+            trail: Trail = ("models", name)
+            for key in _FILES:
+                if isinstance(path := values.get(key), str) and not path.startswith(("/", "~", "$")):
+                    self.look(f"models.{name}.{key}", f"{path} starts from the folder of the written file", model=name)
+            for problem in _problems(adapter.config, {"runtime": adapter.name, **values}, values, trail):
+                self.lose(dotted(problem.trail), problem.message, model=name)
+            if validate(adapter.config, grow({"runtime": adapter.name, **values}, _PLACE), trail)[0] is None:
+                self._drop(name)
+        for name, values in list(self.virtual_models.items()):
+            if str(values["model"]) not in self.models:
+                del self.virtual_models[name]
+                continue
+            for problem in _problems(VirtualModelConfig, values, values, ("virtual_models", name)):
+                self.lose(dotted(problem.trail), problem.message)
+        for section, model in (("limits", LimitsConfig), ("server", ServerConfig)):
+            part: Values = getattr(self, section)
+            for problem in _problems(model, part, part, (section,)):
+                self.lose(dotted(problem.trail), problem.message)
+
+    def _drop(self, name: str) -> None:
+        del self.models[name]
+        self._above.pop(("models", name), None)
+        self.lose(f"models.{name}", "is left out: nothing is left that could be run")
+
+    def text(self, head: Iterable[str]) -> str:
+        """The file."""
+        document: Values = {"models": dict(self.models)}
+        for section in ("virtual_models", "limits", "server"):
+            part = getattr(self, section)
+            if part:
+                document[section] = dict(part)
+        lines = "".join(f"# {line}".rstrip() + "\n" for line in head)
+        return lines + "\n" + written(document, Comments(above=self._above))
+
+    def report(self) -> list[dict[str, JsonValue]]:
+        """The notes, for machines."""
+        return [asdict(note) for note in self.notes]
+
+    def told(self) -> Iterator[str]:
+        """The notes, for people."""
+        for lost, title in ((True, "Not imported:"), (False, "Look at:")):
+            notes = [note for note in self.notes if note.lost is lost]
+            if notes:
+                yield title
+                yield from (f"  {note.where}: {note.message}" for note in notes)
+
+
+def _problems(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:
+    """Its problems, each after the key it is about has been taken out of `values`."""
+    for problem in validate(model, grow(tried, _PLACE), trail)[1]:
+        key = problem.trail[len(trail)] if len(problem.trail) > len(trail) else None
+        if values.pop(str(key), None) is not None:
+            yield problem
+
+
+def guess_type(program: str) -> str | None:
+    """What a program is for, by its name; None where it is an LLM or cannot be told."""
+    name = PurePath(program).name.lower()
+    return next((kind for pattern, kind in _KINDS if re.search(pattern, name)), None)
+
+
+def text_of(value: JsonValue) -> str:
+    """A value as it would stand on a command line."""
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

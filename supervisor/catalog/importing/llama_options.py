@@ -1,0 +1,179 @@
+"""llama-server's command line, taken apart into the keys of our llama_server runtime.
+
+Options with a key of their own become that key; sampling options, which are defaults for requests that say nothing else,
+become defaults of a virtual model, because every program that runs the model understands those; options that are the
+supervisor's own business are dropped; the rest stays as further arguments for the binary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION, LlamaServerConfig
+from supervisor.catalog.document import scalar
+from supervisor.catalog.problems import fields_at
+
+REMOTE: Final = frozenset(
+    {"-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"}
+)
+"""Options by which llama-server fetches a model itself."""
+
+_OLDER: Final = {
+    "--draft": "spec_draft_n_max",
+    "--draft-n": "spec_draft_n_max",
+    "--draft-max": "spec_draft_n_max",
+}
+_SAMPLING: Final = {
+    "--temp": "temperature",
+    "--temperature": "temperature",
+    "--top-k": "top_k",
+    "--top-p": "top_p",
+    "--min-p": "min_p",
+    "--top-nsigma": "top_n_sigma",
+    "--typical": "typical_p",
+    "--repeat-penalty": "repeat_penalty",
+    "--repeat-last-n": "repeat_last_n",
+    "--presence-penalty": "presence_penalty",
+    "--frequency-penalty": "frequency_penalty",
+    "--dry-multiplier": "dry_multiplier",
+    "--dry-base": "dry_base",
+    "--dry-allowed-length": "dry_allowed_length",
+    "--dry-penalty-last-n": "dry_penalty_last_n",
+    "--xtc-probability": "xtc_probability",
+    "--xtc-threshold": "xtc_threshold",
+    "--mirostat": "mirostat",
+    "--seed": "seed",
+    "-s": "seed",
+    "-n": "max_tokens",
+    "--predict": "max_tokens",
+    "--n-predict": "max_tokens",
+}
+_SILENT: Final = frozenset(
+    {"--host", "--port", "--metrics", "--webui", "--no-webui", "--ui", "--no-ui", "--reuse-port", "--models-autoload"}
+)
+_KEYS: Final = "each worker gets a key of its own; clients' keys are made with: llmux keys"
+_DEVICE: Final = "llmux gives each worker its one device; see `devices`"
+_FITTING: Final = "llmux counts the memory before the start, and the worker takes exactly that"
+_DROPPED: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("--api-key", "--api-key-file"), _KEYS)
+    | dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), "workers listen on loopback only")
+    | dict.fromkeys(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"), _FITTING)
+    | dict.fromkeys(("-dev", "--device", "-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode"), _DEVICE)
+    | dict.fromkeys(("--models-dir", "--models-preset", "--models-max", "--no-models-autoload"), "llmux's own work")
+    | {"--api-prefix": "llmux serves one set of paths"}
+)
+_LOADING: Final = {"--mlock": "mlock", "--mmap": "mmap", "--no-mmap": "no-mmap"}
+_SPOKEN: Final = {"1": "on", "true": "on", "0": "off", "false": "off"}
+_NEGATIVE = re.compile(r"-[0-9.]+")
+
+
+@dataclass(slots=True)
+class Options:
+    """What a command line says."""
+
+    keys: dict[str, JsonValue] = field(default_factory=dict)
+    defaults: dict[str, JsonValue] = field(default_factory=dict)  # request fields
+    extra: list[str] = field(default_factory=list)
+    lost: list[tuple[str, str]] = field(default_factory=list)  # option, why
+    is_remote: bool = False  # llama-server would fetch the model itself
+    _loading: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> Options:
+        """Take the words after the program's name."""
+        options = cls()
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            option = word.replace("_", "-") if word.startswith("--") else word
+            has_value = bool(rest) and (not rest[0].startswith("-") or _NEGATIVE.fullmatch(rest[0]) is not None)
+            options._take(option, rest, has_value=has_value)
+        options._finish()
+        return options
+
+    def _take(self, option: str, rest: list[str], *, has_value: bool) -> None:
+        key = KEY_OF_OPTION.get(option) or _OLDER.get(option)
+        if option in _LOADING:
+            self._loading.add(_LOADING[option])
+        elif key is not None and isinstance(FLAGS[key], tuple):
+            if option not in _SILENT:
+                self._set(option, key, "no" not in option.split("-")[:3])
+        elif key == "flash_attn" and not has_value:
+            self.keys["flash_attn"] = "on"  # before it took a value
+        elif not has_value:
+            self._unvalued(option)
+        else:
+            self._valued(option, key, rest.pop(0))
+
+    def _unvalued(self, option: str) -> None:
+        if option in _DROPPED:
+            self.lost.append((option, _DROPPED[option]))
+        elif option not in _SILENT:
+            self.extra.append(option)
+
+    def _valued(self, option: str, key: str | None, value: str) -> None:
+        if option in REMOTE:
+            self.is_remote = True
+        elif option in _SILENT:
+            pass
+        elif option in _DROPPED:
+            self.lost.append((option, _DROPPED[option]))
+        elif option == "--sleep-idle-seconds":
+            if (seconds := scalar(value)) != -1:
+                self.keys["keep_alive_s"] = seconds
+        elif option == "--chat-template-kwargs":
+            self._template_arguments(option, value)
+        elif option in _SAMPLING:
+            if _SAMPLING[option] not in {"max_tokens", "seed"} or scalar(value) != -1:
+                self.defaults[_SAMPLING[option]] = scalar(value)
+        elif key is None:
+            self.extra += [option, value]
+        else:
+            self._set(option, key, value)
+
+    def _template_arguments(self, option: str, value: str) -> None:
+        try:
+            self.defaults["chat_template_kwargs"] = json.loads(value)
+        except ValueError:
+            self.lost.append((option, f"{value} is no JSON"))
+
+    def _set(self, option: str, key: str, value: str | bool) -> None:
+        if key == "model":
+            self.keys["path"] = value
+        elif key == "lora":
+            known = self.keys.setdefault("lora", [])
+            assert isinstance(known, list)
+            known += str(value).split(",")
+        elif key in {"flash_attn", "reasoning"}:
+            self.keys[key] = _SPOKEN.get(str(value), value)
+        elif (key, value) in {("n_gpu_layers", "auto"), ("spec_draft_ngl", "auto"), ("parallel", "-1")}:
+            self.lost.append((option, f"{value}: llmux has to know how much memory it takes"))
+        elif (key, value) == ("spec_type", "draft"):
+            self.keys[key] = "draft-simple"
+        elif isinstance(value, str) and {int, float} & set(fields_at(LlamaServerConfig, (key,)).branches):
+            self.keys[key] = scalar(value)
+        else:
+            self.keys[key] = value
+
+    def _finish(self) -> None:
+        if self._loading:
+            parts = [part for part in ("mmap", "mlock") if part in self._loading]
+            if "mlock" in parts and "no-mmap" not in self._loading:
+                parts = ["mmap", "mlock"]
+            self.keys["load_mode"] = "+".join(parts) or "none"
+        if self.keys.get("embeddings"):
+            del self.keys["embeddings"]
+            self.keys["type"] = "embedding"
+        if self.keys.get("rerank"):
+            self.keys["type"] = "embedding"
+        if self.keys.get("jinja"):
+            del self.keys["jinja"]  # our default
+        if self.extra:
+            self.keys["extra_args"] = list(self.extra)
