@@ -39,7 +39,8 @@ from supervisor.io.probe import Prober
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
 from supervisor.io.store import Store
-from supervisor.workers import Surroundings, Workers
+from supervisor.worker import Surroundings
+from supervisor.workers import Workers
 
 log = structlog.get_logger("llmux.daemon")
 
