@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog import CatalogModel
@@ -23,6 +24,8 @@ from supervisor.core.types import (
 from supervisor.io.memory import HolderPids
 from supervisor.io.upstream import UpstreamPool
 from supervisor.worker import Key, Post, Surroundings, Worker, log_path
+
+log = structlog.get_logger("llmux.worker")
 
 
 class Workers:
