@@ -35,7 +35,7 @@ bench: .venv/ready-dev ## Compare the data path with nginx and a direct connecti
 	$(BIN)/python -m bench
 
 golden: .venv/ready-dev ## Write the golden files anew; read the difference before you commit it
-	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/core
+	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/core tests/importer
 
 docs: .venv/ready-dev ## Write anew what the documents take from the code
 	$(BIN)/python docs/generate.py

@@ -64,11 +64,7 @@ def config_schema() -> None:
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default: standard output.")
 @json_option
 def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
-    """Turn another program's configuration into one of llmux, and tell what didn't come along.
-
-    FILE is llama-swap's YAML, llama.cpp's router presets (INI), or llm-pool's settings.json and local.json; without any,
-    llm-pool's where $LLM_POOL_SETTINGS_PATH and $LLM_POOL_LOCAL_SETTINGS_PATH say.
-    """
+    """Turn llama-swap's, llama.cpp's or llm-pool's configuration into one of llmux, and tell what didn't come along."""
     from supervisor.cli import importing  # noqa: PLC0415  # not for declaring
 
     draft, text = importing.run(files, form, out)
