@@ -111,11 +111,13 @@ class Reloader:
     ) -> Difference | LlmuxError:
         if previous is not None:
             await asyncio.wait({previous})
-        if self._context.engine.journal.scheduler.world.shutting_down:
+        if self._is_stopping():
             return UnavailableError("llmux is shutting down.", code="shutting_down")
         notify.reloading()
         try:
             prepared = await asyncio.to_thread(self._prepare, self._context.learned())
+            if self._is_stopping():
+                return UnavailableError("llmux is shutting down.", code="shutting_down")
             difference = self._apply(prepared)
         except ConfigError as error:
             log.error("reload.refused", cause=cause, problems=error.problems)  # noqa: TRY400  # a file's mistake, not ours
@@ -125,10 +127,14 @@ class Reloader:
             log.exception("reload.failed", cause=cause)
             raise
         finally:
-            notify.notify("READY=1", f"STATUS=serving {len(self._context.catalog.listing())} models")
+            if not self._is_stopping():
+                notify.notify("READY=1", f"STATUS=serving {len(self._context.catalog.listing())} models")
         log.info("reload.finished", cause=cause, **difference.view())
         self._context.hub.publish("reload", difference.view())
         return difference
+
+    def _is_stopping(self) -> bool:
+        return self._context.engine.journal.scheduler.world.shutting_down
 
     # ------------------------------------------------------------------------------------------------- off the loop
 

@@ -127,6 +127,7 @@ class TestCommand:
             ("a.yaml", "modles: {}", "there are no models"),
             ("a.yaml", 'models: {a: {cmd: "x ${nope} ${env.NOT_SET_ANYWHERE}"}}', "there is no macro nope"),
             ("a.yaml", 'models: {a: {cmd: "x \'y"}}', "No closing quotation"),
+            ("a.yaml", "models: {a: {cmd: x, proxy: 'http://h:abc'}}", "models.a.proxy: http://h:abc is no URL"),
             ("a.yaml", "models: {a: {proxy: x}}", "models.a.cmd: is missing"),
             ("a.ini", "[a]\nwhat is this\n", "line 2: neither"),
             ("a.ini", "version = 1\n", "there are no models"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -264,3 +265,23 @@ class TestKeys:
             assert answer.status_code == 400
             assert "there are no API keys" in answer.json()["error"]["detail"][0]
             assert daemon.get("/v1/models").status_code == 401
+
+
+class TestSystemd:
+    """A reload is told from its beginning to its end."""
+
+    def test_notifications(self, tmp_path):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(str(tmp_path / "notify"))
+            systemd.settimeout(20)
+            env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+            with running(tmp_path, {"models": {"one": fake()}}, env=env) as daemon:
+                assert systemd.recv(1000) == b"READY=1\nSTATUS=serving 1 models"
+                write(daemon, models={"two": fake()})
+                reload(daemon)
+                assert systemd.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+                assert systemd.recv(1000) == b"READY=1\nSTATUS=serving 2 models"
+                write(daemon, models={"two": fake(pin=3)})
+                assert daemon.post("/v1/admin/reload").status_code == 400
+                assert systemd.recv(1000).startswith(b"RELOADING=1\n")
+                assert systemd.recv(1000) == b"READY=1\nSTATUS=serving 2 models"

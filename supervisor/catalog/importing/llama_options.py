@@ -58,7 +58,7 @@ _SAMPLING: Final = {
 _SILENT: Final = frozenset(
     {"--host", "--port", "--metrics", "--webui", "--no-webui", "--ui", "--no-ui", "--reuse-port", "--models-autoload"}
 )
-_KEYS: Final = "each worker gets a key of its own; clients' keys are made with: llmux keys"
+_KEYS: Final = "each worker gets a key of its own; clients' keys are made with: llmux keys add"
 _DEVICE: Final = "llmux gives each worker its one device; see `devices`"
 _FITTING: Final = "llmux counts the memory before the start, and the worker takes exactly that"
 _DROPPED: Final[Mapping[str, str]] = MappingProxyType(

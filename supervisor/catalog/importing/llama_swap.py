@@ -170,7 +170,13 @@ class _Conversion:
     def _with_port(self, name: str, where: str, words: list[str], proxy: JsonValue) -> list[str]:
         """The command with a placeholder for its port. One that can't have any is switched off."""
         model = self.draft.models[name]
-        url = urlsplit(str(proxy or "").replace("${PORT}", "0"))
+        address = str(proxy or "").replace("${PORT}", "0")
+        try:
+            url = urlsplit(address)
+            fixed = url.port
+        except ValueError:
+            self._problems.append(f"{where}.proxy: {proxy} is no URL")
+            return words
         if PurePath(words[0]).name in _ENGINES:
             model["enabled"] = False
             why = (
@@ -181,8 +187,8 @@ class _Conversion:
             model["enabled"] = False
             self.draft.lose(f"{where}.proxy", "llmux reaches its workers on this machine only", model=name)
         elif not any("${PORT}" in word for word in words):
-            port = str(url.port)
-            if url.port is not None and any(port in re.split(r"[=:]", word) for word in words):
+            port = str(fixed)
+            if fixed is not None and any(port in re.split(r"[=:]", word) for word in words):
                 words = [re.sub(rf"(?<!\d){port}(?!\d)", "${PORT}", word) for word in words]
                 self.draft.look(f"{where}.proxy", f"port {port} became one that llmux chooses", model=name)
             else:
@@ -305,7 +311,7 @@ class _Conversion:
             self.draft.server["log_level"] = _LEVELS.get(level, level)
         keys = self._root.get("apiKeys")
         if isinstance(keys, list) and keys:
-            self.draft.lose("apiKeys", f"{len(keys)} keys are not copied: give your clients new ones with llmux keys")
+            self.draft.lose("apiKeys", "are not copied; make your clients new ones with: llmux keys add")
         used = {
             "macros",
             "models",
