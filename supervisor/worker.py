@@ -41,7 +41,7 @@ from supervisor.errors import LlmuxError
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids
 from supervisor.io.ports import PortOwnership, PortRange, owner_check
-from supervisor.io.probe import Liveness, Prober, Readiness, StartupPatience, read_progress, startup_delay_s
+from supervisor.io.probe import Liveness, Readiness, StartupPatience, check_health, read_progress, startup_delay_s
 from supervisor.io.process import ProcessExit, SpawnError, SpawnOrder, UnkillableError, WorkerProcess, spawn
 from supervisor.io.upstream import UpstreamPool
 
@@ -69,7 +69,6 @@ class Surroundings:
     """What all workers share."""
 
     ports: PortRange
-    prober: Prober
     runtimes_dir: Path
     log_dir: Path
     instance: str
@@ -274,7 +273,7 @@ class Worker:
         looked = self._started
         base = f"http://{launch.host}:{launch.port}"
         while True:
-            probe = await self._around.prober.check(base, launch.health.path, {}, READINESS_TIMEOUT_S, starting=True)
+            probe = await check_health(base, launch.health.path, {}, READINESS_TIMEOUT_S)
             owner = await self._owner(process, launch) if probe.ok else None
             if owner is not None and owner.ok:
                 return None
@@ -298,14 +297,14 @@ class Worker:
 
     async def _while_ready(self, process: WorkerProcess, launch: LaunchSpec, upstream: UpstreamPool) -> Crash:
         base = f"http://{launch.host}:{launch.port}"
-        prober, limits, clock = self._around.prober, self._limits, upstream.loop.time
+        limits, clock = self._limits, upstream.loop.time
         timeout_s = min(READINESS_TIMEOUT_S, limits.readiness_interval_s)
         long_timeout_s = min(LIVENESS_TIMEOUT_S, limits.liveness_interval_s)
         readiness, liveness = Readiness(), Liveness()
         looked = clock()
         while True:
             await asyncio.sleep(limits.readiness_interval_s)
-            probe = await prober.check(base, launch.health.path, {}, timeout_s)
+            probe = await check_health(base, launch.health.path, {}, timeout_s)
             if readiness.observe(probe):
                 event = WorkerReady(*self._key) if readiness.ready else WorkerUnready(*self._key, probe.detail)
                 self.post(event)
@@ -315,7 +314,7 @@ class Worker:
             if clock() - looked < limits.liveness_interval_s:
                 continue
             if not probe.ok:
-                probe = await prober.check(base, launch.health.path, {}, long_timeout_s)
+                probe = await check_health(base, launch.health.path, {}, long_timeout_s)
             flowed = upstream.last_byte_at > looked
             looked = clock()
             if liveness.observe(probe, bytes_flowed=flowed):

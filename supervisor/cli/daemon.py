@@ -35,7 +35,6 @@ from supervisor.http.reload import Reloader
 from supervisor.io import notify
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
 from supervisor.io.ports import PortRange
-from supervisor.io.probe import Prober
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
 from supervisor.io.store import Store
@@ -110,9 +109,8 @@ async def serve(boot: Boot) -> None:
     )
     for note in opened.notes:
         log.info("devices.note", message=note)
-    prober = Prober()
     try:
-        engine, context = await _assemble(boot, opened, store, prober)
+        engine, context = await _assemble(boot, opened, store)
         reloader = Reloader(context, boot.configuration, boot.keyring)
         application = Application(context, reloader)
         application.metrics.orphans(boot.orphans)
@@ -121,7 +119,6 @@ async def serve(boot: Boot) -> None:
         log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
         await _until_stopped(engine, application, reloader, boot.listener, catalog)
     finally:
-        await prober.close()
         await store.close()
 
 
@@ -131,7 +128,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _assemble(boot: Boot, opened: Opened, store: Store, prober: Prober) -> tuple[Engine, Context]:
+async def _assemble(boot: Boot, opened: Opened, store: Store) -> tuple[Engine, Context]:
     catalog, server = boot.catalog, boot.catalog.server
     devices = opened.devices
     specs = tuple(device.spec for device in devices)
@@ -149,7 +146,6 @@ async def _assemble(boot: Boot, opened: Opened, store: Store, prober: Prober) ->
     log_dir.mkdir(exist_ok=True)
     surroundings = Surroundings(
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
-        prober=prober,
         runtimes_dir=server.runtimes_dir,
         log_dir=log_dir,
         instance=boot.instance,

@@ -3,9 +3,6 @@
 A probe never raises for trouble of the network: it answers ok, not ok, or *inconclusive* when the trouble is our own (no
 descriptors left, our event loop stalled), which must never count against a worker. Each probe is a new connection: a
 kept one would prove nothing about the worker's accepting, and its closing by the worker would look like a failure.
-
-httpx is imported and its client built in a thread at the first probe, while that worker is starting: they cost 150 ms
-of CPU and more, which neither the daemon's start, nor the event loop, nor the worker's first answer should pay.
 """
 
 from __future__ import annotations
@@ -16,14 +13,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from supervisor.errors import UpstreamError
 from supervisor.io.memory import MIB
 from supervisor.io.proc_tree import ProcessTable, bytes_read, resident_quickly
-
-if TYPE_CHECKING:
-    import httpx
+from supervisor.io.upstream import UpstreamPool
 
 BODY_LIMIT = 16 * 1024
 DETAIL_LENGTH = 200
@@ -44,84 +39,42 @@ class ProbeResult:
     inconclusive: bool = False
 
 
-class Prober:
-    """Asks workers for their health. One for all of them; close it at the end."""
+async def check_health(base_url: str, path: str, headers: Mapping[str, str], timeout_s: float) -> ProbeResult:
+    """Ask for `path`; any 2xx is ok. Follows no redirect, uses no proxy, reads little more than BODY_LIMIT bytes.
 
-    def __init__(self) -> None:
-        self._opening: asyncio.Future[httpx.AsyncClient] | None = None
-
-    async def check(
-        self, base_url: str, path: str, headers: Mapping[str, str], timeout_s: float, *, starting: bool = False
-    ) -> ProbeResult:
-        """GET `path`; any 2xx is ok. Follows no redirect, uses no proxy, reads at most BODY_LIMIT bytes.
-
-        `base_url` is `http://host:port`. Connecting and the exchange each take at most `timeout_s`, opening the first
-        client aside. With `starting` a bare connect finds out first whether anything listens, which costs a tenth.
-        """
-        place = urlsplit(base_url)
-        assert place.scheme == "http", base_url
-        assert place.hostname is not None, base_url
-        began = time.monotonic()
-        try:
-            opening = self._open()  # already while nothing listens, so that the first answer need not wait for it
-            if starting:
-                async with asyncio.timeout(timeout_s):
-                    _, writer = await asyncio.open_connection(place.hostname, place.port)
-                    writer.transport.abort()
-            client = await asyncio.shield(opening)
-            began = time.monotonic()
-            async with asyncio.timeout(timeout_s):
-                return await self._get(client, f"{base_url}{path}", headers, began)
-        except OSError as error:
-            return _failed(error, began, timeout_s)
-
-    async def _get(self, client: httpx.AsyncClient, url: str, headers: Mapping[str, str], began: float) -> ProbeResult:
-        import httpx  # noqa: PLC0415  # the client exists, so this costs nothing
-
-        body = bytearray()
-        try:
-            async with client.stream("GET", url, headers=headers) as response:
-                async for chunk in response.aiter_raw():
-                    body += chunk
-                    if len(body) >= BODY_LIMIT:
-                        break
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return _failed(error, began)
-        text = " ".join(bytes(body[: 4 * DETAIL_LENGTH]).decode(errors="replace").split())[:DETAIL_LENGTH]
-        detail = f"HTTP {response.status_code}" + ("" if response.is_success or not text else f": {text}")
-        return ProbeResult(response.is_success, response.status_code, detail, time.monotonic() - began)
-
-    def _open(self) -> asyncio.Future[httpx.AsyncClient]:
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(asyncio.to_thread(_open_client))
-            self._opening.add_done_callback(self._opened)
-        return self._opening
-
-    def _opened(self, opening: asyncio.Future[httpx.AsyncClient]) -> None:
-        if opening.cancelled() or opening.exception() is not None:
-            self._opening = None  # no descriptors to import with, say: try again next time
-
-    async def close(self) -> None:
-        """Close the client. The prober must not be used any more."""
-        if self._opening is not None:
-            await (await asyncio.shield(self._opening)).aclose()
+    `base_url` is `http://host:port`. Connecting and the exchange take at most `timeout_s` together.
+    """
+    place = urlsplit(base_url)
+    assert place.scheme == "http", base_url
+    assert place.hostname is not None, base_url
+    assert place.port is not None, base_url
+    began = time.monotonic()
+    upstream = UpstreamPool(place.hostname, place.port, connect_s=2 * timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _get(upstream, path, headers, began)
+    except (OSError, UpstreamError) as error:
+        return _failed(error, began, timeout_s)
+    finally:
+        upstream.close()
 
 
-def _open_client() -> httpx.AsyncClient:
-    import httpx  # noqa: PLC0415  # see the module's text
+async def _get(upstream: UpstreamPool, path: str, headers: Mapping[str, str], began: float) -> ProbeResult:
+    fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    response = await upstream.request("GET", path.encode(), fields)
+    try:
+        body = await response.read(BODY_LIMIT)
+    finally:
+        response.close()
+    text = " ".join(body[: 4 * DETAIL_LENGTH].decode(errors="replace").split())[:DETAIL_LENGTH]
+    ok = 200 <= response.status < 300
+    detail = f"HTTP {response.status}" + ("" if ok or not text else f": {text}")
+    return ProbeResult(ok, response.status, detail, time.monotonic() - began)
 
-    return httpx.AsyncClient(
-        trust_env=False,  # else loopback traffic and its key go to HTTP_PROXY
-        verify=False,  # noqa: S501  # http only; building a TLS context costs more than all the rest
-        follow_redirects=False,
-        timeout=None,  # noqa: S113  # check() bounds the whole exchange
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-    )
 
-
-def _failed(error: Exception, began: float, timeout_s: float | None = None) -> ProbeResult:
+def _failed(error: Exception, began: float, timeout_s: float) -> ProbeResult:
     elapsed_s = time.monotonic() - began
-    if isinstance(error, TimeoutError) and timeout_s is not None:
+    if isinstance(error, TimeoutError):
         # Far later than it should have fired: it was our own loop that did not run, not the worker.
         stalled = elapsed_s > 2 * timeout_s + 1
         detail = "our event loop was stalled" if stalled else f"no answer within {timeout_s:g} s"

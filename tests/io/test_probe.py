@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import subprocess
 import sys
@@ -14,14 +15,15 @@ from supervisor.io.probe import (
     BODY_LIMIT,
     MIB,
     Liveness,
-    Prober,
     ProbeResult,
     Progress,
     Readiness,
     StartupPatience,
+    check_health,
     read_progress,
     startup_delay_s,
 )
+from supervisor.io.upstream_wire import Connection
 
 OK = ProbeResult(True, 200, "HTTP 200", 0.0)
 BAD = ProbeResult(False, None, "no answer", 0.0)
@@ -64,13 +66,6 @@ def reply(status, body=b"", extra=b""):
 
 
 @pytest.fixture
-async def prober():
-    probing = Prober()
-    yield probing
-    await probing.close()
-
-
-@pytest.fixture
 def closed_port():
     import socket
 
@@ -79,10 +74,10 @@ def closed_port():
         yield taken.getsockname()[1]
 
 
-class TestProber:
+class TestProbe:
     """Any 2xx within the time is ok; everything else is not, and says why; nothing is raised."""
 
-    async def test_ok(self, prober):
+    async def test_ok(self):
         heads = []
 
         async def answer(head, writer):
@@ -90,43 +85,42 @@ class TestProber:
             writer.write(reply(200, b'{"status":"ok"}'))
 
         async with serving(answer) as url:
-            result = await prober.check(url, "/health", {"Authorization": "Bearer key"}, 10)
+            result = await check_health(url, "/health", {"Authorization": "Bearer key"}, 10)
         assert (result.ok, result.status, result.detail, result.inconclusive) == (True, 200, "HTTP 200", False)
         assert heads[0].startswith(b"GET /health HTTP/1.1\r\n")
         assert b"authorization: Bearer key" in heads[0].replace(b"Authorization", b"authorization")
 
-    async def test_not_ok_says_what_the_worker_said(self, prober):
+    async def test_not_ok_says_what_the_worker_said(self):
         async with serving(always(reply(503, b'{"error":\n "Loading   model"}'))) as url:
-            result = await prober.check(url, "/health", {}, 10)
+            result = await check_health(url, "/health", {}, 10)
         assert (result.ok, result.status) == (False, 503)
         assert result.detail == 'HTTP 503: {"error": "Loading model"}'
 
-    async def test_redirects_are_not_followed(self, prober):
+    async def test_redirects_are_not_followed(self):
         async with serving(always(reply(307, extra=b"location: /elsewhere\r\n"))) as url:
-            result = await prober.check(url, "/health", {}, 10)
+            result = await check_health(url, "/health", {}, 10)
         assert (result.ok, result.status) == (False, 307)
 
-    async def test_no_proxy_is_used(self, prober, monkeypatch, closed_port):
+    async def test_no_proxy_is_used(self, monkeypatch, closed_port):
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port}")
         async with serving(always(reply(200))) as url:
-            assert (await prober.check(url, "/health", {}, 10)).ok
+            assert (await check_health(url, "/health", {}, 10)).ok
 
-    @pytest.mark.parametrize("starting", [True, False])
-    async def test_nobody_listens(self, prober, closed_port, starting):
-        result = await prober.check(f"http://127.0.0.1:{closed_port}", "/health", {}, 10, starting=starting)
+    async def test_nobody_listens(self, closed_port):
+        result = await check_health(f"http://127.0.0.1:{closed_port}", "/health", {}, 10)
         assert (result.ok, result.status, result.detail) == (False, None, "nothing listens")
         assert not result.inconclusive
 
-    async def test_accepts_but_never_answers(self, prober):
+    async def test_accepts_but_never_answers(self):
         async def hang(head, writer):
             await asyncio.sleep(60)
 
         async with serving(hang) as url:
-            result = await prober.check(url, "/health", {}, 0.2)
+            result = await check_health(url, "/health", {}, 0.2)
         assert (result.ok, result.detail, result.inconclusive) == (False, "no answer within 0.2 s", False)
 
-    async def test_a_dripping_answer_is_bounded_too(self, prober):
+    async def test_a_dripping_answer_is_bounded_too(self):
         async def drip(head, writer):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
             while True:
@@ -135,9 +129,9 @@ class TestProber:
                 await asyncio.sleep(0.02)
 
         async with serving(drip) as url:
-            assert (await prober.check(url, "/health", {}, 0.3)).detail == "no answer within 0.3 s"
+            assert (await check_health(url, "/health", {}, 0.3)).detail == "no answer within 0.3 s"
 
-    async def test_an_endless_body_is_not_read(self, prober):
+    async def test_an_endless_body_is_not_read(self):
         async def flood(head, writer):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n")
             while True:
@@ -145,80 +139,73 @@ class TestProber:
                 await writer.drain()
 
         async with serving(flood) as url:
-            assert (await prober.check(url, "/health", {}, 10)).ok
+            assert (await check_health(url, "/health", {}, 10)).ok
 
     @pytest.mark.parametrize("raw", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx", b""])
-    async def test_nonsense_is_not_ok_and_not_our_fault(self, prober, raw):
+    async def test_nonsense_is_not_ok_and_not_our_fault(self, raw):
         async with serving(always(raw)) as url:
-            result = await prober.check(url, "/health", {}, 10)
+            result = await check_health(url, "/health", {}, 10)
         assert (result.ok, result.inconclusive) == (False, False)
         assert result.detail
 
-    async def test_many_that_hang_do_not_hold_up_another(self, prober):
+    async def test_many_that_hang_do_not_hold_up_another(self):
         async def answer(head, writer):
             if b"/hang" in head:
                 await asyncio.sleep(60)
             writer.write(reply(200))
 
         async with serving(answer) as url:
-            hanging = [asyncio.create_task(prober.check(url, "/hang", {}, 30)) for _ in range(120)]
-            assert (await prober.check(url, "/health", {}, 20)).ok
+            hanging = [asyncio.create_task(check_health(url, "/hang", {}, 30)) for _ in range(120)]
+            assert (await check_health(url, "/health", {}, 20)).ok
             for task in hanging:
                 task.cancel()
             await asyncio.gather(*hanging, return_exceptions=True)
-            assert (await prober.check(url, "/health", {}, 20)).ok
-        assert prober._opening.result()._transport._pool.connections == []
+            assert (await check_health(url, "/health", {}, 20)).ok
+        assert not [it for it in gc.get_objects() if isinstance(it, Connection) and not it.lost]
 
 
 class TestOurOwnTrouble:
     """What is wrong with us is never held against a worker (fault 28)."""
 
-    async def test_no_descriptors_left(self, prober):
+    async def test_no_descriptors_left(self):
         async with serving(always(reply(200))) as url:
-            assert (await prober.check(url, "/health", {}, 10)).ok
+            assert (await check_health(url, "/health", {}, 10)).ok
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those that are open stay open
             try:
-                results = [await prober.check(url, "/health", {}, 10, starting=starting) for starting in (True, False)]
+                result = await check_health(url, "/health", {}, 10)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            assert [(r.ok, r.inconclusive) for r in results] == [(False, True)] * 2
-            assert "Too many open files" in results[0].detail
-            assert (await prober.check(url, "/health", {}, 10)).ok
+            assert (result.ok, result.inconclusive) == (False, True)
+            assert "Too many open files" in result.detail
+            assert (await check_health(url, "/health", {}, 10)).ok
 
     def test_no_descriptors_left_at_the_very_first_probe(self, tmp_path):
         code = """
 import asyncio, resource, socket
-from supervisor.io.probe import Prober
+from supervisor.io.probe import check_health
 async def main():
-    prober = Prober()
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        result = await prober.check(url, "/", {}, 5)
+        result = await check_health(url, "/", {}, 5)
         assert (result.ok, result.inconclusive) == (False, True), result
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        result = await prober.check(url, "/", {}, 0.2)
+        result = await check_health(url, "/", {}, 0.2)
         assert result.detail == "no answer within 0.2 s", result
-    await prober.close()
 asyncio.run(main())
 """
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])
 
-    async def test_our_stalled_loop(self, prober):
+    async def test_our_stalled_loop(self):
         async def stall(head, writer):
             time.sleep(1.3)  # this server shares our loop: nobody runs meanwhile
             await asyncio.sleep(60)
 
         async with serving(stall) as url:
-            result = await prober.check(url, "/health", {}, 0.1)
+            result = await check_health(url, "/health", {}, 0.1)
         assert (result.ok, result.inconclusive) == (False, True)
-
-
-def test_importing_this_module_does_not_import_httpx():
-    code = "import supervisor.io.probe, sys; assert 'httpx' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])
 
 
 class TestReadiness:
