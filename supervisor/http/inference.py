@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
-import structlog
-
 from runtimes.base import Endpoint
 from supervisor.catalog import Catalog, Route, model_of
 from supervisor.catalog.rewrite import open_object
@@ -28,8 +26,6 @@ from supervisor.http.modality import refuse_modality
 from supervisor.http.requests import Call, InFlight
 from supervisor.http.sse import Keepalive
 from supervisor.proxy import break_off, forward, processing_ms
-
-log = structlog.get_logger("llmux.request")
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 Bytes = bytes | bytearray
@@ -81,11 +77,7 @@ class Inference:
             call.failure = "client_gone"
             raise
         finally:
-            now = asyncio.get_running_loop().time()
-            call.usage = call.outcome.usage()
-            record = call.record(now)
-            log.info("request.finished", **record)
-            self._requests.finished(call, record, now)
+            self._requests.finished(call)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         call.path = scope["path"]

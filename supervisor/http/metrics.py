@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,9 +35,8 @@ from supervisor.core.types import (
 )
 from supervisor.errors import LlmuxError
 from supervisor.http.context import Context
+from supervisor.http.histogram import ModelHistogram
 from supervisor.http.requests import Call
-
-Kind = TypeVar("Kind", Counter, Histogram)
 
 MIB: Final = 1024 * 1024
 WORKER_TIMEOUT_S: Final = 1.0
@@ -60,51 +58,35 @@ class Metrics:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._known: dict[tuple[MetricWrapperBase, tuple[str | int, ...]], MetricWrapperBase] = {}
+        self._known: dict[tuple[Counter, tuple[str | int, ...]], Counter] = {}
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry=registry
         )
         self._prompt = Counter("llmux_prompt_tokens", "Tokens taken in.", ["model"], registry=registry)
         self._completion = Counter("llmux_completion_tokens", "Tokens given out.", ["model"], registry=registry)
-        self._queue_wait = Histogram(
-            "llmux_queue_wait_seconds",
-            "From arrival to a turn on a worker.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=registry,
+        self._queue_wait = ModelHistogram(
+            "llmux_queue_wait_seconds", "From arrival to a turn on a worker.", _SECONDS, registry
         )
-        self._duration = Histogram(
-            "gen_ai_server_request_duration_seconds",
-            "From arrival to the end.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=registry,
+        self._duration = ModelHistogram(
+            "gen_ai_server_request_duration_seconds", "From arrival to the end.", _SECONDS, registry
         )
-        self._first = Histogram(
+        self._first = ModelHistogram(
             "gen_ai_server_time_to_first_token_seconds",
             "From the worker getting the request to the first piece of its answer.",
-            ["model"],
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            registry,
         )
-        self._per_token = Histogram(
+        self._per_token = ModelHistogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Streamed answers: time per token after the first.",
-            ["model"],
-            buckets=_PER_TOKEN,
-            registry=registry,
+            _PER_TOKEN,
+            registry,
         )
-        self._speed = Histogram(
-            "llmux_tokens_per_second",
-            "Tokens given out per second a worker had the request.",
-            ["model"],
-            buckets=_PER_SECOND,
-            registry=registry,
+        self._speed = ModelHistogram(
+            "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND, registry
         )
-        self._load = Histogram(
-            "llmux_load_seconds", "From the start of a worker to ready.", ["model"], buckets=_SECONDS, registry=registry
-        )
+        self._load = ModelHistogram("llmux_load_seconds", "From the start of a worker to ready.", _SECONDS, registry)
         self._swaps = Counter("llmux_swaps", "Loads that another model was evicted for.", ["model"], registry=registry)
         self._stops = Counter("llmux_evictions", "Workers stopped, by why.", ["model", "reason"], registry=registry)
         self._crashes = Counter(
@@ -140,7 +122,7 @@ class Metrics:
         ):
             record = self._context.engine.journal.scheduler.world.records[event.model]
             if record.load_s is not None:
-                self._load.labels(event.model).observe(record.load_s)
+                self._load.observe(event.model, record.load_s)
 
     def finished(self, call: Call, total_s: float) -> None:
         """A request ended. Names that no model has are not counted by name: they are the client's to choose."""
@@ -150,28 +132,28 @@ class Metrics:
         self._series(self._requests, name, outcome.status or call.failed_status or "none").inc()
         if ticket is None:
             return
-        self._series(self._queue_wait, name).observe(ticket.queued_s)
-        self._series(self._duration, name).observe(total_s)
+        self._queue_wait.observe(name, ticket.queued_s)
+        self._duration.observe(name, total_s)
         prompt, completion = call.usage
         if prompt is not None:
             self._series(self._prompt, name).inc(prompt)
         first_s = outcome.first_byte_s
         if first_s is not None:
-            self._series(self._first, name).observe(first_s)
+            self._first.observe(name, first_s)
         if completion:
             self._series(self._completion, name).inc(completion)
             worked_s = total_s - ticket.queued_s
             if worked_s > 0:
-                self._series(self._speed, name).observe(completion / worked_s)
+                self._speed.observe(name, completion / worked_s)
             if call.stream and first_s is not None and completion > 1:
-                self._series(self._per_token, name).observe(max(0.0, worked_s - first_s) / (completion - 1))
+                self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
 
-    def _series(self, metric: Kind, *labels: str | int) -> Kind:
-        """The metric of these labels: looking it up there takes longer than counting in it."""
-        found = self._known.get((metric, labels))
+    def _series(self, counter: Counter, *labels: str | int) -> Counter:
+        """The counter of these labels: looking it up there takes longer than counting in it."""
+        found = self._known.get((counter, labels))
         if found is None:
-            found = self._known[metric, labels] = metric.labels(*labels)
-        return cast("Kind", found)
+            found = self._known[counter, labels] = counter.labels(*labels)
+        return found
 
     def route(self) -> Route:
         """`GET /metrics`."""

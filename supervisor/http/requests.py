@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
@@ -22,6 +23,8 @@ from supervisor.http.history import History
 from supervisor.http.sse import Keepalive
 from supervisor.io.upstream import Headers
 from supervisor.proxy import NO_USAGE, Outcome, Usage
+
+log = structlog.get_logger("llmux.request")
 
 Json = dict[str, JsonValue]
 
@@ -41,7 +44,8 @@ class Call:
     ticket: Ticket | None = None  # once it is admitted
     keepalive: Keepalive | None = None
     outcome: Outcome = field(default_factory=Outcome)
-    usage: Usage = NO_USAGE  # once it has ended
+    ended_at: float = 0.0  # loop time; this and the usage once it has ended
+    usage: Usage = NO_USAGE
     failure: str | None = None  # an error's code
     failed_status: int = 0
 
@@ -50,8 +54,8 @@ class Call:
         """Has the client seen the beginning of a response?"""
         return self.outcome.started or (self.keepalive is not None and self.keepalive.started)
 
-    def record(self, now: float) -> Json:
-        """The canonical record of it, when it has ended (loop time)."""
+    def record(self) -> Json:
+        """The canonical record of it, when it has ended."""
         ticket, outcome = self.ticket, self.outcome
         error = outcome.error
         return {
@@ -65,7 +69,7 @@ class Call:
             "cut": ticket.cut_reason if ticket is not None else None,
             "queue_ms": round(ticket.queued_s * 1000, 1) if ticket is not None else None,
             "first_byte_ms": round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
-            "total_ms": round((now - self.arrived_at) * 1000, 1),
+            "total_ms": round((self.ended_at - self.arrived_at) * 1000, 1),
             "bytes": outcome.bytes_sent,
             "prompt_tokens": self.usage.prompt,
             "completion_tokens": self.usage.completion,
@@ -79,6 +83,7 @@ class InFlight:
         self._hub = hub
         self._history = history
         self._calls: dict[TicketId, tuple[Call, UntilGone]] = {}
+        self._ended: list[Call] = []
         self.listeners: list[
             Callable[[Call, float], None]
         ] = []  # told of each that ended, and how many seconds it took
@@ -90,16 +95,29 @@ class InFlight:
         if self._hub.wants("request"):
             self._hub.publish("request", {"id": call.ticket_id, "state": "started", **_about(call)})
 
-    def finished(self, call: Call, record: Json, now: float) -> None:
-        """Take it out, and tell of it. Also for those that were refused before they were entered."""
+    def finished(self, call: Call) -> None:
+        """Take it out now, and tell of it soon. Also for those that were refused before they were entered."""
         if call.ticket_id is not None:
             self._calls.pop(call.ticket_id, None)
-        for listener in self.listeners:
-            listener(call, now - call.arrived_at)
-        if call.usage.completion is not None and call.ticket is not None:
-            self._history.spread("tokens_per_s", call.usage.completion, call.ticket.admitted, now)
-        if self._hub.wants("request"):
-            self._hub.publish("request", {"id": call.ticket_id, "state": "finished", **record})
+        loop = asyncio.get_running_loop()
+        call.ended_at = loop.time()
+        if not self._ended:
+            loop.call_soon(self._tell)
+        self._ended.append(call)
+
+    def _tell(self) -> None:
+        """Of all that ended in one turn of the loop, after their answers have gone out."""
+        ended, self._ended = self._ended, []
+        for call in ended:
+            call.usage = call.outcome.usage()
+            record = call.record()
+            log.info("request.finished", **record)
+            for listener in self.listeners:
+                listener(call, call.ended_at - call.arrived_at)
+            if call.usage.completion is not None and call.ticket is not None:
+                self._history.spread("tokens_per_s", call.usage.completion, call.ticket.admitted, call.ended_at)
+            if self._hub.wants("request"):
+                self._hub.publish("request", {"id": call.ticket_id, "state": "finished", **record})
 
     def cancel(self, ticket_id: str) -> bool:
         """End it at an operator's wish: its client gets an error. False: there is no such request (any more)."""
