@@ -100,7 +100,9 @@ def _json_lines(number: int, stamp: _Stamp, stderr: _Stderr) -> type[FilteringBo
             if args or "exc_info" in fields:
                 super().info(event, *args, **fields)
             else:
-                stderr.write(_encode(stamp(None, "info", {**self._context, **fields, "event": event})) + b"\n")
+                fields["event"] = event
+                line = _encode(stamp(None, "info", {**self._context, **fields} if self._context else fields))
+                stderr.write(line + b"\n")
 
     return JsonLines
 

@@ -8,8 +8,9 @@ decisions apart, overall and by model, for `llmux why`. Memory is bounded by cou
 from __future__ import annotations
 
 import pickle
+from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -50,11 +51,24 @@ class Divergence:
 
 
 class _Segment:
-    __slots__ = ("checkpoint", "entries")
+    """Keeps what entries are made of: an object more for each event would push others out of the processor's cache."""
+
+    __slots__ = ("checkpoint", "effects", "events", "times")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.checkpoint = pickle.dumps(scheduler)  # our own object, never read from outside
-        self.entries: list[Entry] = []
+        self.times = array("d")
+        self.events: list[Event] = []
+        self.effects: list[Sequence[Effect]] = []
+
+    def append(self, now: float, event: Event, effects: Sequence[Effect]) -> None:
+        self.times.append(now)
+        self.events.append(event)
+        self.effects.append(effects or ())
+
+    def entries(self) -> Iterator[Entry]:
+        for at, event, effects in zip(self.times, self.events, self.effects, strict=True):
+            yield Entry(at, event, tuple(effects))
 
 
 class Journal:
@@ -70,10 +84,12 @@ class Journal:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Let the scheduler take the event, and keep both."""
-        if len(self._segments[-1].entries) >= self._segment_events:
-            self._segments.append(_Segment(self.scheduler))
+        segment = self._segments[-1]
+        if len(segment.events) >= self._segment_events:
+            segment = _Segment(self.scheduler)
+            self._segments.append(segment)
         effects = self.scheduler.handle(event, now)
-        self._segments[-1].entries.append(Entry(now, event, tuple(effects)))
+        segment.append(now, event, effects)
         for effect in effects:
             if type(effect) is Decided:
                 self._keep(Decision(self._seq + 1, now, effect.kind, effect.model, effect.reason))
@@ -103,7 +119,7 @@ class Journal:
     def entries(self) -> Iterator[Entry]:
         """All events still kept, oldest first."""
         for segment in self._segments:
-            yield from segment.entries
+            yield from segment.entries()
 
     def replay(self) -> Divergence | None:
         """Run all kept events through a copy of the scheduler as it was; None when every effect came out the same."""

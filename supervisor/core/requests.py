@@ -57,7 +57,8 @@ def finished(world: World, turn: Turn, event: RequestFinished) -> bool:
     record = world.records[model]
     del record.in_flight[event.ticket]
     record.last_used = turn.now
-    world.dispatch(turn, record)
+    if world.queue.count(model) > 0:
+        world.dispatch(turn, record)
     if record.in_flight:
         return False
     world.keep_alive(record)

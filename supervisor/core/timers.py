@@ -18,6 +18,8 @@ from supervisor.core.world import Record, Turn, World
 
 def ring(world: World, turn: Turn) -> bool:
     """See to everything that is due; True when anything was."""
+    if turn.now < world.next_wake() and turn.now < world.queue.deadline():
+        return False
     rang = False
     for model in world.due(turn.now):
         if (record := world.records.get(model)) is not None:

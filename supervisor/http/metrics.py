@@ -35,7 +35,7 @@ from supervisor.core.types import (
 )
 from supervisor.errors import LlmuxError
 from supervisor.http.context import Context
-from supervisor.http.histogram import ModelHistogram
+from supervisor.http.counting import FastCounter, FastHistogram
 from supervisor.http.requests import Call
 
 MIB: Final = 1024 * 1024
@@ -58,35 +58,34 @@ class Metrics:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._known: dict[tuple[Counter, tuple[str | int, ...]], Counter] = {}
         self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry=registry
+        self._requests = FastCounter(
+            "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry
         )
-        self._prompt = Counter("llmux_prompt_tokens", "Tokens taken in.", ["model"], registry=registry)
-        self._completion = Counter("llmux_completion_tokens", "Tokens given out.", ["model"], registry=registry)
-        self._queue_wait = ModelHistogram(
+        self._prompt = FastCounter("llmux_prompt_tokens", "Tokens taken in.", ["model"], registry)
+        self._completion = FastCounter("llmux_completion_tokens", "Tokens given out.", ["model"], registry)
+        self._queue_wait = FastHistogram(
             "llmux_queue_wait_seconds", "From arrival to a turn on a worker.", _SECONDS, registry
         )
-        self._duration = ModelHistogram(
+        self._duration = FastHistogram(
             "gen_ai_server_request_duration_seconds", "From arrival to the end.", _SECONDS, registry
         )
-        self._first = ModelHistogram(
+        self._first = FastHistogram(
             "gen_ai_server_time_to_first_token_seconds",
             "From the worker getting the request to the first piece of its answer.",
             _SECONDS,
             registry,
         )
-        self._per_token = ModelHistogram(
+        self._per_token = FastHistogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Streamed answers: time per token after the first.",
             _PER_TOKEN,
             registry,
         )
-        self._speed = ModelHistogram(
+        self._speed = FastHistogram(
             "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND, registry
         )
-        self._load = ModelHistogram("llmux_load_seconds", "From the start of a worker to ready.", _SECONDS, registry)
+        self._load = FastHistogram("llmux_load_seconds", "From the start of a worker to ready.", _SECONDS, registry)
         self._swaps = Counter("llmux_swaps", "Loads that another model was evicted for.", ["model"], registry=registry)
         self._stops = Counter("llmux_evictions", "Workers stopped, by why.", ["model", "reason"], registry=registry)
         self._crashes = Counter(
@@ -129,31 +128,24 @@ class Metrics:
         route = self._context.catalog.route(call.name) if call.name is not None else None
         name = call.name if call.name is not None and route is not None else "unknown"
         outcome, ticket = call.outcome, call.ticket
-        self._series(self._requests, name, outcome.status or call.failed_status or "none").inc()
+        self._requests.add((name, str(outcome.status or call.failed_status or "none")))
         if ticket is None:
             return
         self._queue_wait.observe(name, ticket.queued_s)
         self._duration.observe(name, total_s)
         prompt, completion = call.usage
         if prompt is not None:
-            self._series(self._prompt, name).inc(prompt)
+            self._prompt.add((name,), prompt)
         first_s = outcome.first_byte_s
         if first_s is not None:
             self._first.observe(name, first_s)
         if completion:
-            self._series(self._completion, name).inc(completion)
+            self._completion.add((name,), completion)
             worked_s = total_s - ticket.queued_s
             if worked_s > 0:
                 self._speed.observe(name, completion / worked_s)
             if call.stream and first_s is not None and completion > 1:
                 self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
-
-    def _series(self, counter: Counter, *labels: str | int) -> Counter:
-        """The counter of these labels: looking it up there takes longer than counting in it."""
-        found = self._known.get((counter, labels))
-        if found is None:
-            found = self._known[counter, labels] = counter.labels(*labels)
-        return found
 
     def route(self) -> Route:
         """`GET /metrics`."""

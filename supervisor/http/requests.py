@@ -84,6 +84,7 @@ class InFlight:
         self._history = history
         self._calls: dict[TicketId, tuple[Call, UntilGone]] = {}
         self._ended: list[Call] = []
+        self._log = log.bind()  # what get_logger gives looks everything up at every line
         self.listeners: list[
             Callable[[Call, float], None]
         ] = []  # told of each that ended, and how many seconds it took
@@ -111,7 +112,7 @@ class InFlight:
         for call in ended:
             call.usage = call.outcome.usage()
             record = call.record()
-            log.info("request.finished", **record)
+            self._log.info("request.finished", **record)
             for listener in self.listeners:
                 listener(call, call.ended_at - call.arrived_at)
             if call.usage.completion is not None and call.ticket is not None:

@@ -1,0 +1,63 @@
+"""Counters and histograms as prometheus_client's, without their locks: counting is a tenth of the work.
+
+For the event loop's thread only, which is where requests end and metrics are asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class FastCounter(Collector):
+    """Amounts by labels."""
+
+    def __init__(self, name: str, about: str, labels: Sequence[str], registry: CollectorRegistry) -> None:
+        self._name, self._about, self._labels = name, about, labels
+        self._amounts: dict[tuple[str, ...], int] = {}
+        registry.register(self)
+
+    def add(self, labels: tuple[str, ...], amount: int = 1) -> None:
+        """Count so much for these labels' values."""
+        self._amounts[labels] = self._amounts.get(labels, 0) + amount
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """For the registry."""
+        family = CounterMetricFamily(self._name, self._about, labels=self._labels)
+        for labels, amount in self._amounts.items():
+            family.add_metric(labels, amount)
+        yield family
+
+
+class FastHistogram(Collector):
+    """How values are spread, by model. `bounds` are the buckets' upper ends, ascending."""
+
+    def __init__(self, name: str, about: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
+        self._name, self._about, self._bounds = name, about, bounds
+        self._ends = (*map(floatToGoString, bounds), "+Inf")
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+        registry.register(self)
+
+    def observe(self, model: str, value: float) -> None:
+        """Count one value."""
+        counts = self._counts.get(model)
+        if counts is None:
+            counts = self._counts[model] = [0] * len(self._ends)
+            self._sums[model] = 0.0
+        counts[bisect_left(self._bounds, value)] += 1
+        self._sums[model] += value
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """For the registry."""
+        family = HistogramMetricFamily(self._name, self._about, labels=["model"])
+        for model, counts in self._counts.items():
+            buckets = list(zip(self._ends, accumulate(counts), strict=True))
+            family.add_metric([model], buckets, self._sums[model])
+        yield family
