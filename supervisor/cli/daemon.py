@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -34,7 +35,7 @@ from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.reload import Reloader
 from supervisor.io import notify
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
-from supervisor.io.ports import PortRange
+from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
 from supervisor.io.store import Store
@@ -242,8 +243,10 @@ def listen(server: ServerConfig) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
+        holder = who_listens(server.port) if error.errno == errno.EADDRINUSE else None
         raise CannotListenError(
-            f"Can't listen on {server.host}:{server.port}: {os.strerror(error.errno or 0)}. "
+            f"Can't listen on {server.host}:{server.port}: {os.strerror(error.errno or 0)}"
+            f"{f' by {holder}' if holder is not None else ''}. "
             f"Choose another port with --port, or end what uses this one."
         ) from error
     listener.set_inheritable(False)

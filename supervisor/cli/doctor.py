@@ -28,6 +28,7 @@ from supervisor.cli import client, service, show
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import venvs
 from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
+from supervisor.io.ports import who_listens
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -193,13 +194,14 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         yield Check("port", "ok", f"{server.host}:{server.port} is free")
     elif _is_daemon(url):
         yield Check("port", "ok", f"llmux is running at {url}")
+    elif (holder := who_listens(server.port)) is not None:
+        message = f"{server.host}:{server.port} is taken by {holder}"
+        yield Check("port", "fail", message, "end that program, or set server.port")
     else:
-        yield Check(
-            "port",
-            "fail",
-            f"{server.host}:{server.port} can't be used: taken by another program, or not an address of this machine",
-            f"end that program (ss -ltnp 'sport = :{server.port}'), or set server.port",
+        message = (
+            f"{server.host}:{server.port} can't be used: taken by another program, or not an address of this machine"
         )
+        yield Check("port", "fail", message, "end that program, or set server.host and server.port")
     first, last = server.worker_port_first, server.worker_port_last
     free = sum(_is_free("127.0.0.1", port) for port in range(first, last + 1))
     yield Check(

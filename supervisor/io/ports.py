@@ -10,6 +10,7 @@ The kernel is asked by netlink (sock_diag(7): 60 µs for the listening sockets a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -171,6 +172,17 @@ def _listening_ports() -> frozenset[int]:
 def listeners(port: int) -> frozenset[int]:
     """The inodes of the sockets that listen on this port, on any address."""
     return frozenset(inode for other, inode in _listening() if other == port)
+
+
+def who_listens(port: int) -> str | None:
+    """Which program has this port, for a message to a person: `pid 12 (nginx)`; None when that can't be told."""
+    import psutil  # noqa: PLC0415  # only where something went wrong
+
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+    return None
 
 
 def owner_check(port: int, pids: Iterable[int]) -> PortOwnership:

@@ -142,7 +142,9 @@ class TestBroken:
             taken.listen()
             config = whole(alone)
             config["server"]["port"] = taken.getsockname()[1]
-            assert "server.port" in self.fails(alone, config, "port")["fix"]
+            failed = self.fails(alone, config, "port")
+            assert "server.port" in failed["fix"]
+            assert f"is taken by pid {os.getpid()} (" in failed["message"]
 
     def test_the_daemon_has_the_port(self, alone, site):
         config = whole(alone)
