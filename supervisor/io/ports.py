@@ -180,7 +180,8 @@ def who_listens(port: int) -> str | None:
 
     with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            if listens and connection.pid:
                 return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
     return None
 
