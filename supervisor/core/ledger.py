@@ -145,6 +145,7 @@ class _Device:
     leases: dict[Holder, Lease] = field(default_factory=dict)
     returns: dict[Holder, _Return] = field(default_factory=dict)  # oldest exit first
     quarantine: dict[Holder, str] = field(default_factory=dict)  # reasons by the lease that has to go first
+    last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
 
     def blocked(self) -> str | None:
@@ -257,6 +258,7 @@ class Ledger:
             self.release(holder)
             return
         others = {other: seen.seen_mib for other, seen in device.leases.items() if other != holder}
+        device.last_exit = holder[0], now
         device.returns[holder] = _Return(device.free_mib, lease.seen_mib or 0, others)
         self._put(replace(lease, phase=Phase.RETURNING, since=now))
 
@@ -370,13 +372,19 @@ class Ledger:
         """Has any worker of the model a lease?"""
         return any(holder[0] == model for holder in self._leases)
 
-    def in_motion(self, device: DeviceId) -> ModelId | None:
-        """A model whose load or end the device's figures don't show in full yet; None when they are what they are."""
+    def in_motion(self, device: DeviceId, now: float) -> ModelId | None:
+        """A model whose load or end the device's figures may not show in full yet; None when they are what they are.
+
+        What was never measured can't be seen to come back, so that an end counts for `memory_warn_s` at least.
+        """
         books = self._devices[device]
         for lease in books.leases.values():
             if lease.phase in {Phase.STARTING, Phase.RETURNING} or books.taken_at <= lease.since:
                 return lease.holder[0]
-        return None
+        if books.last_exit is None or books.spec.returns_at_exit:
+            return None
+        model, at = books.last_exit
+        return model if now - at < self._limits.memory_warn_s else None
 
     def quarantined_by(self, holder: Holder) -> str | None:
         """Why the holder's device takes nothing new on its account; None when it does."""

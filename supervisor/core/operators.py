@@ -31,8 +31,7 @@ def load(world: World, turn: Turn, event: LoadAsked) -> None:
     _reset(turn, record, "reset by an operator")
     if record.state is State.DRAINING and record.stop_reason is not None and record.next_spec is None:
         record.stop_reason = record.drain_until = None
-        record.life.step(Step.RESUME, turn.now, "an operator asked for it again")
-        world.dispatch(turn, record)
+        world.resume(turn, record, "an operator asked for it again")
     elif record.state is not State.READY:
         _ask(world, turn, record)
     world.want(record)

@@ -25,7 +25,6 @@ from supervisor.core.types import (
     Hold,
     ModelId,
     Option,
-    Plan,
     Refuse,
     RejectCode,
     Resident,
@@ -67,12 +66,10 @@ def place(world: World, turn: Turn) -> None:
         if victim.claimed_by is not None:
             continue
         if victim.state is State.DRAINING and victim.stop_reason is None:
-            victim.life.step(Step.RESUME, turn.now, "the model it was to make room for is not wanted any more")
+            world.resume(turn, victim, "the model it was to make room for is not wanted any more")
             turn.decide("resume", victim.id, victim.life.reason)
-        if victim.state is State.READY:
-            victim.asked_at = None  # it never left
-            world.dispatch(turn, victim)
-            world.keep_alive(victim)
+        elif victim.state is State.READY:
+            world.stays(turn, victim)
 
 
 def _order(world: World) -> list[ModelId]:
@@ -89,7 +86,10 @@ def _order(world: World) -> list[ModelId]:
 
 def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None:
     demand = _demand(world, record)
-    answer = _unless_in_motion(world, demand, plan(demand, _snapshot(world, turn, round_)))
+    snapshot = _snapshot(world, turn, round_)
+    answer = plan(demand, snapshot)
+    if isinstance(answer, Refuse):
+        answer = _reconsider(world, turn, demand, snapshot, answer)
     only_restore = record.restore and record.asked_at is None and world.queue.count(record.id) == 0
     if only_restore and not isinstance(answer, Admit):
         # Nothing goes, and nothing is drained, for a model that nobody asks for.
@@ -132,14 +132,19 @@ def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None
             world.want(record)
 
 
-def _unless_in_motion(world: World, demand: Demand, answer: Plan) -> Plan:
-    """A refusal is for good, so it waits until loads and ends under way show in the figures it is based on."""
-    if isinstance(answer, Refuse):
-        for option in demand.options:
-            model = world.ledger.in_motion(option.device)
-            if model is not None and option.need_mib <= world.ledger.view(option.device).usable_mib:
-                reason = f"{answer.reason}; waiting to see what {model} takes or gives back"
-                return Wait(None, option.need_mib, (), reason)
+def _reconsider(world: World, turn: Turn, demand: Demand, snapshot: Snapshot, answer: Refuse) -> Refuse | Wait:
+    """A refusal is for good, so one for use outside waits until loads and ends under way show in the figures."""
+    held = dict.fromkeys(world.ledger.device_ids(), 0)
+    for resident in snapshot.residents:
+        held[resident.device] = held.get(resident.device, 0) + resident.held_mib
+    by_the_books = tuple(replace(view, free_mib=view.usable_mib - held[view.id]) for view in snapshot.devices)
+    if isinstance(plan(demand, replace(snapshot, devices=by_the_books)), Refuse):
+        return answer
+    for option in demand.options:
+        model = world.ledger.in_motion(option.device, turn.now)
+        if model is not None:
+            reason = f"{answer.reason}; waiting to see what {model} takes or gives back"
+            return Wait(None, option.need_mib, (), reason)
     return answer
 
 

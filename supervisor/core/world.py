@@ -219,6 +219,18 @@ class World:
         record.turn_ended = turn.now
         turn.emit(StopWorker(record.id, record.generation, cause, reason, force))
 
+    def resume(self, turn: Turn, record: Record, reason: str) -> None:
+        """A draining worker stays after all. Whoever asked for the model meanwhile has it."""
+        record.life.step(Step.RESUME, turn.now, reason)
+        self.stays(turn, record)
+
+    def stays(self, turn: Turn, record: Record) -> None:
+        """It is ready and nobody is after its place any more."""
+        record.asked_at = None
+        record.restore = False
+        self.dispatch(turn, record)
+        self.keep_alive(record)
+
     def want(self, record: Record) -> None:
         """Keep `wanted` true for this model: it isn't loaded, may be, and somebody waits for it."""
         if (

@@ -21,6 +21,7 @@ from supervisor.core.types import (
     ModelId,
     Policy,
     RejectCode,
+    Respecified,
     State,
     UnloadAsked,
     WorkerExited,
@@ -371,6 +372,20 @@ class TestOperators:
         assert world.state("a") == "ready"
         assert record(world, "b").asked_at is None
         assert "100 s" in record(world, "b").life.reason
+
+    def test_a_change_that_is_taken_back_and_a_load_leave_nothing_asked_for(self, world):
+        world.configure(model("a", 4000))
+        ticket = world.request("a")
+        world.run(3)
+        world.post(Respecified(model("a", 5000, definition="new")))
+        world.post(LoadAsked(A))
+        world.post(Respecified(model("a", 4000)))
+        world.post(LoadAsked(A))
+        assert world.state("a") == "ready"
+        world.finish(ticket)
+        world.post(UnloadAsked(A))
+        world.run(5)
+        assert world.state("a") == "stopped"
 
     def test_a_model_unloaded_by_hand_stays_unloaded_when_its_configuration_changes(self, world):
         world.configure(model("a", 4000))

@@ -91,8 +91,9 @@ class Scheduling(RuleBasedStateMachine):
         self.changed = 0
         self.readings: list[MemorySampled] = []
         self.shutting_down = False
-        # Without these, there is always a way to make room, so nobody is ever refused for want of memory.
-        self.may_refuse = strict
+        # Without these there is always a way to make room, so nobody is ever refused for want of memory. (Where nobody
+        # can tell whose memory is missing, what is still not back after `memory_warn_s` is somebody else's.)
+        self.may_refuse = strict or (self.world.blind and return_s > self.limits.memory_warn_s)
         self.configure()
 
     def configure(self, *without: str) -> None:
@@ -268,7 +269,7 @@ class Scheduling(RuleBasedStateMachine):
             if not world.open:
                 break
         assert not world.open, "a request waits for ever"
-        world.run(100.0)
+        world.run(400.0)  # longer than it takes to write off memory that nobody can account for
         inner = world.journal.scheduler.world
         assert {record.id: record.state for record in inner.records.values() if record.state not in RESTS} == {}
         assert not inner.wanted, "a model is wanted for ever"
