@@ -21,7 +21,7 @@ from supervisor.departure import ResponseBrokenError, Scope, Send
 from supervisor.envelope import error_event
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, UpstreamPool, UpstreamResponse
-from supervisor.worker_error import openai_error, worker_error
+from supervisor.worker_error import told_error, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
@@ -129,7 +129,7 @@ async def forward(
         if sse_started and (response.status >= 400 or not sse):
             raise worker_error(response.status, content_type, await response.read(ERROR_LIMIT))
         if response.status >= 400 and not sse and not _encoded(response.headers) and scope["method"] != "HEAD":
-            await _send_error(send, response, content_type, own, outcome)
+            await _send_error(send, response, content_type, own, outcome, scope["path"])
             return
         if not sse_started:
             head = response_headers(response.headers, own, sse=sse)
@@ -138,19 +138,19 @@ async def forward(
         try:
             await _send_body(send, response, outcome, started_at, upstream)
         except LlmuxError as error:
-            await break_off(send, outcome, error)
+            await break_off(send, outcome, error, scope["path"])
     finally:
         response.close()
 
 
-async def break_off(send: Send, outcome: Outcome, error: LlmuxError) -> NoReturn:
+async def break_off(send: Send, outcome: Outcome, error: LlmuxError, path: str) -> NoReturn:
     """End a response that has begun and can't be completed: event streams tell why, and the connection is cut.
 
     Raises ResponseBrokenError.
     """
     outcome.error = error
     if outcome.sse:
-        event = error_event(error) if outcome.ends_event() else b"\n\n" + error_event(error)
+        event = error_event(error, path) if outcome.ends_event() else b"\n\n" + error_event(error, path)
         await send({"type": "http.response.body", "body": event, "more_body": True})
     raise ResponseBrokenError(error.message) from error
 
@@ -170,12 +170,12 @@ async def _send_body(
 
 
 async def _send_error(
-    send: Send, response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome
+    send: Send, response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome, path: str
 ) -> None:
-    """Pass on an error answer in OpenAI's shape as it is, any other one put into that shape."""
+    """Pass on an error answer in the shape that clients of `path` read as it is, any other one put into that shape."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
-    told = openai_error(response.status, data) or worker_error(response.status, content_type, data).body
+    told = told_error(response.status, content_type, data, path)
     if told is not data:
         data = told
         replaced = (b"content-type", b"content-length", b"etag")

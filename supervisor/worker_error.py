@@ -1,4 +1,4 @@
-"""Putting a worker's error answers into OpenAI's shape.
+"""Putting a worker's error answers into the shape that the client reads: OpenAI's, or on its paths Anthropic's.
 
 Workers say what went wrong as plain text, as `{"error": "text"}`, as FastAPI's `{"detail": …}`, or in OpenAI's shape, which
 is all that OpenAI's clients can show to a person.
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from supervisor.envelope import error_body
+from supervisor.envelope import enveloped, error_body, is_anthropic
 from supervisor.errors import LlmuxError
 
 _TEXT_LIMIT: Final = 1000
@@ -35,12 +35,8 @@ class WorkerAnswerError(LlmuxError):
             self.status = HTTPStatus.BAD_GATEWAY
         self.type = kind
 
-    @property
-    def body(self) -> bytes:
-        return error_body(self)
 
-
-def openai_error(status: int, data: bytes) -> bytes | None:
+def _openai_error(status: int, data: bytes) -> bytes | None:
     """`data`, if it is `{"error": {"message": text, …}}`: as it is, or with what is missing or no text filled in.
 
     llama.cpp leaves out `param` and repeats the status as `code`, but adds fields of its own, which are kept.
@@ -55,6 +51,15 @@ def openai_error(status: int, data: bytes) -> bytes | None:
     if not filled:
         return data
     return msgspec.json.encode(document | {"error": error | filled})
+
+
+def told_error(status: int, content_type: bytes, data: bytes, path: str) -> bytes:
+    """The error answer `data` as clients of `path` read it; `data` itself where nothing had to be changed."""
+    told = _openai_error(status, data)
+    if told is None:
+        return error_body(worker_error(status, content_type, data), path)
+    document = _decode(told) if is_anthropic(path) else None
+    return enveloped(document["error"], status, path) if isinstance(document, dict) else told
 
 
 def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:

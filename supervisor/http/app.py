@@ -68,7 +68,7 @@ class Application:
         except ExchangeOverError:
             raise
         except LlmuxError as error:
-            body = error_body(error)
+            body = error_body(error, scope["path"])
             await _answer(send, error.status, [*error_headers(error, body), *_headers(call, loop.time())], body)
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:

@@ -12,15 +12,15 @@ from supervisor.departure import ClientGoneError, Receive, Scope
 from supervisor.errors import InvalidRequestError, TooLargeError
 
 PARTS_LIMIT: Final = 64
-NAME_LIMIT: Final = 512  # of the form field that names the model
+NAME_LIMIT: Final = 512  # of the name of a model
 SLICE: Final = 256 * 1024  # parsed between two turns of the loop
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytearray:
     """The whole body. A client that stalls is disconnected by the protocol.
 
-    Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server drops the rest, so that a
-    client that is still sending gets to read the answer), and ClientGoneError.
+    Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon
+    after the answer), and ClientGoneError.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and int(value) > limit:

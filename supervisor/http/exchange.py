@@ -83,7 +83,7 @@ class Exchange(RequestResponseCycle):
             b"".join([value for _, value in headers])
         ):
             raise RuntimeError(f"These headers can't be sent: {headers!r}")
-        self.keep_alive = self.keep_alive and not closes
+        self.keep_alive = self.keep_alive and not closes and not self.more_body
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _BODILESS:
@@ -115,6 +115,6 @@ class Exchange(RequestResponseCycle):
         if not more:
             self.response_complete = True
             self.message_event.set()
-            if not self.keep_alive:
+            if not self.keep_alive and not self.more_body:
                 self.transport.close()
             self.on_response()

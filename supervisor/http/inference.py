@@ -20,7 +20,7 @@ from supervisor.core.types import ModelId, TicketId
 from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGone
 from supervisor.engine import Engine, Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError
-from supervisor.http.body import model_of_multipart, read_body
+from supervisor.http.body import NAME_LIMIT, model_of_multipart, read_body
 from supervisor.http.media import refuse_remote_media
 from supervisor.http.modality import refuse_modality
 from supervisor.http.requests import Call, InFlight
@@ -83,6 +83,8 @@ class Inference:
         call.path = scope["path"]
         body = await read_body(scope, receive, self._body_limit)
         asked = await self._asked(scope, body)
+        if len(asked.name) > NAME_LIMIT:  # it would be logged, told and compared at that length
+            raise InvalidRequestError("`model` is too long.", param="model")
         call.name, call.stream = asked.name, asked.stream
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
@@ -110,7 +112,7 @@ class Inference:
             if not call.answering:
                 raise
             call.outcome.sse = call.outcome.sse or call.stream
-            await break_off(send, call.outcome, error)
+            await break_off(send, call.outcome, error, path)
 
     async def _stream(self, scope: Scope, send: Send, call: Call, model: ModelId, target: bytes, body: Bytes) -> None:
         """Keep the client's connection alive while it waits; from its first comment on, failures are told in-band."""
@@ -135,7 +137,7 @@ class Inference:
             if not keepalive.started:
                 raise
             call.failure, call.failed_status = error.code, int(error.status)
-            await keepalive.fail(error)
+            await keepalive.fail(error, scope["path"])
 
     async def _forward(
         self,

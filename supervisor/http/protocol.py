@@ -1,7 +1,9 @@
 """uvicorn's httptools protocol with the guards it lacks.
 
 A request's head has a deadline and a size, its body may not stall, a client may not stop reading for ever; what could be
-read in two ways (Content-Length with Transfer-Encoding, several Hosts) is refused before it gets a scope. Refusals are
+read in two ways (Content-Length with Transfer-Encoding, several Hosts) is refused before it gets a scope. Trailers are
+dropped. What was answered before its body was there ends the connection: after a moment, in which what still comes is
+thrown away, because closing with bytes unread makes the kernel take the answer back. Refusals are
 JSON in our envelope, and the connection closes. The scope carries a `Departure`, so a request learns at once that its
 client left. An application that fails after its response began has its connection cut: never a clean end.
 """
@@ -55,6 +57,8 @@ class GuardedProtocol(HttpToolsProtocol):
     head_s = 10.0  # from a request's first byte (or the connection's start) to the end of its headers
     body_stall_s = 30.0  # between two pieces of a body
     write_stall_s = 120.0  # a client that reads nothing while we have something to send
+    linger_s = 2.0  # for a client to read an early answer while it still sends
+    linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
 
     def __init__(
         self,
@@ -68,6 +72,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._in_message = True
         self._head_bytes = 0
+        self._bodiless_bytes = 0  # framing and trailers since the last piece of a body
+        self._linger_left: int | None = None
         self._waiting_since = 0.0
         self._idle_since = 0.0
         self._receive_timer: asyncio.TimerHandle | None = None
@@ -102,6 +108,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._departure.happened()
 
     def data_received(self, data: bytes) -> None:
+        if self._linger_left is not None:
+            self._discard(data)
+            return
+        self._bodiless_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -116,6 +126,9 @@ class GuardedProtocol(HttpToolsProtocol):
                 if self._head_bytes > self.head_limit:
                     self._refuse(self._headers_too_large())
                     return
+            elif self._bodiless_bytes > self.head_limit:
+                self.transport.abort()
+                return
             else:
                 self._waiting_since = self.loop.time()
             if self._receive_timer is None:
@@ -134,6 +147,20 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    def _linger(self) -> None:
+        """End our side, and the connection soon after."""
+        self._linger_left = self.linger_bytes
+        self.transport.write_eof()
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+        self._receive_timer = self.loop.call_later(self.linger_s, self.transport.abort)
+
+    def _discard(self, data: bytes) -> None:
+        assert self._linger_left is not None
+        self._linger_left -= len(data)
+        if self._linger_left < 0:
+            self.transport.abort()
 
     def _check_progress(self) -> None:
         self._receive_timer = None
@@ -163,6 +190,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._check_head()
         self._in_head = False
+        self._bodiless_bytes = 0
         if self.parser.should_upgrade():
             self._upgrading = True
             return
@@ -176,6 +204,7 @@ class GuardedProtocol(HttpToolsProtocol):
             "raw_path": url.path,
             "query_string": url.query or b"",
         }
+        self.headers = []  # trailers go there, not into the scope
         earlier, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
         self.cycle = Exchange(self, keep_alive=keep_alive)
         if earlier is None or earlier.response_complete:
@@ -187,6 +216,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
+        self._bodiless_bytes = 0
         if not self._upgrading:
             super().on_body(body)
 
@@ -242,7 +272,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # an answer would land in the middle of another
             return
-        body = error_body(error)
+        body = error_body(error, "")
         lines = [STATUS_LINE[error.status]]
         own = ((b"x-request-id", request_id_of(self.headers or [])), (b"connection", b"close"))
         for name, value in (*error_headers(error, body), *own):
@@ -257,6 +287,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
+        if not self.cycle.keep_alive and self.cycle.response_complete and self.cycle.more_body:
+            self._linger()
+            return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
@@ -306,7 +339,7 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.cut()
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
-        body = error_body(error)
+        body = error_body(error, cycle.scope["path"])
         request_id = request_id_of(cycle.scope["headers"])
         headers = [*error_headers(error, body), (b"x-request-id", request_id), (b"connection", b"close")]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -45,10 +45,10 @@ class Keepalive:
             self._beat_task.cancel()
             await asyncio.wait((self._beat_task,))
 
-    async def fail(self, error: LlmuxError) -> None:
-        """Tell the client in-band, once, and end the stream. Only when `started`."""
+    async def fail(self, error: LlmuxError, path: str) -> None:
+        """Tell the client of `path` in-band, once, and end the stream. Only when `started`."""
         assert self.started
-        await self._send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+        await self._send({"type": "http.response.body", "body": error_event(error, path), "more_body": False})
 
     def _begin(self) -> None:
         self._beat_task = asyncio.get_running_loop().create_task(self._beat())

@@ -115,7 +115,7 @@ class TestKeepalive:
         assert sent[0]["status"] == 200
         assert (b"x-request-id", b"r") in sent[0]["headers"]
         assert {message["body"] for message in sent[1:]} == {b": keepalive\n\n"}
-        await keepalive.fail(UnavailableError("no memory"))
+        await keepalive.fail(UnavailableError("no memory"), "/v1/chat/completions")
         assert sent[-1]["body"].startswith(b'data: {"error":{"message":"no memory"')
         assert sent[-1]["more_body"] is False
 

@@ -185,7 +185,7 @@ async def proxied(script: Script, *, protocol: type[asyncio.Protocol] = GuardedP
                         scope, send, outcome, upstream=upstream, target=target, body=body, request_id=b"req-1"
                     )
             except LlmuxError as error:
-                data = error_body(error)
+                data = error_body(error, "")
                 headers = error_headers(error, data)
                 await send({"type": "http.response.start", "status": error.status, "headers": headers})
                 await send({"type": "http.response.body", "body": data})

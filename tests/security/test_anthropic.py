@@ -1,0 +1,100 @@
+"""Errors on Anthropic's paths have Anthropic's shape, before the answer and in the middle of its stream."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervisor.envelope import error_body
+from supervisor.errors import (
+    AuthenticationError,
+    ForbiddenError,
+    InvalidRequestError,
+    NotFoundError,
+    RateLimitError,
+    TooLargeError,
+    UnavailableError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
+from tests.daemon import fake, running
+
+PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+
+
+def ask(target, model, **fields):
+    return target.post("/v1/messages", json={"model": model, "max_tokens": 5, "messages": [], **fields})
+
+
+def in_band(text):
+    name, data = text.strip().split("\n\n")[-1].split("\n")
+    assert name == "event: error"
+    return json.loads(data.removeprefix("data: "))
+
+
+class TestShape:
+    """`{"type": "error", "error": {"type", "message", …}}`, with our own fields inside."""
+
+    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize(
+        ("error", "kind"),
+        [
+            (InvalidRequestError("x", param="model"), "invalid_request_error"),
+            (AuthenticationError("x"), "authentication_error"),
+            (ForbiddenError("x"), "permission_error"),
+            (NotFoundError("x"), "not_found_error"),
+            (TooLargeError("x"), "request_too_large"),
+            (RateLimitError("x"), "rate_limit_error"),
+            (UnavailableError("x", detail=("a", "b")), "overloaded_error"),
+            (UpstreamError("x"), "api_error"),
+            (UpstreamTimeoutError("x"), "timeout_error"),
+        ],
+    )
+    def test_kinds(self, path, error, kind):
+        told = json.loads(error_body(error, path))
+        assert {"type", "error"} == told.keys()
+        assert told["type"] == "error"
+        assert (kind, "x") == (told["error"]["type"], told["error"]["message"])
+        assert (error.code, error.param) == (told["error"]["code"], told["error"]["param"])
+        assert list(error.detail) == told["error"].get("detail", [])
+
+    @pytest.mark.parametrize("path", ["", "/v1/chat/completions", "/v1/messagesx", "/messages", "/v1/admin/models"])
+    def test_other_paths_keep_theirs(self, path):
+        assert json.loads(error_body(NotFoundError("x"), path)).keys() == {"error"}
+
+
+class TestAnswers:
+    """Wherever an error comes from."""
+
+    def test_from_us(self, target):
+        told = ask(target, "nope")
+        assert told.status_code == 404
+        assert told.json()["type"] == "error"
+        assert told.json()["error"]["type"] == "not_found_error"
+        assert told.json()["error"]["code"] == "model_not_found"
+        assert target.get("/v1/messages").json()["type"] == "error"
+        assert target.post("/v1/messages", content=b"{").json()["error"]["code"] == "invalid_json"
+        assert target.post("/v1/messages", content=bytes(2 << 20)).json()["error"]["type"] == "request_too_large"
+        refused = target.post("/v1/messages", json={}, headers={"origin": "https://evil.example"})
+        assert refused.json()["error"]["type"] == "permission_error"
+        assert target.chat("nope").json()["error"]["type"] == "invalid_request_error"
+
+    def test_from_the_worker(self, tmp_path):
+        with running(tmp_path, {"models": {"lying": fake("--lie", endpoints=["/v1/messages"])}}) as daemon:
+            told = ask(daemon, "lying")
+            assert told.status_code == 500
+            assert told.json()["type"] == "error"
+            assert told.json()["error"]["type"] == "api_error"
+            assert told.json()["error"]["message"]
+            assert int(told.headers["content-length"]) == len(told.content)
+
+    def test_in_band(self, target):
+        """The head is spent on comments while the model loads; it never comes up."""
+        told = ask(target, "slow", stream=True)
+        assert told.status_code == 200
+        assert told.text.startswith(": keepalive")
+        error = in_band(told.text)
+        assert error["type"] == "error"
+        assert error["error"]["type"] in {"overloaded_error", "api_error"}
+        assert error["error"]["code"]
