@@ -94,7 +94,8 @@ async def leaves(target: Target, report: socket.socket, *, silent: bool) -> list
         if silent:
             _, writer = await asyncio.open_connection("127.0.0.1", target.port)
             writer.write(request_bytes(b"silent"))
-            await asyncio.sleep(0.02)
+            async with asyncio.timeout(5):
+                await loop.sock_recv(report, 64)  # it is there
             began = time.monotonic_ns()
             writer.close()
         else:
@@ -129,7 +130,8 @@ async def measure(targets: list[Target], rounds: int, seconds: float, report: so
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for target in targets:
         samples["RSS idle, MiB"][target.name].append(target.memory_kib() / 1024)
-        samples["cold start, CPU s"][target.name].append(target.cold_cpu_s)
+        samples["cold start to /health, CPU s"][target.name].append(target.cold_cpu_s)
+        samples["cold start to a chat, CPU s"][target.name].append(target.first_chat_cpu_s)
         await repeat(target.port, 64, 0.3)
     for _ in range(rounds):
         for connections in (1, 16, 64):
@@ -179,9 +181,9 @@ def table(samples: Samples, names: list[str]) -> str:
         added = "p50" in measure_name
         cells = ""
         for name in names:
-            cells += f"{statistics.median(rows[name]):12.1f}" + ratios(samples, measure_name, name, added=added).rjust(
-                8
-            )
+            cells += f"{statistics.median(rows[name]):12.{2 if 'CPU s' in measure_name else 1}f}" + ratios(
+                samples, measure_name, name, added=added
+            ).rjust(8)
         lines.append(measure_name.ljust(width) + cells)
     lines.append("p50: the ratio compares what was added to direct.")
     return "\n".join(lines)

@@ -28,6 +28,9 @@ def request_bytes(order: bytes = b"", *, padding: int = 0) -> bytes:
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
+HEALTH: Final = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
 class Repeater(asyncio.Protocol):
     """Sends the same request again and again on one connection and times each answer."""
 

@@ -1,8 +1,9 @@
 """A worker that costs next to nothing: small JSON, paced event streams, silence.
 
 What to do comes in the header `x-bench`: nothing (one small JSON answer), `stream CHUNKS INTERVAL_MS` (events that carry the
-clock when they were written), or `silent` (never answers). When the connection of an unfinished exchange is lost, the
-clock's reading goes out as a datagram to `--report`: so "the client left" and "the worker was told" can be compared.
+clock when they were written), or `silent` (never answers). When a silent exchange begins, and when the connection of an
+unfinished one is lost, the clock's reading goes out as a datagram to `--report`: so "the client left" and "the worker was
+told" can be compared.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ class Stub(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._busy and self._report is not None:
+        if self._busy:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._report is not None:
             sock, port = self._report
             sock.sendto(b"%d" % time.monotonic_ns(), ("127.0.0.1", port))
 
@@ -70,6 +75,8 @@ class Stub(asyncio.Protocol):
             loop = asyncio.get_running_loop()
             first_at = loop.time() + random.random() * interval_s  # streams out of step, as real ones are
             self._timer = loop.call_at(first_at, self._event, loop, int(order[1]), interval_s, first_at)
+        else:
+            self._tell()
 
     def _event(self, loop: asyncio.AbstractEventLoop, left: int, interval_s: float, due: float) -> None:
         if left == 0:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bench.load import repeat
+from bench.load import HEALTH, repeat, request_bytes
 
 NGINX: Final = shutil.which("nginx") or ("/usr/sbin/nginx" if Path("/usr/sbin/nginx").exists() else None)
 NGINX_MISSING: Final = "nginx is not installed, its column is left out (Debian: apt-get install nginx-light)"
@@ -48,6 +48,11 @@ http {{
 }}
 """
 
+# Other packages of the development environment bring these, and structlog imports them where they are; users have neither.
+_WITHOUT_EXTRAS: Final = (
+    "import sys; sys.modules.update(rich=None, pygments=None); import supervisor.cli.main as m; m.main()"
+)
+
 _LLMUX_CONF: Final = """
 models:
   stub:
@@ -73,7 +78,8 @@ class Target:
     def __init__(self, name: str, port: int, process: subprocess.Popen[bytes], *, with_children: bool = False) -> None:
         self.name = name
         self.port = port
-        self.cold_cpu_s = 0.0
+        self.cold_cpu_s = 0.0  # to the first 200 of /health
+        self.first_chat_cpu_s = 0.0  # to the first answer; the daemon starts its worker for it
         self._process = process
         self._with_children = with_children
 
@@ -107,14 +113,19 @@ class Target:
             with suppress(OSError):
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
 
-    async def ready(self, *, seconds: float = 60.0) -> None:
-        """Wait for its first good answer; keeps the CPU it took."""
-        deadline = time.monotonic() + seconds
+    async def ready(self) -> None:
+        """Wait for its first good answers; keeps the CPU they took."""
+        await self._until_answered(HEALTH)
+        self.cold_cpu_s = self.cpu_ns() / 1e9
+        await self._until_answered(request_bytes())
+        self.first_chat_cpu_s = self.cpu_ns() / 1e9
+
+    async def _until_answered(self, request: bytes) -> None:
+        deadline = time.monotonic() + 60
         while True:
             assert self._process.poll() is None, f"{self.name} ended with {self._process.returncode}"
             with suppress(OSError, AssertionError, TimeoutError):
-                if (await repeat(self.port, 1, 0.0)).count:
-                    self.cold_cpu_s = self.cpu_ns() / 1e9
+                if (await repeat(self.port, 1, 0.0, request=request)).count:
                     return
             assert time.monotonic() < deadline, f"{self.name} does not answer"
             await asyncio.sleep(0.02)
@@ -164,7 +175,7 @@ def start_llmux(core: int, stub_core: int, report: int, folder: Path) -> Target:
     conf = folder / "llmux.yaml"
     root = Path(__file__).parent.parent
     conf.write_text(_LLMUX_CONF.format(python=sys.executable, core=stub_core, report=report, root=root))
-    argv = [sys.executable, "-m", "supervisor.cli.main", "serve", "--config", str(conf), "--port", str(port)]
+    argv = [sys.executable, "-c", _WITHOUT_EXTRAS, "serve", "--config", str(conf), "--port", str(port)]
     argv += ["--state-dir", str(folder / "state")]
     return Target("llmux", port, _start(argv, core))
 
