@@ -29,6 +29,7 @@ SECTIONS = ("models", "virtual_models", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
 
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
+_OWN_PATHS = re.compile(r"/|/(?:health|metrics)|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 S = TypeVar("S", bound=BaseModel)
@@ -185,6 +186,9 @@ class Assembly:
         config: ModelConfig | None = self._validated(adapter.config, replace(node, entries=entries), trail)
         if config is None:
             return None
+        for endpoint in sorted(adapter.endpoints(config)):
+            if _OWN_PATHS.fullmatch(endpoint.path):  # it would hide ours, and be open to other keys
+                self._adapter_problem(f"endpoints: {endpoint.path} is served by llmux itself", node, trail)
         rewrite = Rewrite.compile(upstream_model=adapter.upstream_model(config))
         return CatalogModel(ModelId(name), config, adapter, rewrite)
 

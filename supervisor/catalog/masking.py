@@ -1,4 +1,4 @@
-"""What looks like a secret, replaced by a mask: for everything that shows a configuration to people."""
+"""What is called like a secret or looks like one, replaced by a mask: for everything that shows a configuration to people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pydantic import JsonValue
 
 MASK: Final = "***"
 _SECRET = re.compile(
-    r"(?:^|[^A-Za-z])(?:API)?(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:$|[^A-Za-z])", re.IGNORECASE
+    r"(?i:(?:^|[^A-Z])(?:API)?(?:KEY|TOKEN|AUTH|PAT)(?:$|[^A-Z]))"
+    r"|(?i:SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTHORIZATION)"
+    r"|[a-z](?:Key|Token|Auth)(?:$|[^a-z])"
+)
+_IN_TEXT = re.compile(
+    r"(://(?:[^/\s:@]*:)?)[^/\s@]+(?=@)"
+    r"|(\b(?:Bearer|Basic)\s+)[^\s\"']+"
+    r"|(?<![\w/.-])(?:sk-|hf_|gh[opsu]_|github_pat_|glpat-|xox[a-z]-)[\w-]{16,}"
 )
 
 
@@ -23,11 +30,18 @@ def masked(value: JsonValue, key: str) -> JsonValue:
                 for name, item in value.items()
             }
         case list() if all(isinstance(word, str) for word in value):
-            return list(_masked_words([str(word) for word in value]))
+            return [_masked_text(word) for word in _masked_words([str(word) for word in value])]
         case str() if key in {"cmd", "stop_cmd"}:
-            return " ".join(_masked_words(value.split()))
+            return _masked_text(" ".join(_masked_words(value.split())))
+        case str():
+            return _masked_text(value)
         case _:
             return value
+
+
+def _masked_text(text: str) -> str:
+    """Text without passwords in URLs, credentials of headers, and tokens of well-known kinds."""
+    return _IN_TEXT.sub(lambda found: (found[1] or found[2] or "") + MASK, text)
 
 
 def _masked_words(words: list[str]) -> Iterator[str]:

@@ -23,6 +23,7 @@ HELP: Final = (
 )
 PATH: Final = "/v1/chat/completions"
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+_CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))  # all but tab and newline
 
 
 class Conversation:
@@ -131,7 +132,9 @@ class _Screen:
         self._thinks = self._wrote = False
 
     def show(self, thought: str, said: str) -> None:
-        """The next piece."""
+        """The next piece. A terminal gets no control characters from a model."""
+        if sys.stdout.isatty():
+            thought, said = thought.translate(_CONTROLS), said.translate(_CONTROLS)
         if thought and self._thinking:
             if self._colour and not self._thinks:
                 self._write(DIM)

@@ -22,6 +22,7 @@ Kind = Literal["decision", "model", "memory", "request", "alert", "reload"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 BACKLOG: Final = 1024
 SUBSCRIBERS: Final = 64
+CLIENTS: Final = 32  # of these, for streams that take no operator's key
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class Hub:
             if kind in subscription.kinds:
                 subscription.put(event)
 
-    def subscribe(self, kinds: Iterable[Kind]) -> Subscription:
-        """Listen, inside a `with` block. Raises UnavailableError when too many do."""
-        if self._closed or len(self._subscriptions) >= SUBSCRIBERS:
+    def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
+        """Listen, inside a `with` block. Raises UnavailableError when `most` do already."""
+        if self._closed or len(self._subscriptions) >= most:
             raise UnavailableError(
                 f"{len(self._subscriptions)} clients listen to events already; close one.", retry_after_s=10.0
             )

@@ -23,7 +23,7 @@ from supervisor.core.types import (
 )
 from supervisor.core.world import Record
 from supervisor.http.context import Context
-from supervisor.http.events import Kind, Subscription
+from supervisor.http.events import SUBSCRIBERS, Kind, Subscription
 from supervisor.http.views import Json, decision_view, device_views, model_view
 
 TRAFFIC_INTERVAL_S: Final = 0.2
@@ -45,14 +45,14 @@ class Feed:
         self._flush_soon = False
         context.engine.observers.append(self.observe)
 
-    def subscribe(self, kinds: Iterable[Kind]) -> Subscription:
-        """Listen to what happens from now on. Raises UnavailableError when too many do."""
+    def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
+        """Listen to what happens from now on. Raises UnavailableError when `most` do already."""
         context = self._context
         if not context.hub.wants("decision"):
             self._decisions_told = context.engine.journal.last_seq
         if not context.hub.wants("model"):
             self._told = {record.id: _told(context, record) for record in self._records()}
-        return context.hub.subscribe(kinds)
+        return context.hub.subscribe(kinds, most=most)
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""

@@ -126,9 +126,16 @@ class Gate:
                     )
 
     def _check_origin(self, headers: list[tuple[bytes, bytes]], wanted: str | None) -> None:
-        """Our own pages may call everything; those of other allowed origins, what takes no more than inference."""
+        """Our own pages may call everything; those of other allowed origins, what takes no more than inference.
+
+        Images, frames and links send no Origin, but browsers say whether another site's page has them.
+        """
+        site, has_origin = b"", False
         for name, value in headers:
-            if name == b"origin":
+            if name == b"sec-fetch-site":
+                site = value
+            elif name == b"origin":
+                has_origin = True
                 origin = value.decode("latin-1").lower().rstrip("/")
                 if _is_own(origin, headers):
                     continue
@@ -139,6 +146,10 @@ class Gate:
                         f"The origin {origin!r} may not call this; add it to server.allowed_origins.",
                         code="origin_not_allowed",
                     )
+        if wanted is None or has_origin or not site:
+            return
+        if site == b"cross-site" or (site == b"same-site" and wanted in {"admin", "metrics"}):
+            raise ForbiddenError("Pages of other sites may not refer to this.", code="origin_not_allowed")
 
 
 def _is_own(origin: str, headers: list[tuple[bytes, bytes]]) -> bool:

@@ -83,8 +83,8 @@ class Inference:
         call.path = scope["path"]
         body = await read_body(scope, receive, self._body_limit)
         asked = await self._asked(scope, body)
-        if len(asked.name) > NAME_LIMIT:  # it would be logged, told and compared at that length
-            raise InvalidRequestError("`model` is too long.", param="model")
+        if len(asked.name) > NAME_LIMIT or not asked.name.isprintable():  # it will be logged, and shown in terminals
+            raise InvalidRequestError("`model` is not the name of a model.", param="model")
         call.name, call.stream = asked.name, asked.stream
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]

@@ -22,7 +22,7 @@ from supervisor.errors import InvalidRequestError
 from supervisor.http import loading
 from supervisor.http.admin import physical_model
 from supervisor.http.context import Context
-from supervisor.http.events import Subscription
+from supervisor.http.events import CLIENTS, Subscription
 from supervisor.http.feed import Feed
 from supervisor.http.parameters import json_object
 from supervisor.http.streaming import KEEPALIVE_S, EventStream
@@ -58,7 +58,7 @@ def routes(context: Context, feed: Feed) -> list[Route]:
         return JSONResponse({"success": True})
 
     async def sse(_request: Request) -> Response:
-        subscription = feed.subscribe(("model",))
+        subscription = feed.subscribe(("model",), most=CLIENTS)
         return EventStream(_changes(context, subscription), subscription)
 
     return [

@@ -1,28 +1,43 @@
 """Media in prompts come as `data:` URLs or plain base64, never by reference.
 
-Runtimes fetch the `http:` and open the `file:` URLs that they are given: a client could reach what only this machine
-reaches, or read its files. So a prompt that refers to anything is refused before a worker sees it.
+Runtimes fetch the `http:` and open the `file:` URLs and the paths that they are given: a client could reach what only this
+machine reaches, or read its files. So a prompt that refers to anything is refused before a worker sees it.
 
-Most bodies are let through by looking for a few bytes. Only those that could hold a reference are parsed, because text may
-speak of URLs as it likes: what counts is the value under a key that runtimes load from, outside of texts, tool calls and
-citations.
+Text may speak of URLs as it likes: what counts is the value under a key that is called like something to be loaded, outside
+of texts, tools and their calls, citations and the like. Parsing a body takes less time than searching it for such keys.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
+from supervisor.catalog.rewrite import open_object
 from supervisor.errors import InvalidRequestError
 
-# A key that ends like one of `_LOADED`, or any character written as an escape: `"\u0075rl"` is a key too.
-_KEY_ENDS: Final = (b'url"', b'data"')
-_ESCAPE: Final = b"\\u00"
-_SPARSE: Final = 2048  # with fewer quotes than one in so many bytes, looking at each is quicker than searching
-_LOADED: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "data", "file_data", "image"})
+_LOADED: Final = re.compile(
+    r"(?:.*_)?(?:ur[li]|data|image|audio|video|file|path|mask)s?(?:\[\])?|.*(?:Ur[li]|Data|Image|Audio|Video|File|Path)s?",
+    re.DOTALL,
+)
+_PATH: Final = re.compile(r"(?:.*_)?paths?|.*Paths?", re.DOTALL)
 _SCHEME: Final = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,30}):")
+_INERT_FIELDS: Final = frozenset(
+    {
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "response_format",
+        "text",
+        "json_schema",
+        "grammar",
+        "metadata",
+        "chat_template_kwargs",
+    }
+)
 _INERT_TYPES: Final = frozenset(
     {
         "text",
@@ -33,29 +48,22 @@ _INERT_TYPES: Final = frozenset(
         "redacted_thinking",
         "reasoning",
         "web_search_result",
+        "web_fetch_result",
     }
 )
-_INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls"})
+_INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "metadata"})
 _NESTING_KEYS: Final = ("content", "output")  # a prompt's parts may lie below these, whatever a type claims
-
-
-class _Prompt(msgspec.Struct):
-    messages: Any = None
-    input: Any = None
-
-
-_prompt: Final = msgspec.json.Decoder(_Prompt).decode
+_NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
+_USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
+_decode: Final = msgspec.json.Decoder().decode
 
 
 def refuse_remote_media(body: bytes | bytearray) -> None:
-    """Raises InvalidRequestError when the JSON request `body` has a worker load something from elsewhere."""
-    if not _has_sign(body):
-        return
+    """Raises InvalidRequestError when the JSON request `body` has a worker load something from elsewhere, or no one object."""
     try:
-        prompt = _prompt(body)
+        values = [_decode(raw) for raw in _worth_reading(body)]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
-    values: list[Any] = [prompt.messages, prompt.input]
     while values:
         value = values.pop()
         if isinstance(value, list):
@@ -64,15 +72,15 @@ def refuse_remote_media(body: bytes | bytearray) -> None:
             values += _parts(value)
 
 
-def _has_sign(body: bytes | bytearray) -> bool:
-    if b"\\" in body and _ESCAPE in body:
-        return True
-    end = 0
-    for _ in range(len(body) // _SPARSE):
-        end = body.find(b'"', end) + 1
-        if end == 0 or body.endswith(_KEY_ENDS, 0, end):
-            return end > 0
-    return any(body.find(sign, end) >= 0 for sign in _KEY_ENDS)
+def _worth_reading(body: bytes | bytearray) -> Iterator[msgspec.Raw]:
+    """The fields that hold objects, and those to be loaded themselves. Not the million numbers of an embedding's input."""
+    for key, raw in open_object(body).items():
+        if key in _INERT_FIELDS or (_NUMBERS.match(raw) and b'"' not in bytes(raw)):
+            continue
+        if _LOADED.fullmatch(key):
+            _refuse(key, _decode(raw))
+        if bytes(memoryview(raw)[:1]) != b'"':
+            yield raw
 
 
 def _parts(part: dict[str, Any]) -> list[Any]:
@@ -82,16 +90,24 @@ def _parts(part: dict[str, Any]) -> list[Any]:
         return [part[key] for key in _NESTING_KEYS if isinstance(part.get(key), list | dict)]
     below = []
     for key, value in part.items():
-        if isinstance(value, list | dict):
-            if key not in _INERT_KEYS:
-                below.append(value)
-        elif key in _LOADED and isinstance(value, str):
-            scheme = _SCHEME.match(value)
-            if scheme is not None and scheme[1].lower() != "data":
-                raise InvalidRequestError(
-                    f"{key} refers to a {scheme[1][:10]}: address, which is not loaded for clients. "
-                    f"Send the content itself, as data:<type>;base64,<content>.",
-                    code="remote_media_refused",
-                    param=key,
-                )
+        if isinstance(value, list | dict) and key not in _INERT_KEYS:
+            below.append(value)
+        if key not in _USUAL and _LOADED.fullmatch(key):
+            _refuse(key, value)
     return below
+
+
+def _refuse(key: str, value: object) -> None:
+    """Raises InvalidRequestError for a reference, or a list with one. Base64 has no colon, and `data:` is no reference."""
+    for text in value if isinstance(value, list) else (value,):
+        if not isinstance(text, str) or text[:64].lstrip()[:5].lower() == "data:":
+            continue
+        if ":" in text or (_PATH.fullmatch(key) and text):  # parsers of URLs pass over tabs and the like in `ht\ttp:`
+            scheme = _SCHEME.match(text)
+            what = f"a {scheme[1][:10]}: address" if scheme is not None else "something"
+            raise InvalidRequestError(
+                f"{key[:50]} refers to {what}, which is not loaded for clients. "
+                f"Send the content itself, as data:<type>;base64,<content>.",
+                code="remote_media_refused",
+                param=key[:50],
+            )

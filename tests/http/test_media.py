@@ -21,6 +21,9 @@ REMOTE = (
     "HTTP://x",
     " http://x",
     "ftp://x",
+    "ht\ttp://169.254.169.254/",
+    "\x00http://x",
+    "\u2028file:///etc/passwd",
 )
 
 
@@ -57,6 +60,23 @@ class TestReferences:
                 "input": [{"type": "function_call_output", "output": [{"type": "input_image", "image_url": url}]}]
             },
             lambda url: {"messages": [{"role": "user", "type": "text", "content": [image(url)]}]},
+            lambda url: user({"type": "image", "image": url}),
+            lambda url: user({"type": "video", "video": [DATA, url]}),
+            lambda url: user({"type": "audio", "audio": url}),
+            lambda url: user({"type": "image", "path": url}),
+            lambda url: user({"type": "image", "imageUrl": url}),
+            lambda url: {"system": [image(url)], "messages": []},
+            lambda url: {"instructions": [image(url)]},
+            lambda url: {"prompt": {"variables": {"picture": {"type": "input_image", "image_url": url}}}},
+            lambda url: {"query": {"content": [image(url)]}, "documents": []},
+            lambda url: {"query": "q", "documents": [{"content": [image(url)]}, {"image": url}]},
+            lambda url: {"data_1": {"content": [image(url)]}},
+            lambda url: {"image": url, "prompt": "p"},
+            lambda url: {"image": [DATA, url], "prompt": "p"},
+            lambda url: {"images": [{"image_url": url}], "prompt": "p"},
+            lambda url: {"input": "say", "ref_audio": url},
+            lambda url: {"mcp_servers": [{"type": "url", "url": url}]},
+            lambda url: {"data": {"data": url, "data_format": "url"}},
         ],
     )
     def test_refused(self, shape, url):
@@ -82,6 +102,25 @@ class TestReferences:
             refuse_remote_media(body)
 
 
+class TestPaths:
+    """Where a runtime takes the path of a file."""
+
+    @pytest.mark.parametrize("path", ["/etc/passwd", "x.png"])
+    def test_refused(self, path):
+        for prompt in (user({"type": "image", "path": path}), {"ref_audio_path": path}):
+            with pytest.raises(InvalidRequestError, match="not loaded for clients"):
+                refuse_remote_media(encode(prompt))
+
+
+class TestSameKeyTwice:
+    """Which of two fields a worker reads nobody knows."""
+
+    def test_refused(self):
+        body = encode(user(image(REMOTE[0])))[:-1] + b', "messages": []}'
+        with pytest.raises(InvalidRequestError, match="same key twice"):
+            refuse_remote_media(body)
+
+
 class TestLetThrough:
     """Content itself, and all that only speaks of addresses."""
 
@@ -101,7 +140,10 @@ class TestLetThrough:
             {"messages": [{"role": "assistant", "annotations": [{"url_citation": {"url": "http://example.org"}}]}]},
             {"messages": [], "tools": [{"function": {"parameters": {"url": "http://example.org"}}}]},
             {"input": ["http://example.org", [1, 2]]},
-            {"messages": 5, "input": "http://example.org", "data": "http://example.org", "url": "http://example.org"},
+            {"messages": 5, "input": "http://example.org", "prompt": ["http://example.org"]},
+            {"input": [[1, 2], [3]], "metadata": {"url": "http://example.org"}},
+            {"query": "q: a", "documents": ["http://example.org", {"text": "see: http://example.org"}]},
+            {"input": "q: a", "voice": "alloy", "file_id": "a:b", "database": "x:y", "repath": "a:b"},
         ],
     )
     def test_untouched(self, prompt):
