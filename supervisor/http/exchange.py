@@ -38,6 +38,7 @@ class Exchange(RequestResponseCycle):
         )
         self._loop = protocol.loop
         self._head = b""  # held until the body begins
+        self.task: asyncio.Task[None] | None = None
 
     async def send(self, message: ASGISendEvent) -> None:
         """ASGI's `send`. Raises RuntimeError for what would not be HTTP."""

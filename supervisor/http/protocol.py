@@ -181,8 +181,9 @@ class GuardedProtocol(HttpToolsProtocol):
     # parser callbacks
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # uvicorn types none of its own
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
         self._in_message = self._in_head = True
         self._head_bytes = 0
         self._waiting_since = self.loop.time()
@@ -194,15 +195,24 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._upgrading = True
             return
-        url = httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
+        raw_path, query = _split(self.url)
+        path = raw_path.decode("ascii")
         version = self.parser.get_http_version()
-        self.scope |= {
-            "method": self.parser.get_method().decode("ascii"),
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
             "http_version": version,
+            "method": self.parser.get_method().decode("ascii"),
+            "scheme": "http",
             "path": unquote(path) if "%" in path else path,
-            "raw_path": url.path,
-            "query_string": url.query or b"",
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": self.headers,
+            "client": self.client,
+            "server": self.server,
+            "state": {},
+            "extensions": self._extensions,  # type: ignore[typeddict-item]  # uvicorn types none of its own
         }
         self.headers = []  # trailers go there, not into the scope
         earlier, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
@@ -312,8 +322,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _start_asgi_task(self, cycle: Exchange, app: Any) -> None:  # type: ignore[override]  # all our cycles are
-        task = self._departure.task = self.loop.create_task(self._run(cycle, app))
-        task.add_done_callback(self.tasks.discard)
+        task = self._departure.task = cycle.task = self.loop.create_task(self._run(cycle, app))
         self.tasks.add(task)
 
     async def _run(self, cycle: Exchange, app: Any) -> None:
@@ -332,7 +341,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.logger.error("http.response_incomplete")
                 await self._give_up(cycle)
         finally:
-            cycle.on_response = _nothing  # breaks a reference cycle
+            self.tasks.discard(cycle.task)  # here: a callback of the task would be another turn of the loop
+            cycle.on_response, cycle.task = _nothing, None  # breaks reference cycles
 
     async def _give_up(self, cycle: Exchange) -> None:
         if cycle.response_started:
@@ -344,6 +354,15 @@ class GuardedProtocol(HttpToolsProtocol):
         headers = [*error_headers(error, body), (b"x-request-id", request_id), (b"connection", b"close")]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _split(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query, as they are on the wire. Raises httptools.HttpParserInvalidURLError."""
+    if url[:1] == b"/" and b"#" not in url:
+        path, _, query = url.partition(b"?")
+        return path, query
+    parsed = httptools.parse_url(url)
+    return parsed.path, parsed.query or b""
 
 
 def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:

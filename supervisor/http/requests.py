@@ -109,6 +109,7 @@ class InFlight:
     def _tell(self) -> None:
         """Of all that ended in one turn of the loop, after their answers have gone out."""
         ended, self._ended = self._ended, []
+        quick_tokens = 0  # of answers that took no longer than a point of the history: added to it at once
         for call in ended:
             call.usage = call.outcome.usage()
             record = call.record()
@@ -116,9 +117,15 @@ class InFlight:
             for listener in self.listeners:
                 listener(call, call.ended_at - call.arrived_at)
             if call.usage.completion is not None and call.ticket is not None:
-                self._history.spread("tokens_per_s", call.usage.completion, call.ticket.admitted, call.ended_at)
+                if call.ended_at - call.ticket.admitted < self._history.interval_s:
+                    quick_tokens += call.usage.completion
+                else:
+                    self._history.spread("tokens_per_s", call.usage.completion, call.ticket.admitted, call.ended_at)
             if self._hub.wants("request"):
                 self._hub.publish("request", {"id": call.ticket_id, "state": "finished", **record})
+        if quick_tokens:
+            now = ended[-1].ended_at
+            self._history.spread("tokens_per_s", quick_tokens, now, now)
 
     def cancel(self, ticket_id: str) -> bool:
         """End it at an operator's wish: its client gets an error. False: there is no such request (any more)."""
