@@ -19,6 +19,7 @@ WIDTH: Final = 110
 
 _PLAIN = re.compile(r"[A-Za-z_/~.][\w./~+@-]*(?: [\w./~+@-]+)*", re.ASCII)
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]+")
 _SECTIONS = 2  # levels that are always written as blocks
 
 
@@ -35,15 +36,20 @@ def written(document: Mapping[str, JsonValue], comments: Comments | None = None)
     return "".join(f"{line}\n" for line in _entries(document, (), comments or Comments()))
 
 
+def comment(line: str) -> str:
+    """One line that says nothing to a reader of YAML, whatever stands in it."""
+    return f"# {_CONTROLS.sub(' ', line)}".rstrip()
+
+
 def _entries(values: Mapping[str, JsonValue], trail: Trail, comments: Comments) -> Iterator[str]:
     pad = "  " * len(trail)
     for number, (key, value) in enumerate(values.items()):
         here = (*trail, key)
         if not trail and number:
             yield ""
-        yield from (f"{pad}# {line}".rstrip() for line in comments.above.get(here, ()))
+        yield from (pad + comment(line) for line in comments.above.get(here, ()))
         head, flow = f"{pad}{_text(key)}:", _flow(value)
-        beside = f"  # {comments.beside[here]}" if here in comments.beside else ""
+        beside = f"  {comment(comments.beside[here])}" if here in comments.beside else ""
         is_long = len(head) + len(flow) > WIDTH or any(other[: len(here)] == here != other for other in comments.beside)
         if isinstance(value, dict) and value and (len(trail) < _SECTIONS or is_long):
             yield head + beside

@@ -16,7 +16,7 @@ from pydantic import BaseModel, JsonValue
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog.document import Layer, Place, Problem, Source, Trail, dotted, grow
-from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.emit import Comments, comment, written
 from supervisor.catalog.problems import validate
 from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
 
@@ -137,7 +137,7 @@ class Draft:
             part = getattr(self, section)
             if part:
                 document[section] = dict(part)
-        lines = "".join(f"# {line}".rstrip() + "\n" for line in head)
+        lines = "".join(f"{comment(line)}\n" for line in head)
         return lines + "\n" + written(document, Comments(above=self._above))
 
     def report(self) -> list[dict[str, JsonValue]]:
