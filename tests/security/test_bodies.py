@@ -134,3 +134,16 @@ class TestNames:
             assert told.status_code in {400, 404}
             assert len(told.content) < 2000
         assert target.log_path.stat().st_size - before < 10_000
+
+
+class TestAddresses:
+    """What stands in a request line is passed on as it is, so it must be what every parser takes for an address."""
+
+    @pytest.mark.parametrize("byte", ["\t", "\x0c", "\x0b", "\x7f", "\x01", "\x80", "\xe9"])
+    @pytest.mark.parametrize("address", ["/echo?a={}b", "/echo{}", "/{}echo?a=b"])
+    def test_controls_are_refused(self, target, byte, address):
+        body = b'{"model":"plain"}'
+        lines = (f"POST {address.format(byte)} HTTP/1.1", HOST, f"Content-Length: {len(body)}")
+        told = raw.request(target, *lines, body=body)
+        assert told.status in {400, 404}
+        assert told.status == 400 or "?" not in address
