@@ -10,9 +10,9 @@ stopped when the running ones end. Claims are made anew in every round, so a wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from supervisor.core.ledger import Lease, Phase
+from supervisor.core.ledger import Holder, Lease, Phase
 from supervisor.core.lifecycle import SERVES, Step
 from supervisor.core.planner import plan
 from supervisor.core.types import (
@@ -44,10 +44,12 @@ REFUSED_RETRY_S = 30.0
 
 @dataclass(slots=True)
 class _Round:
-    """What earlier plans of this round have taken: victims that will be gone, models that will be there."""
+    """One round of plans: what is there, and what earlier plans have taken of it."""
 
-    leaving: dict[ModelId, None]
-    coming: list[Resident]
+    there: dict[Holder, Resident]  # who holds memory, oldest lease first
+    loading: dict[DeviceId, ModelId]
+    leaving: dict[ModelId, None] = field(default_factory=dict)  # victims that will be gone
+    coming: list[Resident] = field(default_factory=list)  # models that will be there
 
 
 def place(world: World, turn: Turn) -> None:
@@ -57,7 +59,7 @@ def place(world: World, turn: Turn) -> None:
         return
     for victim in claimed_before:
         victim.claimed_by = None
-    round_ = _Round({}, [])
+    round_ = _begin(world, turn)
     for model in _order(world):
         record = world.records[model]
         record.claims = ()
@@ -86,7 +88,7 @@ def _order(world: World) -> list[ModelId]:
 
 def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None:
     demand = _demand(world, record)
-    snapshot = _snapshot(world, turn, round_)
+    snapshot = _snapshot(world, round_)
     answer = plan(demand, snapshot)
     if isinstance(answer, Refuse):
         answer = _reconsider(world, turn, demand, snapshot, answer)
@@ -103,7 +105,7 @@ def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None
     _journal(turn, record, answer)
     match answer:
         case Admit(device, need_mib, reason):
-            _start(world, turn, record, device, need_mib, reason)
+            _start(world, turn, round_, record, device, need_mib, reason)
         case Evict(device, need_mib, victims):
             record.claims = victims
             round_.coming.append(_promise(record, device, need_mib))
@@ -168,7 +170,9 @@ def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:
         turn.decide("evicted", victim.id, f"makes room for {waiter.id}")
 
 
-def _start(world: World, turn: Turn, record: Record, device: DeviceId, need_mib: int, reason: str) -> None:
+def _start(
+    world: World, turn: Turn, round_: _Round, record: Record, device: DeviceId, need_mib: int, reason: str
+) -> None:
     record.generation = Generation(record.generation + 1)
     record.device = device
     record.exited = False
@@ -177,6 +181,8 @@ def _start(world: World, turn: Turn, record: Record, device: DeviceId, need_mib:
     record.life.step(Step.START, turn.now, reason)
     world.ledger.begin(record.holder, device, need_mib)
     world.want(record)
+    round_.there[record.holder] = _promise(record, device, need_mib, Hold.STARTING)
+    round_.loading[device] = record.id
     turn.emit(StartWorker(record.id, record.generation, device, need_mib))
 
 
@@ -190,8 +196,8 @@ def _journal(turn: Turn, record: Record, answer: Admit | Evict | Wait | Refuse) 
         turn.decide(kind, record.id, answer.reason)
 
 
-def _promise(record: Record, device: DeviceId, need_mib: int) -> Resident:
-    return Resident(record.id, record.spec.type, record.spec.priority, device, need_mib, Hold.RESERVED)
+def _promise(record: Record, device: DeviceId, need_mib: int, hold: Hold = Hold.RESERVED) -> Resident:
+    return Resident(record.id, record.spec.type, record.spec.priority, device, need_mib, hold)
 
 
 def _demand(world: World, record: Record) -> Demand:
@@ -202,24 +208,26 @@ def _demand(world: World, record: Record) -> Demand:
     return Demand(record.id, spec.type, spec.priority, options)
 
 
-def _snapshot(world: World, turn: Turn, round_: _Round) -> Snapshot:
+def _begin(world: World, turn: Turn) -> _Round:
+    leases = world.ledger.leases()
+    there = {lease.holder: _resident(world, turn, world.records[lease.holder[0]], lease) for lease in leases}
+    loading = {lease.device: lease.holder[0] for lease in leases if lease.phase is Phase.STARTING}
+    return _Round(there, loading)
+
+
+def _snapshot(world: World, round_: _Round) -> Snapshot:
     residents = list(round_.coming)
     surplus = dict.fromkeys(world.ledger.device_ids(), 0)  # by device: being freed, less what is promised of it
-    loading: dict[DeviceId, ModelId] = {}
     leaving: list[Resident] = []
     for promised in round_.coming:
         surplus[promised.device] -= promised.held_mib
-    for lease in world.ledger.leases():
-        record = world.records[lease.holder[0]]
-        resident = _resident(world, turn, record, lease)
-        if lease.phase is Phase.STARTING:
-            loading[lease.device] = record.id
-        if record.id in round_.leaving:
-            surplus[lease.device] = surplus.get(lease.device, 0) + lease.held_mib
+    for resident in round_.there.values():
+        if resident.model in round_.leaving:
+            surplus[resident.device] = surplus.get(resident.device, 0) + resident.held_mib
             leaving.append(resident)
         else:
             residents.append(resident)
-    views = tuple(_view(world, device, mib, loading.get(device)) for device, mib in surplus.items())
+    views = tuple(_view(world, device, mib, round_.loading.get(device)) for device, mib in surplus.items())
     for resident in leaving:  # what they return beyond what is promised is on its way to anybody
         if (mib := min(resident.held_mib, surplus[resident.device])) > 0:
             surplus[resident.device] -= mib

@@ -52,8 +52,9 @@ def finished(world: World, turn: Turn, event: RequestFinished) -> bool:
         waiting = world.queue.remove(event.ticket)
         if waiting is None:
             return False
+        was_wanted = waiting.model in world.wanted
         _left(world, turn, world.records[waiting.model])
-        return True
+        return was_wanted and waiting.model not in world.wanted
     record = world.records[model]
     del record.in_flight[event.ticket]
     record.last_used = turn.now

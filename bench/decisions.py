@@ -1,0 +1,195 @@
+"""What a decision costs: the core alone, at sizes that no machine here has.
+
+`python -m bench.decisions` fills a simulated fleet (models, devices, requests queued) and times single events: the
+median and the worst of many, in µs. An event must cost the same however long the queue is; the lines to compare are
+those that differ only in `queued`. `step` is what a request pays on its way; `plan` is a whole round of placement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from supervisor.core.journal import Journal
+from supervisor.core.types import (
+    Configured,
+    DeviceId,
+    DeviceSample,
+    DeviceSpec,
+    Effect,
+    Event,
+    Footprint,
+    FootprintSource,
+    Limits,
+    MemorySampled,
+    ModelId,
+    ModelSpec,
+    RequestArrived,
+    RequestFinished,
+    StartWorker,
+    TicketId,
+    WorkerReady,
+    WorkerSample,
+)
+
+DEVICE_MIB = 80_000
+MODEL_MIB = 9_000
+FREE = 1 << 30
+
+
+class Fleet:
+    """`models` over `devices`: as many loaded as fit, each busy with one request; the rest cold, `queued` waiting."""
+
+    def __init__(self, models: int, devices: int, queued: int, *, waiting_models: int) -> None:
+        self.journal = Journal()
+        self.now = 0.0
+        self._tickets = count(1)
+        self.device_ids = [DeviceId(f"gpu{i}") for i in range(devices)]
+        self.names = [ModelId(f"model-{i}") for i in range(models)]
+        specs = tuple(
+            ModelSpec(name, "llm", 100, Footprint(MODEL_MIB, FootprintSource.EXPLICIT), definition=name)
+            for name in self.names
+        )
+        limits = Limits(
+            queue_total=FREE, queue_per_model=FREE, loads_per_device=FREE, min_residency_s=FREE, linger_s=0.0
+        )
+        self.handle(Configured(specs, tuple(DeviceSpec(d, DEVICE_MIB, 512) for d in self.device_ids), limits))
+        self.running: dict[ModelId, TicketId] = {}
+        self.sample()
+        fit = devices * ((DEVICE_MIB - 512) // MODEL_MIB)
+        for name in self.names[:fit]:
+            self.running[name] = self.arrive(name)
+        self.warm = self.names[: min(fit, models)]
+        self.cold = self.names[fit : fit + waiting_models]
+        self.sample()
+        for i in range(queued if self.cold else 0):
+            self.arrive(self.cold[i % len(self.cold)])
+
+    def handle(self, event: Event) -> list[Effect]:
+        self.now += 1e-3
+        effects = self.journal.handle(event, self.now)
+        for effect in effects:
+            if isinstance(effect, StartWorker):
+                self.handle(WorkerReady(effect.model, effect.generation))
+        return effects
+
+    def arrive(self, name: ModelId) -> TicketId:
+        ticket = TicketId(f"t{next(self._tickets)}")
+        self.handle(RequestArrived(ticket, name))
+        return ticket
+
+    def sample(self) -> None:
+        self.handle(self.reading())
+
+    def reading(self) -> MemorySampled:
+        leases = self.journal.scheduler.world.ledger.leases()
+        free = dict.fromkeys(self.device_ids, DEVICE_MIB)
+        for lease in leases:
+            free[lease.device] -= lease.mib
+        workers = tuple(WorkerSample(*lease.holder, lease.mib) for lease in leases)
+        return MemorySampled(tuple(DeviceSample(d, mib, outside_mib=0) for d, mib in free.items()), workers, self.now)
+
+
+def timed(work: Iterator[Callable[[], object]], seconds: float) -> list[float]:
+    """µs of each, the first left out."""
+    costs = []
+    ends = time.perf_counter() + seconds
+    for step in work:
+        began = time.perf_counter_ns()
+        step()
+        costs.append((time.perf_counter_ns() - began) / 1e3)
+        if time.perf_counter() > ends:
+            break
+    return costs[1:] or costs
+
+
+def passing(fleet: Fleet) -> Iterator[Callable[[], object]]:
+    """A request to a ready worker arrives; another of it stays, so that the worker doesn't fall idle."""
+    for i in count():
+        name = fleet.warm[i % len(fleet.warm)]
+        ticket = TicketId(f"p{i}")
+        yield lambda name=name, ticket=ticket: fleet.handle(RequestArrived(ticket, name))  # type: ignore[misc]
+        fleet.handle(RequestFinished(ticket))
+
+
+def ending(fleet: Fleet) -> Iterator[Callable[[], object]]:
+    """A worker's request ends while another of it runs."""
+    for i in count():
+        ticket = TicketId(f"e{i}")
+        fleet.handle(RequestArrived(ticket, fleet.warm[i % len(fleet.warm)]))
+        yield lambda ticket=ticket: fleet.handle(RequestFinished(ticket))  # type: ignore[misc]
+
+
+def queueing(fleet: Fleet) -> Iterator[Callable[[], object]]:
+    """A request for a model that others wait for already."""
+    for i in count():
+        name = fleet.cold[i % len(fleet.cold)]
+        yield lambda i=i, name=name: fleet.handle(RequestArrived(TicketId(f"q{i}"), name))  # type: ignore[misc]
+
+
+def leaving(fleet: Fleet) -> Iterator[Callable[[], object]]:
+    """One of many that wait for a model leaves."""
+    for i in count():
+        name = fleet.cold[i % len(fleet.cold)]
+        ticket = TicketId(f"l{i}")
+        fleet.handle(RequestArrived(ticket, name))
+        yield lambda ticket=ticket: fleet.handle(RequestFinished(ticket))  # type: ignore[misc]
+
+
+def falling_idle(fleet: Fleet) -> Iterator[Callable[[], object]]:
+    """A worker's last request ends while others wait for memory, and the next one comes."""
+    for i in count():
+        name = fleet.warm[i % len(fleet.warm)]
+        ticket = fleet.running.get(name)
+        if ticket is None or ticket not in fleet.journal.scheduler.world.tickets:
+            continue
+        yield lambda ticket=ticket: fleet.handle(RequestFinished(ticket))  # type: ignore[misc]
+        fleet.running[name] = fleet.arrive(name)
+
+
+def planning(fleet: Fleet) -> Iterator[Callable[[], object]]:
+    """A reading of the memory: every wanted model is planned."""
+    while True:
+        fleet.now += 0.25
+        reading = fleet.reading()
+        yield lambda reading=reading: fleet.handle(reading)  # type: ignore[misc]
+
+
+STEPS = {
+    "step: arrives, dispatched": passing,
+    "step: ends, worker busy": ending,
+    "step: arrives, queued": queueing,
+    "step: leaves the queue": leaving,
+    "step: ends, worker idle": falling_idle,
+    "plan: a reading": planning,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each figure")
+    seconds = parser.parse_args().seconds
+    sizes = [
+        (20, 1, 10, 4),
+        (20, 1, 1_000, 4),
+        (20, 1, 10_000, 4),
+        (1_000, 100, 10, 10),
+        (1_000, 100, 1_000, 10),
+        (1_000, 100, 10_000, 10),
+    ]
+    print(f"{'models':>7}{'devices':>8}{'queued':>8}{'waiting':>8}  {'what':<28}{'median µs':>11}{'worst µs':>11}")
+    for models, devices, queued, waiting in sizes:
+        for what, steps in STEPS.items():
+            fleet = Fleet(models, devices, queued, waiting_models=waiting)
+            gc.collect()
+            costs = timed(steps(fleet), seconds)
+            figures = f"{statistics.median(costs):>11.1f}{max(costs):>11.0f}"
+            print(f"{models:>7}{devices:>8}{queued:>8}{waiting:>8}  {what:<28}{figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
