@@ -90,7 +90,10 @@ class Inference:
         path: str = scope["path"]
         if asked.is_json:
             await _give_way(body)
-            refuse_remote_media(body)
+            fields = open_object(body)
+            await _give_way(body)
+            refuse_remote_media(fields)
+            del fields  # a view of the body, which may be large
             refuse_modality(body, asked.name, self._inputs[route.model.id])
             if route.rewrite.touches(path):
                 await _give_way(body)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import open_object
+from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
 _LOADED: Final = re.compile(
@@ -55,13 +55,16 @@ _INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "metad
 _NESTING_KEYS: Final = ("content", "output")  # a prompt's parts may lie below these, whatever a type claims
 _NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
 _USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
+_USUAL_FIELDS: Final = frozenset(
+    {"model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p"}
+)
 _decode: Final = msgspec.json.Decoder().decode
 
 
-def refuse_remote_media(body: bytes | bytearray) -> None:
-    """Raises InvalidRequestError when the JSON request `body` has a worker load something from elsewhere, or no one object."""
+def refuse_remote_media(fields: Fields) -> None:
+    """Raises InvalidRequestError when a JSON request with these fields has a worker load something from elsewhere."""
     try:
-        values = [_decode(raw) for raw in _worth_reading(body)]
+        values = [_decode(raw) for raw in _worth_reading(fields)]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
     while values:
@@ -72,14 +75,17 @@ def refuse_remote_media(body: bytes | bytearray) -> None:
             values += _parts(value)
 
 
-def _worth_reading(body: bytes | bytearray) -> Iterator[msgspec.Raw]:
+def _worth_reading(fields: Fields) -> Iterator[msgspec.Raw]:
     """The fields that hold objects, and those to be loaded themselves. Not the million numbers of an embedding's input."""
-    for key, raw in open_object(body).items():
-        if key in _INERT_FIELDS or (_NUMBERS.match(raw) and b'"' not in bytes(raw)):
+    for key, raw in fields.items():
+        if key in _INERT_FIELDS:
             continue
-        if _LOADED.fullmatch(key):
+        nested = memoryview(raw)[0] in b"[{"
+        if nested and _NUMBERS.match(raw) and b'"' not in bytes(raw):
+            continue
+        if key not in _USUAL_FIELDS and _LOADED.fullmatch(key):
             _refuse(key, _decode(raw))
-        if bytes(memoryview(raw)[:1]) != b'"':
+        if nested:
             yield raw
 
 

@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from supervisor.catalog.rewrite import open_object
 from supervisor.errors import InvalidRequestError
 from supervisor.http.media import refuse_remote_media
 from tests import tiny
@@ -81,7 +82,7 @@ class TestReferences:
     )
     def test_refused(self, shape, url):
         with pytest.raises(InvalidRequestError, match="not loaded for clients") as told:
-            refuse_remote_media(encode(shape(url)))
+            refuse_remote_media(open_object(encode(shape(url))))
         assert told.value.code == "remote_media_refused"
 
     def test_escapes_hide_nothing(self):
@@ -93,13 +94,13 @@ class TestReferences:
         ):
             assert hidden != plain
             with pytest.raises(InvalidRequestError):
-                refuse_remote_media(hidden)
+                refuse_remote_media(open_object(hidden))
 
     def test_the_last_of_two_keys_counts(self):
         body = encode(user(image(DATA))).replace(b'"type": "image_url"', b'"type": "text", "type": "image_url"')
         body = body.replace(b'{"url": "data', b'{"url": "data:x", "url": "http')
         with pytest.raises(InvalidRequestError):
-            refuse_remote_media(body)
+            refuse_remote_media(open_object(body))
 
 
 class TestPaths:
@@ -109,7 +110,7 @@ class TestPaths:
     def test_refused(self, path):
         for prompt in (user({"type": "image", "path": path}), {"ref_audio_path": path}):
             with pytest.raises(InvalidRequestError, match="not loaded for clients"):
-                refuse_remote_media(encode(prompt))
+                refuse_remote_media(open_object(encode(prompt)))
 
 
 class TestSameKeyTwice:
@@ -118,7 +119,7 @@ class TestSameKeyTwice:
     def test_refused(self):
         body = encode(user(image(REMOTE[0])))[:-1] + b', "messages": []}'
         with pytest.raises(InvalidRequestError, match="same key twice"):
-            refuse_remote_media(body)
+            refuse_remote_media(open_object(body))
 
 
 class TestLetThrough:
@@ -147,7 +148,7 @@ class TestLetThrough:
         ],
     )
     def test_untouched(self, prompt):
-        refuse_remote_media(encode(prompt))
+        refuse_remote_media(open_object(encode(prompt)))
 
 
 @pytest.fixture(scope="module")
