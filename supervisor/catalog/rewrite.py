@@ -234,12 +234,17 @@ _head: Final = msgspec.json.Decoder(_Head).decode
 _fields: Final = msgspec.json.Decoder(Fields).decode
 _KEY: Final = re.compile(rb'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
 _COUNTED: Final = 1 << 16
+_MOST_FIELDS: Final = 1000
+_MOST_MARKS: Final = {b"{": 300_000, b"[": 300_000, b'"': 1_000_000}
+"""Bounds on what a body may consist of: parsed, 32 MiB of `{},{},` are a gigabyte and ten seconds of everybody's time."""
 _END: Final = re.compile(rb"\s*\}\s*")
 
 
 def model_of(body: bytes | bytearray) -> tuple[str, bool]:
     """`model` and `stream` of a JSON request. Raises InvalidRequestError with what is wrong and where."""
     # Two are told apart from one only by looking at the keys one by one; counting is the quick answer for small bodies.
+    if len(body) > _COUNTED:
+        _refuse_bomb(body)
     if len(body) > _COUNTED or body.count(b'"model"') > 1:
         try:
             fields = open_object(body)
@@ -268,8 +273,15 @@ def open_object(body: bytes | bytearray) -> Fields:
     return fields
 
 
+def _refuse_bomb(body: bytes | bytearray) -> None:
+    if any(body.count(mark) > most for mark, most in _MOST_MARKS.items()):
+        raise InvalidRequestError("The request body consists of too many pieces.", code="too_many_values")
+
+
 def _refuse_duplicates(body: bytes | bytearray, fields: Fields) -> None:
     """Walks the text along the parsed fields: with a key twice the two don't line up to the closing brace."""
+    if len(fields) > _MOST_FIELDS:
+        raise InvalidRequestError(f"The request body has more than {_MOST_FIELDS} fields.", code="too_many_values")
     position = body.index(b"{") + 1
     for key, value in fields.items():
         found = _KEY.match(body, position)
