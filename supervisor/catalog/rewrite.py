@@ -237,6 +237,7 @@ _COUNTED: Final = 1 << 16
 _MOST_FIELDS: Final = 1000
 _MOST_MARKS: Final = {b"{": 300_000, b"[": 300_000, b'"': 1_000_000}
 """Bounds on what a body may consist of: parsed, 32 MiB of `{},{},` are a gigabyte and ten seconds of everybody's time."""
+_SMALL: Final = 2048
 _END: Final = re.compile(rb"\s*\}\s*")
 
 
@@ -282,6 +283,8 @@ def _refuse_duplicates(body: bytes | bytearray, fields: Fields) -> None:
     """Walks the text along the parsed fields: with a key twice the two don't line up to the closing brace."""
     if len(fields) > _MOST_FIELDS:
         raise InvalidRequestError(f"The request body has more than {_MOST_FIELDS} fields.", code="too_many_values")
+    if len(body) < _SMALL and b"\\" not in body and all(body.count(b'"%b"' % key.encode()) == 1 for key in fields):
+        return  # quicker, and true of most small ones
     position = body.index(b"{") + 1
     for key, value in fields.items():
         found = _KEY.match(body, position)
