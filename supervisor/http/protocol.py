@@ -288,7 +288,7 @@ class GuardedProtocol(HttpToolsProtocol):
         for name, value in (*error_headers(error, body), *own):
             lines += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*lines, b"\r\n", body)))
-        self.transport.close()
+        self._linger()
 
     # application
 
