@@ -238,6 +238,7 @@ _MOST_FIELDS: Final = 1000
 _MOST_MARKS: Final = {b"{": 300_000, b"[": 300_000, b'"': 1_000_000}
 """Bounds on what a body may consist of: parsed, 32 MiB of `{},{},` are a gigabyte and ten seconds of everybody's time."""
 _SMALL: Final = 2048
+_RARE: Final = 1000
 _END: Final = re.compile(rb"\s*\}\s*")
 
 
@@ -275,8 +276,18 @@ def open_object(body: bytes | bytearray) -> Fields:
 
 
 def _refuse_bomb(body: bytes | bytearray) -> None:
-    if any(body.count(mark) > most for mark, most in _MOST_MARKS.items()):
+    if any(not _is_rare(body, mark) and body.count(mark) > most for mark, most in _MOST_MARKS.items()):
         raise InvalidRequestError("The request body consists of too many pieces.", code="too_many_values")
+
+
+def _is_rare(body: bytes | bytearray, mark: bytes) -> bool:
+    """Finding a byte is ten times as fast as counting it where it is rare: an image has few marks."""
+    end = 0
+    for _ in range(_RARE):
+        end = body.find(mark, end) + 1
+        if end == 0:
+            return True
+    return False
 
 
 def _refuse_duplicates(body: bytes | bytearray, fields: Fields) -> None:

@@ -94,6 +94,7 @@ class Inference:
             await _give_way(body)
             refuse_remote_media(fields)
             del fields  # a view of the body, which may be large
+            await _give_way(body)
             refuse_modality(body, asked.name, self._inputs[route.model.id])
             if route.rewrite.touches(path):
                 await _give_way(body)
