@@ -21,7 +21,7 @@ from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGon
 from supervisor.engine import Engine, Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError
 from supervisor.http.body import NAME_LIMIT, model_of_multipart, read_body
-from supervisor.http.media import refuse_remote_media
+from supervisor.http.media import may_refer, refuse_remote_media
 from supervisor.http.modality import refuse_modality
 from supervisor.http.requests import Call, InFlight
 from supervisor.http.sse import Keepalive
@@ -89,11 +89,12 @@ class Inference:
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
         if asked.is_json:
-            await _give_way(body)
-            fields = open_object(body)
-            await _give_way(body)
-            refuse_remote_media(fields)
-            del fields  # a view of the body, which may be large
+            if may_refer(body):
+                await _give_way(body)
+                fields = open_object(body)
+                await _give_way(body)
+                refuse_remote_media(fields)
+                del fields  # a view of the body, which may be large
             await _give_way(body)
             refuse_modality(body, asked.name, self._inputs[route.model.id])
             if route.rewrite.touches(path):

@@ -22,6 +22,19 @@ _LOADED: Final = re.compile(
     r"(?:.*_)?(?:ur[li]|data|image|audio|video|file|path|mask)s?(?:\[\])?|.*(?:Ur[li]|Data|Image|Audio|Video|File|Path)s?",
     re.DOTALL,
 )
+_STEMS: Final = (
+    b"url",
+    b"uri",
+    b"data",
+    b"image",
+    b"audio",
+    b"video",
+    b"file",
+    b"path",
+    b"mask",
+    b"\\u",
+)  # of `_LOADED`
+_SMALL: Final = 1024
 _PATH: Final = re.compile(r"(?:.*_)?paths?|.*Paths?", re.DOTALL)
 _SCHEME: Final = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _INERT_FIELDS: Final = frozenset(
@@ -59,6 +72,14 @@ _USUAL_FIELDS: Final = frozenset(
     {"model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p"}
 )
 _decode: Final = msgspec.json.Decoder().decode
+
+
+def may_refer(body: bytes | bytearray) -> bool:
+    """Is it worth parsing? Not a small one without a word, or a letter written as an escape, that such a key could have."""
+    if len(body) > _SMALL:
+        return True
+    lower = body.lower()
+    return any([stem in lower for stem in _STEMS])  # noqa: C419  # a generator takes twice as long
 
 
 def refuse_remote_media(fields: Fields) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.catalog.rewrite import open_object
 from supervisor.errors import InvalidRequestError
-from supervisor.http.media import refuse_remote_media
+from supervisor.http.media import may_refer, refuse_remote_media
 from tests import tiny
 from tests.daemon import gguf, running
 
@@ -38,6 +38,12 @@ def user(*parts):
 
 def encode(prompt) -> bytes:
     return json.dumps({"model": "m", **prompt}).encode()
+
+
+def look(body):
+    """As requests are looked at."""
+    if may_refer(body):
+        refuse_remote_media(open_object(body))
 
 
 class TestReferences:
@@ -82,7 +88,7 @@ class TestReferences:
     )
     def test_refused(self, shape, url):
         with pytest.raises(InvalidRequestError, match="not loaded for clients") as told:
-            refuse_remote_media(open_object(encode(shape(url))))
+            look(encode(shape(url)))
         assert told.value.code == "remote_media_refused"
 
     def test_escapes_hide_nothing(self):
@@ -94,13 +100,13 @@ class TestReferences:
         ):
             assert hidden != plain
             with pytest.raises(InvalidRequestError):
-                refuse_remote_media(open_object(hidden))
+                look(hidden)
 
     def test_the_last_of_two_keys_counts(self):
         body = encode(user(image(DATA))).replace(b'"type": "image_url"', b'"type": "text", "type": "image_url"')
         body = body.replace(b'{"url": "data', b'{"url": "data:x", "url": "http')
         with pytest.raises(InvalidRequestError):
-            refuse_remote_media(open_object(body))
+            look(body)
 
 
 class TestPaths:
@@ -110,7 +116,7 @@ class TestPaths:
     def test_refused(self, path):
         for prompt in (user({"type": "image", "path": path}), {"ref_audio_path": path}):
             with pytest.raises(InvalidRequestError, match="not loaded for clients"):
-                refuse_remote_media(open_object(encode(prompt)))
+                look(encode(prompt))
 
 
 class TestSameKeyTwice:
@@ -119,7 +125,7 @@ class TestSameKeyTwice:
     def test_refused(self):
         body = encode(user(image(REMOTE[0])))[:-1] + b', "messages": []}'
         with pytest.raises(InvalidRequestError, match="same key twice"):
-            refuse_remote_media(open_object(body))
+            look(body)
 
 
 class TestLetThrough:
@@ -148,7 +154,7 @@ class TestLetThrough:
         ],
     )
     def test_untouched(self, prompt):
-        refuse_remote_media(open_object(encode(prompt)))
+        look(encode(prompt))
 
 
 @pytest.fixture(scope="module")
