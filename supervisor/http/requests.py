@@ -24,7 +24,7 @@ from supervisor.http.sse import Keepalive
 from supervisor.io.upstream import Headers
 from supervisor.proxy import NO_USAGE, Outcome, Usage
 
-log = structlog.get_logger("llmux.request")
+logger = structlog.get_logger("llmux.request")
 
 Json = dict[str, JsonValue]
 
@@ -84,7 +84,6 @@ class InFlight:
         self._history = history
         self._calls: dict[TicketId, tuple[Call, UntilGone]] = {}
         self._ended: list[Call] = []
-        self._log = log.bind()  # what get_logger gives looks everything up at every line
         self.listeners: list[
             Callable[[Call, float], None]
         ] = []  # told of each that ended, and how many seconds it took
@@ -109,11 +108,12 @@ class InFlight:
     def _tell(self) -> None:
         """Of all that ended in one turn of the loop, after their answers have gone out."""
         ended, self._ended = self._ended, []
+        log = logger.bind()  # once for them all: a logger not bound looks everything up at every line
         quick_tokens = 0  # of answers that took no longer than a point of the history: added to it at once
         for call in ended:
             call.usage = call.outcome.usage()
             record = call.record()
-            self._log.info("request.finished", **record)
+            log.info("request.finished", **record)
             for listener in self.listeners:
                 listener(call, call.ended_at - call.arrived_at)
             if call.usage.completion is not None and call.ticket is not None:
