@@ -35,7 +35,7 @@ class Tiny:
                     scope, send, Outcome(), upstream=pool, target=scope["raw_path"], body=body, request_id=b"bench"
                 )
         except LlmuxError as error:
-            data = error_body(error)
+            data = error_body(error, scope["path"])
             await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, data)})
             await send({"type": "http.response.body", "body": data, "more_body": False})
 
