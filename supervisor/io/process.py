@@ -34,6 +34,7 @@ from supervisor.io.reap import Hunt, Mark, Proc, marked, processes
 SHIM = Path(__file__).with_name("shim.py")
 SPAWN_LIMIT_S = 30.0  # a shim takes 30 ms; only a machine that is out of memory or CPU needs seconds
 _PR_SET_CHILD_SUBREAPER = 36
+_DYING_POLL_S = 0.01
 _PIPE_BYTES = 65536
 
 
@@ -361,28 +362,29 @@ class WorkerProcess:
         with contextlib.closing(Hunt(self._mark, groups)) as hunt:
             while await asyncio.to_thread(hunt.round, 0.5):
                 pass
-        code = await asyncio.to_thread(self._collect, {self.pid, *hunt.commands})
-        if self._code is None:
-            self._code = code
+        while await asyncio.to_thread(self._collect, {self.pid, *hunt.commands}):  # noqa: ASYNC110  nobody tells us
+            await asyncio.sleep(_DYING_POLL_S)
         self._finish()
 
-    def _collect(self, struck: set[int]) -> int | None:
-        """Reap the dead that fell to us as subreaper; the leader's exit code if it is among them.
+    def _collect(self, struck: set[int]) -> bool:
+        """Reap the dead that fell to us as subreaper. True: others are still dying, which a hunt no longer recognises.
 
         Besides those that were struck only such as can't be anybody else's children: asyncio and subprocess wait for
         theirs themselves, and these have our session or one of their own.
         """
-        code = None
+        dying = False
         us, our_session = os.getpid(), os.getsid(0)
         for proc in processes():
-            if proc.parent != us or proc.alive:
+            if proc.parent != us or not (proc.pid in struck or proc.session not in (our_session, proc.pid)):
                 continue
-            if proc.pid in struck or proc.session not in (our_session, proc.pid):
-                with contextlib.suppress(ChildProcessError):
-                    pid, status = os.waitpid(proc.pid, os.WNOHANG)
-                    if pid == self.pid:
-                        code = os.waitstatus_to_exitcode(status)
-        return code
+            if proc.alive:
+                dying |= proc.dying
+                continue
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(proc.pid, os.WNOHANG)
+                if pid == self.pid and self._code is None:
+                    self._code = os.waitstatus_to_exitcode(status)
+        return dying
 
     def _finish(self) -> None:
         self._loop.remove_reader(self._stdout.fileno())

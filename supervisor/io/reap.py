@@ -27,6 +27,8 @@ from supervisor.io import cgroup
 INSTANCE_VARIABLE = "LLMUX_INSTANCE"
 WORKER_VARIABLE = "LLMUX_WORKER"
 
+_PF_EXITING = 0x4  # of the kernel's task flags
+
 
 @dataclass(frozen=True, slots=True)
 class Proc:
@@ -38,11 +40,17 @@ class Proc:
     state: str
     threads: int
     started: int
+    flags: int
 
     @property
     def alive(self) -> bool:
         """False for a zombie; true while any thread runs, even when the first one has ended (state Z)."""
         return self.state not in "ZX" or self.threads > 1
+
+    @property
+    def dying(self) -> bool:
+        """Its first thread has begun to end, or has ended: what marks it may be gone before its memory is."""
+        return bool(self.flags & _PF_EXITING)
 
     @classmethod
     def read(cls, pid: int) -> Proc | None:
@@ -52,7 +60,9 @@ class Proc:
                 fields = file.read(4096).rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        return cls(pid, int(fields[1]), int(fields[3]), chr(fields[0][0]), int(fields[17]), int(fields[19]))
+        return cls(
+            pid, int(fields[1]), int(fields[3]), chr(fields[0][0]), int(fields[17]), int(fields[19]), int(fields[6])
+        )
 
 
 @dataclass(frozen=True, slots=True)

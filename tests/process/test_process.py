@@ -271,6 +271,15 @@ class TestDeath:
         assert (end.signal, end.killed) == (signal.SIGKILL, False)
         assert survivors(instance) == {}
 
+    async def test_what_dies_without_a_mark_is_waited_for(self, instance, tmp_path):
+        """Threads that end lose environment and files first, then the memory: it takes a while, the more there is."""
+        worker = await spawn(order(instance, tmp_path, "--take-mib", "600", "--thread-outlives", "60"))
+        await until(lambda: state(worker.pid) == "Z")
+        os.kill(worker.shim_pid, signal.SIGKILL)
+        end = await worker.wait()
+        assert state(worker.pid) == ""
+        assert end.signal == signal.SIGKILL
+
     async def test_a_killed_shim_whose_tree_hides_its_environment(self, instance, tmp_path):
         """Programs that set their title overwrite their environment; their output still goes to the log."""
         program = "import os, time\nif os.fork() == 0:\n os.setsid()\n os.execve('/bin/sleep', ['sleep', '60'], {})\ntime.sleep(60)"

@@ -144,7 +144,7 @@ class TestPidReuse:
         process = marked_process(instance)
         wait_until(lambda: marked(Mark(instance)))
         now = Proc.read(process.pid)
-        before = Proc(now.pid, now.parent, now.session, now.state, now.threads, now.started - 1)
+        before = Proc(now.pid, now.parent, now.session, now.state, now.threads, now.started - 1, now.flags)
         assert open_same(before, Mark(instance)) is None
         pidfd = open_same(now, Mark(instance))
         assert pidfd is not None
