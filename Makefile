@@ -7,13 +7,25 @@ INSTALL := $(UV) pip install --quiet --python $(BIN)/python
 SOURCES := supervisor runtimes tests bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format check bench golden docs soak llama-server lock clean
+.PHONY: help run status logs restart stop test lint format check bench golden docs soak llama-server lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: .venv/ready ## Serve the demo on 127.0.0.1:8081 (installs what it needs first)
 	@exec $(BIN)/llmux serve --demo
+
+status: ## What systemd says of the service (llmux service install)
+	systemctl --user --no-pager status llmux.service
+
+logs: ## The service's log as it grows, until Ctrl-C
+	journalctl --user --unit llmux.service --lines 100 --follow
+
+restart: ## Restart the service, after its running requests
+	systemctl --user restart llmux.service
+
+stop: ## Stop the service and its socket, until the next start or login
+	systemctl --user stop 'llmux.s*'
 
 test: .venv/ready-dev ## Install what the tests need and run them all, against real workers
 	$(BIN)/pytest

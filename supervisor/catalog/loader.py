@@ -59,7 +59,7 @@ def load(
     base = find_config(config)
     if base is None:
         looked = ", ".join(str(path) for path in search_path())
-        raise ConfigError((f"no configuration found; looked for {looked}",))
+        raise ConfigError((f"no configuration found; looked for {looked}. Write one, or see how it works: llmux demo",))
     base = base.absolute()
     root, problems = _merged(_layers(base, local or _path_variable("LLMUX_LOCAL_CONFIG"), flags or {}), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)

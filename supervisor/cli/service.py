@@ -125,14 +125,15 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     _write(folder() / UNIT, service_unit(program(), arguments), echo)
     if address is not None:
         _write(folder() / SOCKET, socket_unit(*address), echo)
+    wanted = SOCKET if address is not None else UNIT
+    enable = ["enable", *(["--now"] if start else []), wanted]
     if not _reachable():
         echo("systemd's user manager can't be reached from here. When you are logged in, run:")
-        echo(f"  systemctl --user daemon-reload && systemctl --user enable --now {UNIT}")
+        echo(f"  systemctl --user daemon-reload && systemctl --user {' '.join(enable)}")
     else:
         _systemctl("daemon-reload")
         echo("told systemd to read its units again")
-        wanted = SOCKET if address is not None else UNIT
-        _systemctl("enable", *(["--now"] if start else []), wanted)
+        _systemctl(*enable)
         echo(f"enabled {wanted}" + (" and started it" if start else ""))
     if linger:
         _run(["loginctl", "enable-linger", getpass.getuser()])

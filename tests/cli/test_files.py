@@ -1,4 +1,4 @@
-"""The commands that need no daemon: keys and runtimes."""
+"""The commands that need no daemon: config, keys and runtimes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,31 @@ keys:
   # the last one
   - {name: old, key: sk-old-0123456789, expires: 2020-01-31}
 """
+
+
+class TestConfigCheck:
+    """`config check` tells people and programs the same."""
+
+    @pytest.mark.parametrize(
+        ("text", "code", "problems"),
+        [
+            ("models: {a: {cmd: [cat], vram_mib: 1}}", Exit.DONE, []),
+            ("models: {}\nsevrer: {}", Exit.USAGE, ["sevrer"]),
+        ],
+    )
+    def test_json(self, alone, text, code, problems):
+        (alone.home / "my.yaml").write_text(text)
+        done = alone("config", "check", "my.yaml", "--json")
+        found = json.loads(done.stdout)
+        assert (done.returncode, done.stderr, found["ok"]) == (code, "", not problems)
+        assert len(found["problems"]) == len(problems)
+        assert all(word in problem for word, problem in zip(problems, found["problems"], strict=True))
+        assert alone("config", "check", "my.yaml").returncode == code
+
+    def test_without_a_file_it_says_what_to_do(self, alone):
+        done = alone("config", "check")
+        assert done.returncode == Exit.USAGE
+        assert "llmux demo" in done.stderr
 
 
 class TestKeys:

@@ -172,7 +172,7 @@ class TestApi:
         http = ROOT / "supervisor" / "http"
         application = (http / "app.py").read_text(encoding="utf-8")
         found = set()
-        for name in set(re.findall(r"\b(\w+)\.(?:routes|health)\(", application)):
+        for name in set(re.findall(r"\b(\w+)\.(?:routes?|health)\(", application)):
             for call in ast.walk(ast.parse((http / f"{name}.py").read_text(encoding="utf-8"))):
                 if isinstance(call, ast.Call) and named(call) == "Route" and (path := constant(call.args[0])):
                     methods = next(keyword.value for keyword in call.keywords if keyword.arg == "methods")
@@ -195,6 +195,13 @@ class TestApi:
         }
         administration = part(text("api.md"), "## Administration")
         assert set() == {key for key in keys if not re.search(rf"`{key}(\[\])?`", administration)}
+
+    def test_metrics(self):
+        source = ast.parse((ROOT / "supervisor" / "http" / "metrics.py").read_text(encoding="utf-8"))
+        texts = {value for node in ast.walk(source) if (value := constant(node))}
+        ours = {value for value in texts if re.fullmatch(r"(llmux|gen_ai)_\w+", value)}
+        documented = set(rows(part(text("api.md"), "## Metrics")))
+        assert ours == {name.removesuffix("_total") for name in documented}
 
     def test_footprint_sources(self):
         assert set() == {source.value for source in FootprintSource if f"`{source.value}`" not in text("api.md")}

@@ -48,7 +48,8 @@ class TestInstall:
     """`llmux service install` writes the unit, says what it did, and does it only once."""
 
     def llmux(self, home: Path, *words: str) -> str:
-        env = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": "", "XDG_RUNTIME_DIR": str(home)}
+        nobody = {"XDG_RUNTIME_DIR": str(home), "DBUS_SESSION_BUS_ADDRESS": f"unix:path={home / 'none'}"}
+        env = {**os.environ, **nobody, "HOME": str(home), "XDG_CONFIG_HOME": ""}
         command = [sys.executable, "-m", "supervisor.cli", "service", *words]
         done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -66,6 +67,17 @@ class TestInstall:
         assert f"removed {unit}" in self.llmux(tmp_path, "uninstall")
         assert not unit.exists()
         assert "not installed" in self.llmux(tmp_path, "uninstall")
+
+    @pytest.mark.parametrize(
+        ("words", "command"),
+        [
+            ([], f"enable --now {service.UNIT}"),
+            (["--no-start"], f"enable {service.UNIT}"),
+            (["--socket", "[::1]:8081"], f"enable --now {service.SOCKET}"),
+        ],
+    )
+    def test_without_systemd_it_says_what_to_run(self, tmp_path, words, command):
+        assert f"systemctl --user {command}\n" in self.llmux(tmp_path, "install", *words)
 
 
 class Systemd:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
+from supervisor.cli.exits import exit_of
 from supervisor.cli.options import daemon_options, json_option, print_json
 from supervisor.errors import ConfigError, InvalidRequestError
 
@@ -22,12 +24,23 @@ def config() -> None:
 
 @config.command("check")
 @_path_argument
-def config_check(path: Path | None) -> None:
+@json_option
+def config_check(path: Path | None, as_json: bool) -> None:
     """Report every mistake of PATH (default: the file that `serve` would use)."""
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # only this command needs it
 
-    catalog = load_catalog(path)
-    click.echo(f"No mistakes: {len(catalog.models)} models, {len(catalog.listing())} public names.")
+    try:
+        catalog = load_catalog(path)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json({"ok": False, "problems": list(error.problems)})
+        sys.exit(exit_of(error))
+    models, names = list(catalog.models), [entry.name for entry in catalog.listing()]
+    if as_json:
+        print_json({"ok": True, "problems": [], "models": models, "public_names": names})
+    else:
+        click.echo(f"No mistakes: {len(models)} models, {len(names)} public names.")
 
 
 @config.command("show")
