@@ -317,13 +317,15 @@ class Ledger:
         alerts, self._alerts = self._alerts, []
         for device in self._devices.values():
             for holder, back in device.returns.items():
-                waited = now - device.leases[holder].since
+                since = device.leases[holder].since
                 model, where = holder[0], device.spec.id
-                late = f"{model} ended {waited:.0f} s ago and {where} does not show its {back.expected_mib} MiB back"
-                if waited >= self._limits.memory_warn_s and not back.warned:
+                late = (
+                    f"{model} ended {now - since:.0f} s ago and {where} does not show its {back.expected_mib} MiB back"
+                )
+                if now >= since + self._limits.memory_warn_s and not back.warned:
                     back.warned = True
                     alerts.append(Alert("memory.late", late, where, model))
-                if waited >= self._limits.memory_quarantine_s and holder not in device.quarantine:
+                if now >= since + self._limits.memory_quarantine_s and holder not in device.quarantine:
                     self.quarantine(holder, late)
                     message = f"{late}; it takes no new models until it does"
                     alerts.append(Alert("device.quarantined", message, where, model))

@@ -154,9 +154,9 @@ def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:
     """No new requests for a busy victim, unless it is entitled to its minimum residency. The first claim counts."""
     if victim.claimed_by is not None:
         return
-    mature = turn.now - victim.ready_at >= world.limits.min_residency_s or waiter.spec.priority > victim.spec.priority
-    if not mature:
-        world.wake(victim.ready_at + world.limits.min_residency_s, waiter.id)
+    mature_at = victim.ready_at + world.limits.min_residency_s
+    if turn.now < mature_at and waiter.spec.priority <= victim.spec.priority:
+        world.wake(mature_at, waiter.id)
         return
     victim.claimed_by = waiter.id
     if victim.state is not State.READY:
@@ -260,22 +260,22 @@ def _resident(world: World, turn: Turn, record: Record, lease: Lease) -> Residen
         case _ if record.in_flight or record.state is State.DRAINING:
             hold = Hold.BUSY
         case _:
-            hold = _young(world, turn, record, idle_s)
+            hold = _young(world, turn, record)
     held_mib = lease.held_mib
     reload_s = record.load_s if record.load_s is not None else max(1.0, held_mib / RELOAD_MIB_PER_S)
     in_flight = len(record.in_flight)
     return Resident(record.id, spec.type, spec.priority, lease.device, held_mib, hold, idle_s, reload_s, in_flight)
 
 
-def _young(world: World, turn: Turn, record: Record, idle_s: float) -> Hold:
+def _young(world: World, turn: Turn, record: Record) -> Hold:
     """An idle model keeps its place while it is below its minimum residency and still in demand."""
-    limits = world.limits
-    if turn.now - record.ready_at >= limits.min_residency_s:
+    mature_at, quiet_at = record.ready_at + world.limits.min_residency_s, record.last_used + world.limits.linger_s
+    if turn.now >= mature_at:
         return Hold.NONE
-    if idle_s < limits.linger_s:
-        world.wake(record.last_used + limits.linger_s, record.id)
+    if turn.now < quiet_at:
+        world.wake(quiet_at, record.id)
         return Hold.YOUNG
     if world.queue.count(record.id) > 0:
-        world.wake(record.ready_at + limits.min_residency_s, record.id)
+        world.wake(mature_at, record.id)
         return Hold.YOUNG
     return Hold.NONE

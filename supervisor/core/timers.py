@@ -42,7 +42,7 @@ def _look(world: World, turn: Turn, record: Record) -> None:
         cut_after = f"cut {len(record.in_flight)} after {world.limits.drain_s:.0f} s"
         turn.decide("stop", record.id, f"{reason}; {cut_after}")
     if record.state is State.READY:
-        if record.crashes and turn.now - record.ready_at >= world.limits.backoff_reset_s:
+        if record.crashes and turn.now >= record.ready_at + world.limits.backoff_reset_s:
             record.crashes.clear()
         _keep_alive(world, turn, record)
     world.want(record)

@@ -105,7 +105,8 @@ class World:
 
     def configure(self, *models: ModelSpec, limits: Limits | None = None, policy: Policy | None = None) -> None:
         devices = tuple(
-            DeviceSpec(device, total, self.margin, returns_at_exit=self.returns_at_exit) for device, total in self.totals.items()
+            DeviceSpec(device, total, self.margin, returns_at_exit=self.returns_at_exit)
+            for device, total in self.totals.items()
         )
         self.post(Configured(models, devices, limits or Limits(), policy or Policy()))
         self.sample()
@@ -131,6 +132,7 @@ class World:
         self.post(self.reading())
 
     def reading(self) -> MemorySampled:
+        self.now += 1e-6  # no two begin at the same time
         for key, since in self.loading.items():
             device, used = self.using[key]
             part = min(1.0, (self.now - since) / self.load_s) if self.load_s else 1.0
@@ -157,7 +159,7 @@ class World:
         while True:
             deadline = self.journal.scheduler.deadline(self.now)
             at = min(sample_at, max(self.now, deadline), self._due[0][0] if self._due else end, end)
-            self.now = at
+            self.now = max(self.now, at)
             if at >= end:
                 return
             if self._due and self._due[0][0] <= at:

@@ -131,7 +131,9 @@ class TestMemory:
         other = DeviceId("gpu1")
         world = World(totals={GPU: 16384, other: 16384})
         world.return_s = 1e9
-        world.configure(model("a", 10000, devices=(GPU,)), model("b", 10000, devices=(GPU,)), model("c", 10000, devices=(other,)))
+        world.configure(
+            model("a", 10000, devices=(GPU,)), model("b", 10000, devices=(GPU,)), model("c", 10000, devices=(other,))
+        )
         ticket = world.request("a")
         world.run(3)
         world.finish(ticket)
@@ -192,7 +194,6 @@ class TestMemory:
         world.finish(big)
         world.run(5)
         assert small in world.dispatched
-
 
     def test_what_is_freed_beyond_an_earlier_promise_is_waited_for(self, world):
         world.configure(model("big", 13312), model("small", 4096), model("mid", 9216))
