@@ -195,5 +195,5 @@ def refuse_exposed(server: ServerConfig, keyring: Keyring) -> str | None:
         return None
     return (
         f"server.host is {server.host}, which others can reach, and there are no API keys: anybody could use and stop "
-        f"your models. Make a key (`llmux keys new NAME`), or listen on 127.0.0.1"
+        f"your models. Make a key (`llmux keys add NAME`), or listen on 127.0.0.1"
     )

@@ -10,8 +10,9 @@ The first sees users outside, the second what workers may come to use. A worker 
 it starts, and until a sample taken after it was ready (or had exited) has shown what it took.
 
 RETURNING bridges the gap between a process that is gone and a device that shows its memory back. Only a sample taken
-after the exit ends it: any on a device whose memory is back at the exit, one that shows the memory on the others. Where
-that never happens the device is quarantined, and freed again if the memory does return.
+after the exit ends it: any on a device whose memory is back at the exit, one that shows the memory on the others. What
+it has to show follows from a picture of the device from when the worker surely lived: we hear of an exit later than its
+memory does. Where it never shows it the device is quarantined, and freed again if the memory does return.
 
 Figures are cached per device and recomputed after a change there, so looking at a hundred devices costs little.
 """
@@ -19,7 +20,8 @@ Figures are cached per device and recomputed after a change there, so looking at
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -90,6 +92,17 @@ class DeviceTotals:
     quarantined: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """What one sample showed of a device."""
+
+    free_mib: int
+    seen: Mapping[Holder, int | None]
+
+    def of(self, holder: Holder) -> int:
+        return self.seen.get(holder) or 0
+
+
 @dataclass(slots=True)
 class _Return:
     """What the device looked like before a worker's exit, to tell when its memory is back."""
@@ -98,6 +111,16 @@ class _Return:
     expected_mib: int
     others: Mapping[Holder, int | None]
     warned: bool = False
+
+    @classmethod
+    def after(cls, pictures: Sequence[_Picture], holder: Holder) -> _Return:
+        """By the one of `pictures`, latest first, that promises least: later the worker's memory may be back already."""
+        if not pictures:
+            return cls(None, 0, {})
+        with_it = [picture for picture in pictures if picture.of(holder)] or pictures[:1]
+        picture = min(with_it, key=lambda picture: picture.free_mib + picture.of(holder))
+        others = {other: seen for other, seen in picture.seen.items() if other != holder}
+        return cls(picture.free_mib, picture.of(holder), others)
 
     def is_back(self, device: _Device, holder: Holder, write_off_s: float) -> bool:
         """Does the device's last sample, which must be newer than the exit, show the memory?"""
@@ -143,6 +166,8 @@ class _Device:
     stale: bool = False
     outside_mib: int | None = None
     leases: dict[Holder, Lease] = field(default_factory=dict)
+    pictures: deque[_Picture] = field(default_factory=lambda: deque(maxlen=2))  # of the last samples, latest first
+    stopping: dict[Holder, _Picture] = field(default_factory=dict)  # the last one before their stop
     returns: dict[Holder, _Return] = field(default_factory=dict)  # oldest exit first
     quarantine: dict[Holder, str] = field(default_factory=dict)  # reasons by the lease that has to go first
     last_exit: tuple[ModelId, float] | None = None
@@ -249,6 +274,12 @@ class Ledger:
         assert used_mib >= 0
         self._put(replace(lease, measured_mib=used_mib))
 
+    def stopping(self, holder: Holder) -> None:
+        """Its worker is told to end. Until then it had its memory."""
+        device = self._devices[self._leases[holder].device]
+        if device.pictures:
+            device.stopping.setdefault(holder, device.pictures[0])
+
     def returning(self, holder: Holder, now: float) -> None:
         """Its process tree is gone; its lease stays until a sample shows the memory, if anybody still reads the device."""
         lease = self._leases[holder]
@@ -257,9 +288,9 @@ class Ledger:
         if not device.configured:
             self.release(holder)
             return
-        others = {other: seen.seen_mib for other, seen in device.leases.items() if other != holder}
+        alive = device.stopping.pop(holder, None)
         device.last_exit = holder[0], now
-        device.returns[holder] = _Return(device.free_mib, lease.seen_mib or 0, others)
+        device.returns[holder] = _Return.after((alive,) if alive else tuple(device.pictures), holder)
         self._put(replace(lease, phase=Phase.RETURNING, since=now))
 
     def release(self, holder: Holder) -> None:
@@ -268,6 +299,7 @@ class Ledger:
         device = self._devices[lease.device]
         del device.leases[holder]
         device.returns.pop(holder, None)
+        device.stopping.pop(holder, None)
         device.cached = None
         if device.quarantine.pop(holder, None) is not None and not device.quarantine:
             message = f"{lease.device} takes models again: what {holder[0]} held is back, or others have it"
@@ -304,6 +336,8 @@ class Ledger:
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
                 self._put(replace(lease, seen_mib=lease.measured_mib))
+        seen = {lease.holder: lease.seen_mib for lease in device.leases.values() if lease.phase is not Phase.RESERVED}
+        device.pictures.appendleft(_Picture(sample.free_mib, seen))
         released: list[Holder] = []
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, back in list(device.returns.items()):
@@ -432,6 +466,7 @@ class Ledger:
                 assert lease.mib > 0
                 assert (lease.phase is Phase.RETURNING) == (holder in device.returns), f"{lease}"
             assert device.returns.keys() <= device.leases.keys()
+            assert device.stopping.keys() <= device.leases.keys()
             assert device.quarantine.keys() <= device.leases.keys(), "a quarantine that nothing can lift"
             assert device.cached is None or device.cached == replace(device).view(), "figures are out of date"
             totals = self.totals(device_id)

@@ -81,7 +81,7 @@ class Gate:
         secret = credential(headers)
         if secret is None:
             raise AuthenticationError(
-                "This needs a key: send 'Authorization: Bearer <key>'. Its operator makes one with: llmux keys new NAME"
+                "This needs a key: send 'Authorization: Bearer <key>'. Its operator makes one with: llmux keys add NAME"
             )
         key = self._keyring.authenticate(secret, time.time())
         if key is None:

@@ -235,6 +235,24 @@ class TestReturning:
 
         assert sample(ledger, 16000, 4.0) == [A]
 
+    def test_memory_that_is_back_before_we_hear_of_the_exit(self, ledger):
+        """A blind driver's figure of the worker is old by then: the device is compared with what it showed before."""
+        held(ledger, A, 4000, 4000, free=12000, at=1.0)
+        ledger.stopping(A)
+        for at in (5.0, 6.0, 7.0):
+            assert sample(ledger, 16000, at) == []
+        ledger.returning(A, 8.0)
+
+        assert sample(ledger, 12000, 9.0) == []
+        assert sample(ledger, 16000, 10.0) == [A]
+
+    def test_so_of_a_crash(self, ledger):
+        held(ledger, A, 4000, 4000, free=12000, at=1.0)
+        assert sample(ledger, 16000, 5.0) == []
+        ledger.returning(A, 5.1)
+
+        assert sample(ledger, 16000, 6.0) == [A]
+
     def test_what_is_measured_after_the_exit_is_not_what_it_held(self, ledger):
         held(ledger, A, 4000, 5000, free=11000, at=1.0)
         ledger.returning(A, 3.0)

@@ -178,7 +178,7 @@ class TestWorkers:
 
 
 class TestNewKeys:
-    """`llmux keys new` makes a key that the daemon takes."""
+    """`llmux keys add` makes a key that the daemon takes."""
 
     def llmux(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

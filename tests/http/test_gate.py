@@ -33,7 +33,7 @@ class TestExposure:
         assert daemon.process.wait(20) == 2
         log = daemon.log_text()
         assert "server.host is 0.0.0.0, which others can reach, and there are no API keys" in log
-        assert "llmux keys new NAME" in log
+        assert "llmux keys add NAME" in log
         assert "Traceback" not in log
 
 
