@@ -1,0 +1,249 @@
+"""The worker kit, run as the real process that every worker of ours is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from runtimes.worker_adapter import BOOTSTRAP
+from tests.daemon import wait_until
+
+HERE = Path(__file__).parent
+KEY = "k" * 32
+
+START = f"""
+import runpy, sys
+sys.path.append({str(Path(__file__).parents[2])!r})
+sys.argv = sys.argv[1:]
+runpy.run_path({str(HERE / "toy.py")!r}, run_name="__main__")
+"""
+"""The toy isn't part of the package that bootstrap.py opens."""
+
+
+class Toy:
+    def __init__(self, **options: object) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        settings = {"model": "toy", "host": "127.0.0.1", "port": self.port, "parallel": 2, "queue": 3, **options}
+        command = [sys.executable, "-I", "-c", START, "toy.py", json.dumps(settings)]
+        self.process = subprocess.Popen(command, env={"LLMUX_WORKER_KEY": KEY}, stderr=subprocess.PIPE, text=True)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=20,
+            trust_env=False,
+        )
+
+    def health(self) -> int:
+        try:
+            return self.http.get("/health").status_code
+        except httpx.TransportError:
+            return 0
+
+    def seen(self) -> dict:
+        return self.http.get("/seen").json()
+
+    def end(self) -> None:
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start():
+    toys: list[Toy] = []
+
+    def one(**options: object) -> Toy:
+        toys.append(Toy(**options))
+        return toys[-1]
+
+    yield one
+    for toy in toys:
+        toy.end()
+
+
+@pytest.fixture
+def toy(start):
+    toy = start()
+    wait_until(lambda: toy.health() == 200, 20)
+    return toy
+
+
+class TestHealth:
+    """/health means that the model answers."""
+
+    def test_loading(self, start, tmp_path):
+        gate = tmp_path / "gate"
+        toy = start(gate=str(gate))
+        wait_until(lambda: toy.health() == 503, 20)
+        refused = toy.http.post("/count", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
+        assert refused.headers["retry-after"] == "1"
+        gate.touch()
+        wait_until(lambda: toy.health() == 200)
+
+    def test_a_model_that_fails_to_load(self, start):
+        toy = start(broken=True)
+        _, text = toy.process.communicate(timeout=20)
+        assert toy.process.returncode == 1
+        assert "CUDA out of memory" in text
+        assert "exiting" in text
+
+    def test_sigterm_while_loading(self, start, tmp_path):
+        toy = start(gate=str(tmp_path / "never"))
+        wait_until(lambda: toy.health() == 503, 20)
+        toy.process.send_signal(signal.SIGTERM)
+        assert toy.process.wait(10) == 0
+
+    def test_sigterm_lets_a_request_end(self, toy):
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(toy.http.post("/count", json={"delay": 0.2})))
+        asking.start()
+        wait_until(lambda: toy.seen()["running"] == 1)
+        toy.process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert answers[0].json() == [{"step": 0}, {"step": 1}, {"step": 2}]
+        assert toy.process.wait(10) == 0
+
+
+class TestKey:
+    """Only who knows the key is answered, and the model's own code can't see it."""
+
+    @pytest.mark.parametrize("given", [None, "Bearer nonsense", KEY, "Bearer"])
+    def test_others(self, toy, given):
+        headers = {} if given is None else {"Authorization": given}
+        for path in ("/seen", "/metrics", "/v1/models", "/nothing"):
+            refused = httpx.get(f"http://127.0.0.1:{toy.port}{path}", headers=headers, trust_env=False)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+
+    def test_it_is_taken_from_the_environment(self, toy):
+        assert KEY not in json.dumps(toy.http.get("/path").json()["env"])
+
+
+class TestRequests:
+    def test_answer_and_stream(self, toy):
+        assert toy.http.post("/count", json={"number": 2}).json() == [{"step": 0}, {"step": 1}]
+        streamed = toy.http.post("/count", json={"number": 2, "stream": True})
+        assert streamed.text == 'data: {"step":0}\n\ndata: {"step":1}\n\ndata: [DONE]\n\n'
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+
+    def test_nothing_to_stream(self, toy):
+        assert toy.http.post("/count", json={"number": 0, "stream": True}).text == "data: [DONE]\n\n"
+
+    def test_an_error_before_the_first_item_is_an_answer(self, toy):
+        for stream in (False, True):
+            failed = toy.http.post("/count", json={"fail_at": 0, "stream": stream})
+            assert (failed.status_code, failed.json()["error"]["code"]) == (400, "on_purpose")
+
+    def test_an_error_later_is_in_the_stream_and_ends_it(self, toy):
+        text = toy.http.post("/count", json={"fail_at": 1, "stream": True}).text
+        assert '"code": "on_purpose"' in text
+        assert "[DONE]" not in text
+
+    @pytest.mark.parametrize(
+        ("body", "clue"),
+        [
+            (b"", "not JSON"),
+            (b"[1]", "must be a JSON object"),
+            (b'{"number": "many"}', "number is 'many', but must be a number"),
+            (b'{"number": true}', "number is True, but must be a number"),
+            (b'{"number": 1.5}', "a whole number"),
+            (b'{"number": 5000}', "from 0 to 1000"),
+            (b'{"delay": NaN}', "a number"),
+            (b'{"stream": "yes"}', "true or false"),
+            (b"[" * 100000, "not JSON"),
+        ],
+    )
+    def test_bad_bodies(self, toy, body, clue):
+        refused = toy.http.post("/count", content=body)
+        assert refused.status_code == 400, refused.text
+        assert clue in refused.json()["error"]["message"]
+
+    def test_null_is_not_there(self, toy):
+        assert len(toy.http.post("/count", json={"number": None}).json()) == 3
+
+    def test_no_such_path(self, toy):
+        assert toy.http.get("/nothing").json()["error"]["code"] == "not_found"
+        assert toy.http.get("/count").status_code == 405
+
+
+class TestTurns:
+    """So many at once, so many waiting, and no more."""
+
+    def test_full(self, toy):
+        answers: list[int] = []
+        ask = lambda: answers.append(toy.http.post("/count", json={"number": 1, "delay": 0.5}).status_code)
+        threads = [threading.Thread(target=ask) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: (toy.seen()["running"], toy.seen()["waiting"]) == (2, 3))
+        refused = toy.http.post("/count", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 5
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_a_client_that_leaves_ends_the_work(self, toy, stream):
+        body = {"number": 1000, "delay": 0.02, "stream": stream}
+        if stream:
+            with toy.http.stream("POST", "/count", json=body) as response:
+                next(response.iter_raw())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                toy.http.post("/count", json=body, timeout=0.3)
+        wait_until(lambda: toy.seen()["cancelled"] == 1 and toy.seen()["running"] == 0, 5)
+        assert toy.seen()["steps"] < 100
+
+    def test_a_client_that_leaves_while_it_waits(self, toy):
+        busy = [
+            threading.Thread(target=lambda: toy.http.post("/count", json={"number": 1, "delay": 1})) for _ in range(2)
+        ]
+        for thread in busy:
+            thread.start()
+        wait_until(lambda: toy.seen()["running"] == 2)
+        with pytest.raises(httpx.ReadTimeout):
+            toy.http.post("/count", json={"number": 7}, timeout=0.2)
+        wait_until(lambda: toy.seen()["waiting"] == 0)
+        for thread in busy:
+            thread.join()
+        assert toy.seen()["steps"] == 2
+
+
+class TestMetrics:
+    def test_counts(self, toy):
+        toy.http.post("/count", json={})
+        toy.http.post("/count", json={"fail_at": 0})
+        text = toy.http.get("/metrics").text
+        assert 'llmux_worker_requests_total{path="/count",status="200"} 1.0' in text
+        assert 'llmux_worker_requests_total{path="/count",status="400"} 1.0' in text
+        assert "llmux_worker_running 0.0" in text
+
+
+class TestBootstrap:
+    """A worker sees its environment's packages and `runtimes`, not the folder that `runtimes` lies in."""
+
+    def test_path(self, tmp_path):
+        (tmp_path / "runtimes" / "kit").mkdir(parents=True)
+        (tmp_path / "secret_of_the_supervisor.py").write_text("")
+        (tmp_path / "runtimes" / "kit" / "bootstrap.py").write_text(BOOTSTRAP.read_text())
+        (tmp_path / "runtimes" / "kit" / "__init__.py").write_text("")
+        (tmp_path / "runtimes" / "kit" / "probe.py").write_text(
+            "import importlib.util, runtimes.kit, sys\n"
+            "print(importlib.util.find_spec('secret_of_the_supervisor'), sys.argv, runtimes.kit.__name__, __name__)\n"
+        )
+        script = tmp_path / "runtimes" / "kit" / "bootstrap.py"
+        command = [sys.executable, "-I", str(script), "runtimes.kit.probe", "word"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ))
+        assert done.stdout == "None ['runtimes.kit.probe', 'word'] runtimes.kit __main__\n", done.stderr

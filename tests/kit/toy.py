@@ -1,0 +1,59 @@
+"""A worker on the kit that has no model: what it does is said by the request."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from starlette.responses import JSONResponse
+
+from runtimes.kit.body import Body
+from runtimes.kit.errors import WorkerError
+from runtimes.kit.server import Worker, events, serve, started
+
+
+class Toy(Worker):
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.seen = {"steps": 0, "cancelled": 0}
+
+    def load(self):
+        gate = self.settings.options.get("gate")
+        while gate and not os.path.exists(gate):
+            time.sleep(0.01)
+        if self.settings.options.get("broken"):
+            raise RuntimeError("CUDA out of memory")
+
+    def routes(self):
+        return {"POST /count": self.count, "GET /seen": self.what, "GET /path": self.path}
+
+    def steps(self, number, delay, fail_at, cancel):
+        try:
+            for step in range(number):
+                if step == fail_at:
+                    raise WorkerError("It failed on purpose.", code="on_purpose")
+                time.sleep(delay)
+                cancel.check()
+                self.seen["steps"] += 1
+                yield {"step": step}
+        finally:
+            self.seen["cancelled"] += cancel.is_set
+
+    async def count(self, request):
+        body = await Body.of(request)
+        number, delay = body.whole("number", 3, 0, 1000), body.number("delay", 0.0, 0, 10)
+        fail_at = body.whole("fail_at", -1)
+        if body.flag("stream"):
+            return events(await started(self.lane.stream(lambda cancel: self.steps(number, delay, fail_at, cancel))))
+        return JSONResponse(await self.lane.run(lambda cancel: list(self.steps(number, delay, fail_at, cancel))))
+
+    async def what(self, _request):
+        return JSONResponse({**self.seen, "running": self.lane.running, "waiting": self.lane.waiting})
+
+    async def path(self, _request):
+        return JSONResponse({"path": sys.path, "modules": sorted(sys.modules), "env": dict(os.environ)})
+
+
+if __name__ == "__main__":
+    serve(Toy)
