@@ -51,6 +51,7 @@ class UpstreamPool:
         self._own_fields = own.encode("latin-1")
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
+        self._unwritten: list[tuple[asyncio.Transport, bytes]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.last_byte_at = 0.0  # loop time: it was alive then, whatever its health check says
@@ -106,6 +107,22 @@ class UpstreamPool:
         self._idle.clear()
 
     # what the connections call
+
+    def write_soon(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Write at the end of this turn of the loop, together with the other requests of the turn.
+
+        A worker with nothing to do sleeps, and waking it costs us more than the write: so it is woken once for all of them.
+        What is aborted meanwhile is never sent.
+        """
+        if not self._unwritten:
+            self.loop.call_soon(self._write)
+        self._unwritten.append((transport, data))
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        for transport, data in unwritten:
+            if not transport.is_closing():
+                transport.write(data)
 
     def give_back(self, connection: Connection) -> None:
         if self._closed or connection.idle_s <= 0:

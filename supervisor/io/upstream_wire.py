@@ -48,6 +48,9 @@ class Owner(Protocol):
     stream_idle_s: float
     last_byte_at: float
 
+    def write_soon(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Write it at the end of this turn of the loop."""
+
     def give_back(self, connection: Connection) -> None:
         """The answer was read to its end and the connection may be used again."""
 
@@ -274,7 +277,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
             self._pump = self._loop.create_task(self._send(body, exchange))
         elif len(body) < JOIN_BELOW:
-            self._transport.write(head + body)
+            self._pool.write_soon(self._transport, head + body)
         else:
             self._transport.write(head)
             self._transport.write(body)
