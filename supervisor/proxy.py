@@ -43,6 +43,9 @@ _CORS: Final = b"access-control-"
 
 _TOKENS: Final = b'_tokens"'
 _COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d+)')
+# llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
+_TIMINGS: Final = b'"timings"'
+_TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d+)')
 
 
 class Usage(NamedTuple):
@@ -53,6 +56,15 @@ class Usage(NamedTuple):
 
 
 NO_USAGE: Final = Usage()
+
+
+def _timed(tail: bytes) -> Usage:
+    start = tail.rfind(_TIMINGS)
+    if start < 0:
+        return NO_USAGE
+    counts = {kind: int(number) for kind, number in _TIMED.findall(tail, start)}
+    prompt = counts.get(b"prompt")
+    return Usage(prompt if prompt is None else prompt + counts.get(b"cache", 0), counts.get(b"predicted"))
 
 
 @dataclass(slots=True)
@@ -72,7 +84,7 @@ class Outcome:
         tail = b"".join(self._tail)
         start = tail.find(_TOKENS)
         if start < 0:
-            return NO_USAGE
+            return _timed(tail)
         counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
         return Usage(counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output")))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -37,6 +37,7 @@ from supervisor.errors import LlmuxError
 from supervisor.http.context import Context
 from supervisor.http.counting import FastCounter, FastHistogram
 from supervisor.http.requests import Call
+from supervisor.http.worker_metrics import together
 
 MIB: Final = 1024 * 1024
 WORKER_TIMEOUT_S: Final = 1.0
@@ -46,8 +47,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+_NAMES: Final = re.compile(r"^# TYPE (\S+)", re.MULTILINE)
 _DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
-_SAMPLE: Final = re.compile(rb"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?( .+)$")
 
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each of ours, which nobody reads
@@ -152,22 +153,18 @@ class Metrics:
 
         async def answer(_request: Request) -> Response:
             own = generate_latest(self._registry)
-            return Response(own + await self._workers(), media_type=CONTENT_TYPE)
+            workers = await self._workers(taken=set(_NAMES.findall(own.decode())))
+            return Response(own + workers, media_type=CONTENT_TYPE)
 
         return Route("/metrics", answer, methods=["GET"])
 
     # ------------------------------------------------------------------------------------------------------- workers
 
-    async def _workers(self) -> bytes:
+    async def _workers(self, taken: Container[str]) -> bytes:
         world = self._context.engine.journal.scheduler.world
         ready = [record for record in world.records.values() if record.state is State.READY and record.answering]
         texts = await asyncio.gather(*(self._worker(record.id, record.generation) for record in ready))
-        told: set[bytes] = set()
-        return b"".join(
-            line + b"\n"
-            for record, text in zip(ready, texts, strict=True)
-            for line in with_label(text, record.id, told)
-        )
+        return together(zip((record.id for record in ready), texts, strict=True), taken)
 
     async def _worker(self, model: ModelId, generation: Generation) -> bytes:
         """The worker's own metrics; nothing where it has none or doesn't answer in time."""
@@ -184,20 +181,6 @@ class Metrics:
                     response.close()
         except (TimeoutError, LlmuxError):
             return b""
-
-
-def with_label(text: bytes, model: str, told: set[bytes]) -> Iterator[bytes]:
-    """The lines of a worker's metrics, each sample with a `model` label, each HELP and TYPE only once over all workers."""
-    label = b'model="%s"' % model.replace("\\", "\\\\").replace('"', '\\"').encode()
-    for line in text.splitlines():
-        if line.startswith(b"#"):
-            about = b" ".join(line.split(None, 3)[:3])
-            if about not in told:
-                told.add(about)
-                yield line
-        elif (sample := _SAMPLE.match(line)) is not None:
-            name, labels, value = sample.groups()
-            yield b"%s{%s}%s" % (name, b"%s,%s" % (label, labels) if labels else label, value)
 
 
 class _States(Collector):

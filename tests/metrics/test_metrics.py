@@ -9,6 +9,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from supervisor.http.worker_metrics import together
 from tests import tiny
 from tests.daemon import REPOSITORY, fake, gguf, running, wait_until
 
@@ -80,6 +81,19 @@ class TestMetrics:
         assert value(found, "llmux_load_seconds_count", model="tiny") == 1
         assert value(found, "llmux_decision_seconds_count") > 0
 
+    def test_tokens_of_streams_that_have_no_usage(self, daemon):
+        """Most clients stream and don't ask for `usage`; llama.cpp's last event has its own figures then."""
+        daemon.chat("Tiny")
+        before = samples(daemon)
+        assert daemon.chat("Tiny", stream=True).status_code == 200
+        found = samples(daemon)
+        for name in ("llmux_completion_tokens_total", "llmux_prompt_tokens_total"):
+            assert value(found, name, model="Tiny") > value(before, name, model="Tiny"), name
+        record = daemon.events("request.finished")[-1]
+        assert record["completion_tokens"] > 0
+        whole = daemon.chat("Tiny").json()["usage"]
+        assert record["prompt_tokens"] == whole["prompt_tokens"]
+
     def test_names_that_clients_invent_make_no_series(self, daemon):
         assert daemon.chat("no-such-model-1").status_code == 404
         found = samples(daemon)
@@ -125,6 +139,67 @@ class TestMetrics:
             assert daemon.get("/metrics").status_code == 401
             assert daemon.get("/metrics", headers={"authorization": bearer.format("inference")}).status_code == 403
             assert daemon.get("/metrics", headers={"authorization": bearer.format("metrics")}).status_code == 200
+
+
+TEXTS = {
+    "a": b"""\
+# HELP tokens_total All of them.
+# TYPE tokens_total counter
+tokens_total{model="its own",engine="0"} 3
+tokens_total 4 1700000000000
+# TYPE wait_seconds histogram
+wait_seconds_bucket{le="+Inf",} 1
+wait_seconds_sum 0.5
+wait_seconds_count 1
+twice{x="1",x="2"} 1
+llmux_requests_total 99
+# TYPE llmux_queue_depth gauge
+llmux_queue_depth 7
+""",
+    'b "q"': b"""\
+# TYPE tokens_total counter
+tokens_total{text="a } brace, a \\\" quote"} 5
+not a sample
+bad_value 1_000
+bad_label{1="x"} 1
+open{x="y 1
+\xff\xfe 1
+# TYPE wait_seconds histogram
+wait_seconds_count 2
+NaNs nan
+""",
+}
+
+
+class TestWorkers:
+    """One worker's odd metrics cost nobody the others."""
+
+    def test_together(self):
+        text = together(TEXTS.items(), {"llmux_requests_total", "llmux_queue_depth"}).decode()
+        assert text.splitlines() == [
+            "# HELP tokens_total All of them.",
+            "# TYPE tokens_total counter",
+            'tokens_total{model="a",exported_model="its own",engine="0"} 3',
+            'tokens_total{model="a"} 4 1700000000000',
+            'tokens_total{model="b \\"q\\"",text="a } brace, a \\" quote"} 5',
+            "# TYPE wait_seconds histogram",
+            'wait_seconds_bucket{model="a",le="+Inf"} 1',
+            'wait_seconds_sum{model="a"} 0.5',
+            'wait_seconds_count{model="a"} 1',
+            'wait_seconds_count{model="b \\"q\\""} 2',
+            'NaNs{model="b \\"q\\""} nan',
+        ]
+        families = [family.name for family in text_string_to_metric_families(text)]
+        assert families == ["tokens", "wait_seconds", "NaNs"]
+
+    def test_every_metric_is_in_one_place(self, daemon, tmp_path):
+        """Two real workers tell the same metrics; Prometheus wants all samples of one together."""
+        with running(tmp_path, {"models": {"one": gguf(), "two": gguf()}}) as two:
+            assert [two.chat(name).status_code for name in ("one", "two")] == [200, 200]
+            families = [family.name for family in text_string_to_metric_families(two.get("/metrics").text)]
+            found = samples(two)
+        assert len(families) == len(set(families))
+        assert value(found, "llamacpp:prompt_tokens_total", model="two") > 0
 
 
 class TestDashboard:
