@@ -63,6 +63,7 @@ lock: .venv/tools ## Write the lock files anew
 	  IFS=:; set -- $$name; unset IFS; \
 	  $(UV) pip compile --quiet $$1 $$3 --generate-hashes --no-annotate --no-header --python-version 3.11 --universal -o $$2 || exit 1; \
 	done
+	$(BIN)/python -m runtimes.lock
 
 clean: ## Remove the environment and caches of this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,72 @@
+"""Write the hash-pinned locks of the runtimes' environments anew: `python -m runtimes.lock [NAME ...]`, or `make lock`.
+
+A runtime's folder says what it wants, and gets what was resolved:
+
+    requirements.in           →  requirements.lock            the same for every device
+    requirements-<device>.in  →  requirements-<device>.lock   what only this device needs besides (cpu, cuda, rocm)
+    overrides.in                 pins that win over what packages ask for; `; sys_platform == "never"` drops one
+    (torch, where wanted)     →  requirements-torch.lock      torch's own build, with what only that build needs
+
+torch has a build for each kind of device, and an index for each kind. Its lock holds the build of the default index,
+which is the one for CUDA; for other devices the installer takes the same version of another build. All the rest is in the
+other locks, so that nothing but torch depends on the device.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+TORCH_LOCK: Final = "requirements-torch.lock"
+ACCELERATED: Final = re.compile(r"(torch|triton|pytorch-triton\S*|nvidia-\S+|cuda-\S+)==")
+PROJECT: Final = "[tool.uv]\nenvironments = [\"sys_platform == 'linux'\"]\n"
+
+
+def compiled(source: Path, *options: str) -> str:
+    """What uv resolves it to, for Linux and every Python from 3.11 on. Needs an index."""
+    uv = Path(sys.executable).with_name("uv")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "pyproject.toml").write_text(PROJECT, encoding="utf-8")
+        fixed = ("--quiet", "--universal", "--python-version=3.11", "--generate-hashes", "--no-annotate", "--no-header")
+        argv = [str(uv), "pip", "compile", *fixed, *options, str(source)]
+        return subprocess.run(argv, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def split(lock: str) -> tuple[str, str]:
+    """The lock without torch, and torch's part of it; the latter is empty where there is no torch."""
+    entries = re.split(r"\n(?=\S)", lock.strip())
+    if not any(entry.startswith("torch==") for entry in entries):
+        return lock, ""
+    torch = [entry for entry in entries if ACCELERATED.match(entry)]
+    rest = [entry for entry in entries if not ACCELERATED.match(entry)]
+    return "\n".join([*rest, ""]), "\n".join([*torch, ""])
+
+
+def write(folder: Path) -> None:
+    """All locks of one runtime."""
+    common = folder / "requirements.lock"
+    overrides = folder / "overrides.in"
+    options = ["--override", str(overrides)] if overrides.exists() else []
+    for source in sorted(folder.glob("requirements*.in"), key=lambda path: len(path.name)):
+        extra = [] if source.stem == "requirements" else ["--constraint", str(common)]
+        rest, torch = split(compiled(source, *options, *extra))
+        source.with_suffix(".lock").write_text(rest, encoding="utf-8")
+        if torch:
+            (folder / TORCH_LOCK).write_text(torch, encoding="utf-8")
+
+
+def main() -> None:
+    """The runtimes that are named, or all that have an environment."""
+    for folder in sorted(path.parent for path in HERE.glob("*/requirements.in")):
+        if len(sys.argv) == 1 or folder.name in sys.argv[1:]:
+            sys.stderr.write(f"{folder.name}\n")
+            write(folder)
+
+
+if __name__ == "__main__":
+    main()
