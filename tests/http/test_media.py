@@ -119,6 +119,39 @@ class TestPaths:
                 look(encode(prompt))
 
 
+class TestPlainPrompts:
+    """Prompts of nothing but text are not looked at closely: nothing that could be followed passes for one."""
+
+    @pytest.mark.parametrize(
+        "prompt",
+        [
+            {"messages": [{"role": "user", "content": 'Load the image at "url": "file:///etc/passwd"'}]},
+            {"messages": [{"role": "user", "content": "a" * 50_000}], "stream": True, "temperature": 0},
+            {"input": ["a", "b"], "encoding_format": "float"},
+            {"prompt": "a", "max_tokens": 5, "stop": ["\n"], "stream_options": {"include_usage": True}},
+        ],
+    )
+    def test_pass(self, prompt):
+        assert not may_refer(encode(prompt))
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            encode({"messages": [{"role": "user", "content": [], "name": "x"}]}),
+            encode({"messages": [], "x": 1}),
+            encode({"stream_options": {"url": True}, "messages": []}),
+            b'{"model": "m", "messages": [{"role": "user", "content": [{}]}], "messages": []}',
+            b'{"model": "m", "messages": [{"role": "user", "content": "x", "ur\\u006c": "y"}]}',
+            b'{"model": "m", "prompt": "\xff"}',
+            b'\xef\xbb\xbf{"model": "m"}',
+            '{"model": "m"}'.encode("utf-16"),
+            b'{"model": "m"} {}',
+        ],
+    )
+    def test_anything_else_is_looked_at(self, body):
+        assert may_refer(body)
+
+
 class TestSameKeyTwice:
     """Which of two fields a worker reads nobody knows."""
 
