@@ -89,9 +89,10 @@ class LaunchContext:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """GET `path`: any 2xx means the model answers."""
+    """GET `path`: any 2xx means the model answers. At the start `then` must answer as well, asked with the worker's key."""
 
     path: str = "/health"
+    then: str | None = None
     interval_s: float = 0.5
 
 

@@ -41,7 +41,15 @@ from supervisor.errors import LlmuxError
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids
 from supervisor.io.ports import PortOwnership, PortRange, owner_check
-from supervisor.io.probe import Liveness, Readiness, StartupPatience, check_health, read_progress, startup_delay_s
+from supervisor.io.probe import (
+    Liveness,
+    Readiness,
+    StartupPatience,
+    check_health,
+    check_ready,
+    read_progress,
+    startup_delay_s,
+)
 from supervisor.io.process import ProcessExit, SpawnError, SpawnOrder, UnkillableError, WorkerProcess, spawn
 from supervisor.io.upstream import UpstreamPool
 
@@ -271,9 +279,10 @@ class Worker:
         config = self._model.config
         patience = StartupPatience(config.startup_timeout_s, config.startup_limit_s, self._started)
         looked = self._started
+        health = launch.health
         base = f"http://{launch.host}:{launch.port}"
         while True:
-            probe = await check_health(base, launch.health.path, {}, READINESS_TIMEOUT_S)
+            probe = await check_ready(base, health.path, health.then, launch.auth, READINESS_TIMEOUT_S)
             owner = await self._owner(process, launch) if probe.ok else None
             if owner is not None and owner.ok:
                 return None
@@ -285,7 +294,7 @@ class Worker:
                 reason = await self._impatience(process, patience, now)
                 if reason is not None:
                     return Crash(CrashClass.START_TIMEOUT, f"{reason}; its health check says: {probe.detail}")
-            await asyncio.sleep(startup_delay_s(now - self._started, launch.health.interval_s))
+            await asyncio.sleep(startup_delay_s(now - self._started, health.interval_s))
 
     async def _impatience(self, process: WorkerProcess, patience: StartupPatience, now: float) -> str | None:
         try:

@@ -59,6 +59,14 @@ async def check_health(base_url: str, path: str, headers: Mapping[str, str], tim
         upstream.close()
 
 
+async def check_ready(base_url: str, path: str, then: str | None, auth: str | None, timeout_s: float) -> ProbeResult:
+    """Ask for `path`, and once that is ok for `then` with this Authorization; the first answer that isn't ok, or the last."""
+    probe = await check_health(base_url, path, {}, timeout_s)
+    if not probe.ok or then is None:
+        return probe
+    return await check_health(base_url, then, {"Authorization": auth} if auth else {}, timeout_s)
+
+
 async def _get(upstream: UpstreamPool, path: str, headers: Mapping[str, str], began: float) -> ProbeResult:
     fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     response = await upstream.request("GET", path.encode(), fields)

@@ -20,6 +20,7 @@ from supervisor.io.probe import (
     Readiness,
     StartupPatience,
     check_health,
+    check_ready,
     read_progress,
     startup_delay_s,
 )
@@ -162,6 +163,37 @@ class TestProbe:
             await asyncio.gather(*hanging, return_exceptions=True)
             assert (await check_health(url, "/health", {}, 20)).ok
         assert not [it for it in gc.get_objects() if isinstance(it, Connection) and not it.lost]
+
+
+class TestCheckReady:
+    """A second path is asked only once the first is ok, and with the worker's key."""
+
+    @pytest.mark.parametrize(
+        ("health", "models", "ok", "asked"),
+        [
+            (b"503 Loading", b"200 OK", False, ["/health"]),
+            (b"200 OK", b"404 Not Found", False, ["/health", "/v1/models"]),
+            (b"200 OK", b"200 OK", True, ["/health", "/v1/models"]),
+        ],
+    )
+    async def test_both(self, health, models, ok, asked):
+        heads = []
+
+        async def answer(head, writer):
+            heads.append(head)
+            status = models if b"/v1/models" in head else health
+            writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+
+        async with serving(answer) as base:
+            probe = await check_ready(base, "/health", "/v1/models", "Bearer secret", 5)
+        assert probe.ok is ok
+        assert [head.split()[1].decode() for head in heads] == asked
+        keys = [b"authorization: bearer secret" in head.lower() for head in heads]
+        assert keys == [False, True][: len(asked)]
+
+    async def test_one(self):
+        async with serving(always(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")) as base:
+            assert (await check_ready(base, "/health", None, "Bearer secret", 5)).ok
 
 
 class TestOurOwnTrouble:
