@@ -101,6 +101,13 @@ class Rewrite:
     force: _Patch = _Patch()
     thinking: _Patch = _Patch()
     system_prompt_prefix: str | None = None
+    _touched: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        touched = _FIELD_PATHS if self.strip or self.defaults or self.force else frozenset[str]()
+        if self.thinking or self.system_prompt_prefix is not None:
+            touched |= _PROMPT_PATHS.keys()
+        object.__setattr__(self, "_touched", touched)  # every request asks
 
     @classmethod
     def compile(
@@ -130,12 +137,7 @@ class Rewrite:
 
     def touches(self, path: str) -> bool:
         """May it change a body sent to this public path?"""
-        if self.upstream_model is not None:
-            return True
-        endpoint = path.removeprefix("/v1")
-        return (endpoint in _FIELD_PATHS and bool(self.strip or self.defaults or self.force)) or (
-            endpoint in _PROMPT_PATHS and (bool(self.thinking) or self.system_prompt_prefix is not None)
-        )
+        return self.upstream_model is not None or path.removeprefix("/v1") in self._touched
 
     def apply(self, body: bytes | bytearray, path: str) -> bytes | bytearray:
         """The body to send upstream for a JSON request to the public `path`.
@@ -244,10 +246,11 @@ _END: Final = re.compile(rb"\s*\}\s*")
 
 def model_of(body: bytes | bytearray) -> tuple[str, bool]:
     """`model` and `stream` of a JSON request. Raises InvalidRequestError with what is wrong and where."""
-    # Two are told apart from one only by looking at the keys one by one; counting is the quick answer for small bodies.
+    # Two are told apart from one only by looking at the keys one by one; counting is the quick answer for small bodies,
+    # unless an ASCII letter may be written as an escape.
     if len(body) > _COUNTED:
         _refuse_bomb(body)
-    if len(body) > _COUNTED or body.count(b'"model"') > 1:
+    if len(body) > _COUNTED or body.count(b'"model"') > 1 or b"\\u00" in body:
         try:
             fields = open_object(body)
         except InvalidRequestError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Iterable
 from typing import Final
 
 from python_multipart.exceptions import FormParserError
@@ -14,6 +16,7 @@ from supervisor.errors import InvalidRequestError, TooLargeError
 PARTS_LIMIT: Final = 64
 NAME_LIMIT: Final = 512  # of the name of a model
 SLICE: Final = 256 * 1024  # parsed between two turns of the loop
+_UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytearray:
@@ -37,6 +40,30 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytea
         if len(grown) > limit:
             raise _too_large(limit)
     return grown
+
+
+def content_type_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """What the body is said to be; empty when nothing is. Raises InvalidRequestError where a worker could read another one."""
+    found = None
+    for name, value in headers:
+        if name == b"content-type":
+            if found is not None:
+                raise InvalidRequestError("The request has several Content-Type fields.")
+            found = value
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise InvalidRequestError("The request body is compressed; send it as it is, without Content-Encoding.")
+    return found or b""
+
+
+def refuse_other_charset(content_type: bytes) -> None:
+    """JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys in it than those that we look at.
+
+    Raises InvalidRequestError.
+    """
+    if b"charset" in content_type.lower() and _UTF8.fullmatch(content_type) is None:
+        raise InvalidRequestError(
+            "JSON is sent as UTF-8: leave the charset out of the Content-Type.", code="charset_not_supported"
+        )
 
 
 async def model_of_multipart(body: bytes | bytearray, content_type: bytes) -> str | None:

@@ -94,7 +94,11 @@ class Gate:
         """Headers that let a page of an allowed origin read the answer; none for the admin API."""
         if scope_for(scope["path"]) != "inference":
             return []
-        origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
+        origin = None
+        for name, value in scope["headers"]:
+            if name == b"origin":
+                origin = value
+                break
         if origin is None or not self._is_allowed(origin.decode("latin-1").lower().rstrip("/")):
             return []
         headers = [

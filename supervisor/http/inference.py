@@ -20,7 +20,7 @@ from supervisor.core.types import ModelId, TicketId
 from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGone
 from supervisor.engine import Engine, Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError
-from supervisor.http.body import NAME_LIMIT, model_of_multipart, read_body
+from supervisor.http.body import NAME_LIMIT, content_type_of, model_of_multipart, read_body, refuse_other_charset
 from supervisor.http.media import may_refer, refuse_remote_media
 from supervisor.http.modality import refuse_modality
 from supervisor.http.requests import Call, InFlight
@@ -176,7 +176,7 @@ class Inference:
     # which model
 
     async def _asked(self, scope: Scope, body: Bytes) -> _Asked:
-        content_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+        content_type = content_type_of(scope["headers"])
         if content_type[:10].lower() == b"multipart/":
             name = await model_of_multipart(body, content_type) or self._unnamed(scope)
             if name is None:
@@ -190,6 +190,8 @@ class Inference:
             raise InvalidRequestError(
                 f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
             )
+        if b";" in content_type:
+            refuse_other_charset(content_type)
         try:
             name, stream = model_of(body)
         except InvalidRequestError as error:

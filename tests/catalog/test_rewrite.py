@@ -186,6 +186,7 @@ class TestOpening:
             (b'{"model": "m", "stream": "yes"}', "stream", "must be true or false"),
             (b'{"model": "\xff"}', None, "not valid JSON"),
             (b'{"model": "m", "a": 1, "a": 1, "model": "m"}', None, "same key twice"),
+            (b'{"model": "m", "mod\\u0065l": "n"}', None, "same key twice"),
         ],
     )
     def test_model_of_refuses(self, body, param, message):

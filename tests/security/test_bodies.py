@@ -124,6 +124,46 @@ class TestTrailers:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
+class TestReadAnotherWay:
+    """What a worker could read otherwise than we do is refused: it would find what we did not look at."""
+
+    BODY = b'{"model":"plain"}'
+
+    def told(self, target, *lines):
+        head = ("POST /echo HTTP/1.1", HOST, f"Content-Length: {len(self.BODY)}")
+        return raw.request(target, *head, *lines, body=self.BODY)
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            ("Content-Type: application/json; charset=utf-7",),
+            ("Content-Type: application/json;CHARSET = utf-7",),
+            ("Content-Type: application/json; charset=utf-7; charset=utf-8",),
+            ("Content-Type: application/json; charset=utf-8; charset=utf-7",),
+            ("Content-Type: application/json; charset*=utf-8''utf-7",),
+            ("Content-Type: application/json", "Content-Type: multipart/form-data; boundary=X"),
+            ("Content-Type: application/json", "Content-Encoding: deflate"),
+        ],
+    )
+    def test_refused(self, target, lines):
+        told = self.told(target, *lines)
+        assert told.status == 400
+        assert "error" in json.loads(told.body)
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            (),
+            ("Content-Type: text/plain",),
+            ("Content-Type: application/json; charset=utf-8",),
+            ('Content-Type: application/json;charset="UTF-8"', "Content-Encoding: identity"),
+            ("Content-Type: application/json; profile=x",),
+        ],
+    )
+    def test_let_through(self, target, lines):
+        assert self.told(target, *lines).status == 200
+
+
 class TestNames:
     """A model's name is looked up, never kept at any length."""
 
