@@ -19,6 +19,10 @@ ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
 
 
+PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s")
+"""Keys of every model that say how long its worker gets for something; they don't change what it takes."""
+
+
 class ModelConfig(BaseModel):
     """The keys every model has, whatever its runtime. Adapters subclass it with their own keys.
 
@@ -170,7 +174,11 @@ class Adapter(abc.ABC, Generic[C]):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for tables
-    requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one
+    requirements: ClassVar[Path | None] = (
+        None  # hash-pinned lock of its own venv, where it has one; see runtimes/lock.py
+    )
+    prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
+    claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     config: type[C]
 
     def check(self, config: C, *, runtimes_dir: Path) -> tuple[str, ...]:
@@ -200,6 +208,10 @@ class Adapter(abc.ABC, Generic[C]):
         """Fields for `enable_thinking`; None where the runtime has no such switch."""
         return None
 
+    def voices(self, config: C) -> tuple[str, ...]:
+        """Names of those that a model speaks as, where it does and they are known without it."""
+        return ()
+
     def upstream_model(self, config: C) -> str | None:
         """The model name the worker insists on; None when it takes any."""
         return None
@@ -228,7 +240,7 @@ class Adapter(abc.ABC, Generic[C]):
         return {key: _constraint(properties[key]) for key in (*keys, "vram_mib")}
 
     def memory_definition(self, config: C) -> str:
-        """A stable text of what decides how the worker runs and what memory it takes; equal texts share learned footprints."""
+        """A stable text of what decides what memory the worker takes; equal texts share learned footprints."""
         return config.model_dump_json(
             exclude={
                 "priority",
@@ -240,6 +252,7 @@ class Adapter(abc.ABC, Generic[C]):
                 "target_inflight",
                 "public",
                 "enabled",
+                *PATIENCE,
             }
         )
 

@@ -82,7 +82,7 @@ class Fleet(Protocol):
 class FootprintStore(Protocol):
     """Where learned footprints are kept."""
 
-    async def learn(self, definition: str, device: str, mib: int) -> None: ...
+    async def learn(self, key: str, device: str, mib: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -242,9 +242,9 @@ class Engine:
                 self._fleet.stop(effect)
             case CutRequest(ticket_id, reason):
                 self._cut(ticket_id, reason)
-            case Learn(model, device, definition, mib):
+            case Learn(model, device, key, mib):
                 if self._store is not None:
-                    self._spawn(self._learn(definition, self._device_keys.get(device, device), mib))
+                    self._spawn(self._learn(key, self._device_keys.get(device, device), mib))
                 log.info("footprint.learned", model=model, device=device, mib=mib)
             case Alert(code, message, device, model):
                 log.warning("alert.raised", code=code, message=message, device=device, model=model)
@@ -274,9 +274,9 @@ class Engine:
         if ticket.waiter is not None and not ticket.waiter.done():
             ticket.waiter.set_result(None)
 
-    async def _learn(self, definition: str, device: str, mib: int) -> None:
+    async def _learn(self, key: str, device: str, mib: int) -> None:
         assert self._store is not None
-        await self._store.learn(definition, device, mib)
+        await self._store.learn(key, device, mib)
 
     def _spawn(self, coroutine: object) -> None:
         task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]  # a coroutine; typeshed wants it spelled out

@@ -125,7 +125,9 @@ class CommandConfig(ModelConfig):
         default=None, description="Model name the program insists on. Default: it takes any."
     )
     thinking: bool = Field(default=False, description="It understands chat_template_kwargs.enable_thinking.")
-    library_path: list[str] = Field(default_factory=list, description="Folders put before LD_LIBRARY_PATH.")
+    library_path: list[Annotated[Path, Field(strict=False)]] = Field(
+        default_factory=list, description="Folders put before LD_LIBRARY_PATH."
+    )
     files: list[Annotated[Path, Field(strict=False)]] = Field(
         default_factory=list, description="Model files; without vram_mib their size is the estimate of its memory."
     )
@@ -153,7 +155,7 @@ class CommandAdapter(Adapter[CommandConfig]):
                 **({KEY_VARIABLE: context.key} if config.auth == "bearer" else {}),
             },
             cwd=config.cwd,
-            library_path=tuple(config.library_path),
+            library_path=tuple(map(str, config.library_path)),
             health=HealthCheck(config.health_path),
             auth=f"Bearer {context.key}" if config.auth == "bearer" else None,
             stop_argv=_runnable("stop_cmd", _filled(config.stop_cmd, values), config) if config.stop_cmd else None,

@@ -130,7 +130,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
                 **(visible_devices(context.device) if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
                 KEY_VARIABLE: context.key,
             },
-            library_path=tuple(config.library_path),
+            library_path=tuple(map(str, config.library_path)),
             health=HealthCheck("/health"),
             auth=f"Bearer {context.key}",
             metrics="/metrics",

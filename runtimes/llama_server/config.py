@@ -53,7 +53,7 @@ class LlamaServerConfig(ModelConfig):
         description="Which server runs it. auto: `binary` if set, else llama-server on PATH, else the embedded one.",
     )
     binary: FilePath | None = Field(default=None, description="The llama-server program. Default: found on PATH.")
-    library_path: list[str] = Field(
+    library_path: list[FilePath] = Field(
         default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA or GGML."
     )
     n_ctx: int = Field(

@@ -56,6 +56,9 @@ class Assembly:
         self._check_types_loaded()
         devices = self._devices()
         own_runtimes_dir = server.runtimes_dir if server else runtimes_dir()
+        if self.check_files and server and server.api_keys is not None and not server.api_keys.exists():
+            node, trail = find(self.root, ("server", "api_keys"))
+            self._problem(node, trail, f"{server.api_keys}: there is no such file")
         models = self._models(devices, own_runtimes_dir)
         virtual = self._virtual_models(models)
         if self.problems or server is None or limits is None:
@@ -104,7 +107,9 @@ class Assembly:
                 unset = [a or b for a, b in _VARIABLE.findall(text) if (a or b) not in os.environ]
                 for name in unset:
                     self._problem(node, (*trail, *below), f"the environment variable {name} is not set")
-                path = Path(os.path.expandvars(text)).expanduser() if text else Path()
+                path = os.path.expanduser(os.path.expandvars(text))  # noqa: PTH111  Path raises where there is no such user
+                if path.startswith("~"):
+                    self._problem(node, (*trail, *below), f"there is no user {path.partition('/')[0][1:]}")
                 return replace(node, value=str(node.place.source.directory / path))
             case Leaf():
                 return node
@@ -203,7 +208,8 @@ class Assembly:
             hint = suggestion(str(name), known, what="there is")
             self._problem(at, (*trail, "runtime"), f"no such runtime{hint}")
             return None
-        slips = [key for key in values if key not in ModelConfig.model_fields and nearest(key, ("path", "cmd"))]
+        known_keys = {*ModelConfig.model_fields, "path", "cmd"}
+        slips = [key for key in values if key not in known_keys and nearest(key, ("path", "cmd"))]
         hint = f'; did you mean "{nearest(slips[0], ("path", "cmd"))}" where it says "{slips[0]}"?' if slips else ""
         self._problem(
             node,

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import Capabilities, ModelConfig
+from runtimes.base import PATIENCE, Capabilities, ModelConfig
 from runtimes.registry import AnyAdapter
 from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
@@ -36,7 +36,7 @@ from supervisor.core.types import (
 )
 
 Learned = Mapping[tuple[str, DeviceId], int]
-"""(definition, device) → MiB measured there."""
+"""(footprint key, device) → MiB measured there."""
 
 _GUESSES = frozenset({FootprintSource.NAME, FootprintSource.DEFAULT})
 
@@ -52,7 +52,13 @@ class CatalogModel:
 
     @cached_property
     def definition(self) -> str:
-        """Fingerprint of all that decides how its worker runs; learned footprints are kept under it."""
+        """Fingerprint of all that decides how its worker is run."""
+        patience = self.config.model_dump_json(include=set(PATIENCE))
+        return sha256(f"{self.footprint_key}\n{patience}".encode()).hexdigest()
+
+    @cached_property
+    def footprint_key(self) -> str:
+        """Fingerprint of all that decides what memory its worker takes; learned footprints are kept under it."""
         text = f"{self.adapter.name}\n{self.adapter.memory_definition(self.config)}"
         return sha256(text.encode()).hexdigest()
 
@@ -81,8 +87,8 @@ class CatalogModel:
         config = self.config
         measured = {
             device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")
-            for (definition, device), mib in learned.items()
-            if definition == self.definition
+            for (key, device), mib in learned.items()
+            if key == self.footprint_key
         }
         estimate = self.adapter.estimate(config) if config.vram_mib is None else None
         computed = Footprint(estimate.mib, FootprintSource(estimate.source), estimate.detail) if estimate else None
@@ -102,6 +108,7 @@ class CatalogModel:
             keep_alive_s=config.keep_alive_s,
             target_inflight=self.adapter.target_inflight(config),
             definition=self.definition,
+            footprint_key=self.footprint_key,
         )
 
 

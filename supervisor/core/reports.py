@@ -67,7 +67,7 @@ def _learn(world: World, turn: Turn, worker: WorkerSample, used_mib: int, taken_
     known = record.spec.learned.get(record.device)
     if known is None or used_mib > known.mib * LEARN_STEP:
         record.learn(record.device, used_mib)
-        turn.emit(Learn(record.id, record.device, record.spec.definition, used_mib))
+        turn.emit(Learn(record.id, record.device, record.spec.footprint_key, used_mib))
 
 
 def watch_memory(world: World, turn: Turn) -> None:

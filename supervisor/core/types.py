@@ -66,6 +66,7 @@ class ModelSpec:
     keep_alive_s: float | None = None  # None: until its memory is needed
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
     definition: str = ""  # fingerprint of everything that decides how the worker runs
+    footprint_key: str = ""  # the same of what memory it takes; what is learned is kept under it
 
     def need_on(self, device: DeviceId) -> Footprint:
         """The footprint to lease on `device`: explicit first, else learned there, else the general estimate."""
@@ -491,7 +492,7 @@ class Learn:
 
     model: ModelId
     device: DeviceId
-    definition: str
+    footprint_key: str
     mib: int
 
 

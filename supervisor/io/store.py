@@ -28,7 +28,7 @@ from supervisor.errors import LlmuxError
 
 T = TypeVar("T")
 FootprintKey = tuple[str, str]
-"""A model's definition and a device's key."""
+"""A model's key and a device's."""
 
 BUSY_S = 2.0
 """How long to wait for the lock of a daemon that is just ending."""
@@ -106,14 +106,14 @@ class Store:
         """Measured footprints in MiB."""
         return dict(self._content.footprints)
 
-    async def learn(self, definition: str, device: str, mib: int) -> None:
+    async def learn(self, key: str, device: str, mib: int) -> None:
         """Remember what a model took; the latest figure counts. Not being able to save it is only a warning."""
-        self._content.footprints[definition, device] = mib
+        self._content.footprints[key, device] = mib
         try:
             await self._write(
                 "INSERT INTO footprints VALUES (?, ?, ?, 1, ?) ON CONFLICT DO UPDATE"
                 " SET mib = excluded.mib, samples = samples + 1, updated_at = excluded.updated_at",
-                (definition, device, mib, time.time()),
+                (key, device, mib, time.time()),
             )
         except NotSavedError as error:
             log.warning("store.not_saved", what="footprint", device=device, mib=mib, reason=error.message)
@@ -203,7 +203,8 @@ def _begun(path: Path) -> bool:
 
 
 def _load(path: Path) -> tuple[sqlite3.Connection, _Content] | _Damage:
-    """Open, check, migrate and read."""
+    """Open, check, migrate and read. What SQLite puts beside the file gets the file's own permissions."""
+    path.touch(mode=0o600)
     file = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
     try:
         content = _read(file)
@@ -244,6 +245,7 @@ def _copy(source: sqlite3.Connection, path: Path) -> None:
     """Write a copy of the store to `path`, whole or not at all."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
+    fresh.touch(mode=0o600)
     with contextlib.closing(sqlite3.connect(fresh)) as target:
         source.backup(target)
     fresh.replace(path)

@@ -49,7 +49,7 @@ class TestSpecs:
         text = "models: {m: {cmd: x, type: tts, pin: true, target_inflight: 3, devices: [host], estimated_mib: 70}}"
         catalog = folder.load(text)
         model = catalog.models["m"]
-        (spec,) = catalog.model_specs({(model.definition, "gpu0"): 42, ("other", "host"): 1})
+        (spec,) = catalog.model_specs({(model.footprint_key, "gpu0"): 42, ("other", "host"): 1})
         assert (
             spec.id,
             spec.type,
@@ -71,6 +71,15 @@ class TestSpecs:
         assert plain == folder.load("models: {other: {cmd: x, pin: true, public: false}}").models["other"].definition
         assert plain != folder.load("models: {m: {cmd: x, n_ctx: 1}}").models["m"].definition
         assert plain != folder.load("models: {m: {cmd: x, runtime: llama_server}}").models["m"].definition
+
+    def test_a_change_of_patience_is_another_definition_with_the_same_footprint(self, folder):
+        plain, patient = (
+            folder.load(f"models: {{m: {{cmd: x, {key}: 7}}}}").models["m"]
+            for key in ("pin: false, priority", "grace_s")
+        )
+        assert plain.definition != patient.definition
+        (spec,) = folder.load("models: {m: {cmd: x, grace_s: 7}}").model_specs({(plain.footprint_key, "host"): 42})
+        assert (spec.need_on("host").mib, spec.footprint_key) == (42, plain.footprint_key)
 
     def test_limits_are_those_of_the_core(self, folder):
         assert Limits() == LimitsConfig().limits()
@@ -99,7 +108,7 @@ class TestCheckDevices:
         (problem,) = check_devices(catalog, [self.HOST, self.GPU])
         assert problem.startswith("llmux.yaml:2:3 models.m: takes 1000 MiB (computed: as told)")
         assert (
-            check_devices(catalog, [self.HOST], catalog.model_specs({(catalog.models["m"].definition, "host"): 5}))
+            check_devices(catalog, [self.HOST], catalog.model_specs({(catalog.models["m"].footprint_key, "host"): 5}))
             == ()
         )
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config
 from supervisor.catalog.loader import load
 from supervisor.errors import ConfigError
@@ -105,6 +106,22 @@ serve: 1
 """
         assert EVERY_MISTAKE.splitlines() == folder.problems(text)
 
+    def test_folders_of_users_that_are_not_there(self, folder):
+        assert ["llmux.yaml:1:14 models.m.path: there is no user nobody-here"] == folder.problems(
+            "models: {m: {path: ~nobody-here/q.gguf}}", check_files=False
+        )
+
+    def test_a_file_of_keys_that_is_not_there(self, folder):
+        text = "server: {api_keys: keys/gone.yaml}"
+        (problem,) = folder.problems(text)
+        assert problem.startswith("llmux.yaml:1:10 server.api_keys: ")
+        assert problem.endswith("keys/gone.yaml: there is no such file")
+        assert folder.load(text, check_files=False).server.api_keys == folder.path / "keys" / "gone.yaml"
+
+    def test_a_path_that_tells_no_runtime_is_no_misspelt_key(self, folder):
+        (problem,) = folder.problems("models: {m: {path: q.bin}}")
+        assert problem.endswith("(a path ending in .gguf: llama_server, a cmd: command)")
+
     def test_a_file_that_cannot_be_read_is_the_only_problem(self, folder):
         folder.write("virtual_models: {a: {model: tiny}}\n", "local.yaml")
         assert (folder.problems("models: {a: [1,\n2]\nb: 1")) == [
@@ -200,6 +217,12 @@ class TestLayers:
     def test_environment_json_that_is_none(self, folder, monkeypatch):
         monkeypatch.setenv("LLMUX_LIMITS__MAX_LOADED", "{")
         assert len(folder.problems("models:")) == 1
+
+    @pytest.mark.parametrize("runtime", ["path: q.gguf", "cmd: [x]"])
+    def test_folders_of_libraries(self, folder, runtime):
+        folder.write(f"models: {{m: {{{runtime}, library_path: [~/lib, lib]}}}}")
+        config = folder.load(registry=REGISTRY, check_files=False).models["m"].config
+        assert [folder.path / "home" / "lib", folder.path / "lib"] == config.library_path
 
     def test_paths_start_from_the_file_that_has_them(self, folder, monkeypatch):
         monkeypatch.setenv("MODELS", "/srv/models")

@@ -60,6 +60,7 @@ class TestLaunchSpec:
     def test_settings_that_only_the_supervisor_uses_dont_change_the_memory_definition(self, subject):
         plain = subject.adapter.memory_definition(subject.config())
         assert plain == subject.adapter.memory_definition(subject.config(priority=7, pin=True, target_inflight=3))
+        assert plain == subject.adapter.memory_definition(subject.config(grace_s=3, startup_limit_s=60))
         assert plain != subject.adapter.memory_definition(subject.config(env={"A": "1"}))
 
 

@@ -58,6 +58,7 @@ def model(name: str, mib: int, kind: str = "llm", priority: int | None = None, *
         priority=default if priority is None else priority,
         footprint=Footprint(mib, FootprintSource.EXPLICIT),
         definition=str(more.pop("definition", name)),
+        footprint_key=name,
         **more,  # type: ignore[arg-type]
     )
 

@@ -54,6 +54,14 @@ class TestRemembering:
             assert file.execute("SELECT samples FROM footprints ORDER BY device").fetchall() == [(2,), (1,)]
         file.close()
 
+    async def test_files_are_the_users_alone(self, tmp_path):
+        await filled(tmp_path / "db", footprints=1)
+        store = await Store.open(tmp_path / "db")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        await store.close()
+        assert {"db", "db.backup"} <= modes.keys()
+        assert set(modes.values()) == {0o600}
+
     async def test_settings(self, tmp_path):
         store = await Store.open(tmp_path / "db")
         await store.put("a", "1")
