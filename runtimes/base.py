@@ -174,9 +174,7 @@ class Adapter(abc.ABC, Generic[C]):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for tables
-    requirements: ClassVar[Path | None] = (
-        None  # hash-pinned lock of its own venv, where it has one; see runtimes/lock.py
-    )
+    requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one: runtimes/lock.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     config: type[C]

@@ -12,10 +12,8 @@ from array import array
 from functools import cache
 from pathlib import Path
 
-from runtimes.llama_server.adapter import LlamaServerAdapter
 from supervisor.demo import gguf, tiny
-from supervisor.io import venvs
-from tests import build_llama_server
+from tests import build_llama_server, environments
 
 CACHE = build_llama_server.CACHE
 ANSWER, THOUGHT, TOOL_CALL = tiny.ANSWER, tiny.THOUGHT, tiny.TOOL_CALL
@@ -94,10 +92,7 @@ def projector(text_dim: int = 256) -> Path:
 @cache
 def runtimes_dir() -> Path:
     """A folder with the embedded llama.cpp runtime, installed by the very code that users run."""
-    folder = CACHE / "runtimes"
-    assert LlamaServerAdapter.requirements is not None
-    venvs.install("llama_server", LlamaServerAdapter.requirements, folder, lambda _line: None)
-    return folder
+    return environments.installed("llama_server")
 
 
 def llama_server() -> Path | None:

@@ -24,7 +24,7 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.cli import client, service, show
+from supervisor.cli import client, environments, service, show
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import venvs
 from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
@@ -167,8 +167,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
 def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
     used = {model.config.runtime for model in catalog.models.values()} if catalog is not None else set()
     for name in REGISTRY.names():
-        lock = REGISTRY.get(name).requirements
-        if lock is None:
+        if REGISTRY.get(name).requirements is None:
             continue
         environment = venvs.installed(name, folder)
         command = f"llmux runtimes install {name}"
@@ -176,7 +175,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
             # Whether its models need it was looked at with them.
             needed = " (its models say above whether they need it)" if name in used else ""
             yield Check(f"runtime {name}", "ok", f"not installed{needed}; when you want it: {command}")
-        elif environment.lock_digest != venvs.digest(lock):
+        elif environment.lock_digest != environments.recipe_of(name).digest():
             yield Check(f"runtime {name}", "warn", "is older than this llmux", command)
         else:
             yield Check(f"runtime {name}", "ok", f"installed: {', '.join(environment.packages)}")

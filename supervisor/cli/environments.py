@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -14,9 +14,10 @@ from typing import Final
 from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config, load
 from supervisor.catalog.sections import runtimes_dir as default_dir
-from supervisor.cli import show
+from supervisor.cli import programs, show
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import venvs
+from supervisor.io.recipe import Device, Recipe
 
 Echo = Callable[[str], None]
 Row = dict[str, str | int | bool | list[str] | None]
@@ -34,25 +35,32 @@ def resolve(explicit: Path | None) -> Path:
         return default_dir()
 
 
-def lock_of(name: str) -> Path:
-    """The runtime's lock. Raises NotFoundError for no such runtime, or one that needs no environment."""
+def recipe_of(name: str) -> Recipe:
+    """How its environment is made. Raises NotFoundError for no such runtime, or one that needs no environment."""
     if name not in REGISTRY.names():
         raise NotFoundError(f"There is no runtime {name!r}; there are: {', '.join(REGISTRY.names())}.")
-    lock = REGISTRY.get(name).requirements
-    if lock is None:
+    adapter = REGISTRY.get(name)
+    if adapter.requirements is None:
         raise NotFoundError(f"The runtime {name!r} needs no environment of its own.")
-    return lock
+    return Recipe(name, adapter.requirements, adapter.prune, adapter.claims)
 
 
-def install(name: str, runtimes_dir: Path, echo: Echo) -> None:
+def install(
+    name: str, runtimes_dir: Path, echo: Echo, *, device: Device | None = None, python: str | None = None
+) -> None:
     """Install it, telling each step. Nothing happens when it is there already."""
-    venvs.install(name, lock_of(name), runtimes_dir, echo)
+    recipe = recipe_of(name)
+    if device is not None and not recipe.varies:
+        echo(f"{name}: is the same for every device")
+    venvs.install(recipe, runtimes_dir, echo, device=device, python=python)
 
 
-def install_watched(name: str, runtimes_dir: Path, echo: Echo) -> None:
+def install_watched(
+    name: str, runtimes_dir: Path, echo: Echo, *, device: Device | None = None, python: str | None = None
+) -> None:
     """Install it: on a terminal with a bar of the packages that are there, and the last step; else as `install`."""
     lines: list[str] = []
-    wanted = sum("==" in line for line in lock_of(name).read_text(encoding="utf-8").splitlines())
+    wanted = len({package for lock in recipe_of(name).locks(device) for package in _pinned(lock)})
     began = time.monotonic()
 
     def frame() -> str:
@@ -63,16 +71,16 @@ def install_watched(name: str, runtimes_dir: Path, echo: Echo) -> None:
         )
 
     if not sys.stderr.isatty():
-        install(name, runtimes_dir, echo)
+        install(name, runtimes_dir, echo, device=device, python=python)
         return
     with show.Progress(frame):
-        install(name, runtimes_dir, lines.append)
+        install(name, runtimes_dir, lines.append, device=device, python=python)
     echo(lines[-1])
 
 
 def remove(name: str, runtimes_dir: Path) -> bool:
     """Remove it; False when it wasn't there."""
-    lock_of(name)
+    recipe_of(name)
     return venvs.remove(name, runtimes_dir)
 
 
@@ -85,15 +93,15 @@ def listing(runtimes_dir: Path) -> list[Row]:
 def row(name: str, runtimes_dir: Path) -> Row:
     """What is installed of a runtime, and whether its environment can import what its worker imports."""
     found = REGISTRY.get(name)
-    lock = found.requirements
-    environment = venvs.installed(name, runtimes_dir) if lock is not None else None
     facts: Row = {"name": name, "summary": found.summary, "path": None, "remedy": None}
-    if lock is None:
+    if found.requirements is None:
         return facts | {"state": "not needed"}
+    recipe = recipe_of(name)
+    environment = venvs.installed(name, runtimes_dir)
     if environment is None:
         return facts | {"state": "not installed", "remedy": f"llmux runtimes install {name}"}
-    problem = _import_problem(environment.interpreter, lock.with_name("launcher.py"))
-    outdated = environment.lock_digest != venvs.digest(lock)
+    problem = _import_problem(environment.interpreter, recipe.lock.parent)
+    outdated = environment.lock_digest != recipe.digest()
     remedy = f"llmux runtimes install {name}" if outdated else None
     if problem is not None and not outdated:
         remedy = f"llmux runtimes remove {name} && llmux runtimes install {name}"
@@ -101,6 +109,8 @@ def row(name: str, runtimes_dir: Path) -> Row:
         "state": "outdated" if outdated else "broken" if problem is not None else "installed",
         "path": str(environment.path),
         "python": environment.python,
+        "device": environment.device,
+        "versions": sorted(_versions(recipe, environment)),
         "packages": list(environment.packages),
         "size_mib": environment.size_bytes() >> 20,
         "imports": problem is None,
@@ -111,9 +121,9 @@ def row(name: str, runtimes_dir: Path) -> Row:
 
 def table_of(rows: Sequence[Row]) -> str:
     """For people: a line each, and what to do below."""
-    lines: list[Sequence[str]] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "IMPORTS", "VERSIONS")]
+    lines: list[Sequence[str]] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
     for found in rows:
-        packages = found.get("packages")
+        versions = found.get("versions")
         imports = found.get("imports")
         lines.append(
             (
@@ -121,8 +131,9 @@ def table_of(rows: Sequence[Row]) -> str:
                 show.state(str(found["state"])),
                 show.mib(found.get("size_mib")),
                 show.text(found.get("python")),
+                show.text(found.get("device")),
                 "-" if imports is None else "yes" if imports else "no",
-                ", ".join(packages) if isinstance(packages, list) else "-",
+                ", ".join(versions) if isinstance(versions, list) else "-",
             )
         )
     told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
@@ -136,9 +147,28 @@ def _packages_there(name: str, runtimes_dir: Path) -> int:
     return max(counts, default=0)
 
 
-def _import_problem(python: Path, launcher: Path) -> str | None:
-    """What keeps this interpreter from importing what a worker imports; None: nothing does."""
-    modules = sorted(_imports(launcher)) if launcher.exists() else []
+def _pinned(lock: Path) -> set[str]:
+    """The names of the packages of a lock."""
+    return set(re.findall(r"^([A-Za-z0-9][\w.-]*)==", lock.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def _versions(recipe: Recipe, environment: venvs.Environment) -> Iterator[str]:
+    """What the runtime asks for by its exact version, which is what makes a difference to a person."""
+    asked: set[str] = set()
+    for source in recipe.lock.parent.glob("requirements*.in"):
+        asked |= {_canonical(package) for package in _pinned(source)}
+    for package in environment.packages:
+        if _canonical(package.partition("==")[0]) in asked:
+            yield package
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _import_problem(python: Path, folder: Path) -> str | None:
+    """What keeps this interpreter from importing what the runtime's programs import; None: nothing does."""
+    modules = sorted(programs.imports(folder))
     try:
         done = subprocess.run(
             [str(python), "-I", "-c", "".join(f"import {name}\n" for name in modules)],
@@ -151,14 +181,3 @@ def _import_problem(python: Path, launcher: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-
-
-def _imports(source: Path) -> set[str]:
-    """Modules that are neither of the standard library nor ours."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-    return {name for name in found if name.partition(".")[0] not in {*sys.stdlib_module_names, "runtimes"}}

@@ -1,8 +1,8 @@
-"""The runtimes' own environments: each a venv built from a hash-pinned lock, replaced as a whole or not at all.
+"""The runtimes' own environments: each a venv built from hash-pinned locks, replaced as a whole or not at all.
 
 A venv can't be moved, its scripts and `pyvenv.cfg` hold absolute paths. So each is built where it will stay,
 
-    <runtimes_dir>/.envs/<name>/<lock digest>-<random>/     complete once it holds `llmux.json`
+    <runtimes_dir>/.envs/<name>/<digest>-<random>/     complete once it holds `llmux.json`
     <runtimes_dir>/<name>  ->  .envs/<name>/…               what adapters use
 
 and goes live by renaming a new symbolic link over the old one. Whatever interrupts an install, the link still points at
@@ -12,43 +12,37 @@ the environment that worked before; what an interrupted one left behind is remov
 from __future__ import annotations
 
 import fcntl
-import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import secrets
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
-from supervisor.errors import LlmuxError
+from supervisor.io import accelerators, installer
+from supervisor.io.installer import InstallError, Progress
+from supervisor.io.recipe import Device, Recipe
 
 STORE: Final = ".envs"
 RECORD: Final = "llmux.json"  # written last: an environment without it isn't complete
-LAST_LINES: Final = 20
-
-Progress = Callable[[str], None]
-
-
-class InstallError(LlmuxError):
-    """An environment couldn't be built; `detail` holds the installer's last lines."""
-
-    code = "runtime_install_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A complete environment. `lock_digest` tells whether it still is what the lock says."""
+    """A complete environment. `lock_digest` tells whether it still is what the locks say."""
 
     name: str
     path: Path
     python: str  # its version, such as 3.11.7
+    asked_python: str | None  # what the person asked for; None: the Python of llmux
+    device: Device | None  # what it was built for; None where that makes no difference
     lock_digest: str
-    packages: tuple[str, ...]  # name==version, of everything that is in the lock
+    packages: tuple[str, ...]  # name==version, of everything that is in it
 
     @property
     def interpreter(self) -> Path:
@@ -60,12 +54,6 @@ class Environment:
         return sum(Path(folder, file).lstat().st_size for folder, _, files in os.walk(self.path) for file in files)
 
 
-def digest(lock: Path) -> str:
-    """Identifies the content of a lock together with the Python it is installed for."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return hashlib.sha256(version.encode() + b"\0" + lock.read_bytes()).hexdigest()[:16]
-
-
 def installed(name: str, runtimes_dir: Path) -> Environment | None:
     """The live environment of a runtime; None when there is none, or none that works."""
     try:
@@ -75,6 +63,8 @@ def installed(name: str, runtimes_dir: Path) -> Environment | None:
             name=name,
             path=path,
             python=record["python"],
+            asked_python=record["asked_python"],
+            device=record["device"] if record["device"] in get_args(Device) else None,
             lock_digest=record["lock_digest"],
             packages=tuple(record["packages"]),
         )
@@ -83,27 +73,42 @@ def installed(name: str, runtimes_dir: Path) -> Environment | None:
     return environment if environment.interpreter.exists() else None
 
 
-def install(name: str, lock: Path, runtimes_dir: Path, progress: Progress) -> Environment:
-    """Make the runtime's environment what its lock says, and return it; nothing happens when it already is.
+def install(
+    recipe: Recipe,
+    runtimes_dir: Path,
+    progress: Progress,
+    *,
+    device: Device | None = None,
+    python: str | None = None,
+) -> Environment:
+    """Make the runtime's environment what its recipe says, and return it; nothing happens when it already is.
 
-    Blocks for seconds to minutes; `progress` gets lines for a person to watch. Uses uv when it is there, else venv and
-    pip; either inherits the environment, so index and mirror settings work. Two at a time take turns.
+    Without a device or a Python asked for it keeps those of the environment that is there; a new one is for the device
+    that this machine has, and has the Python of llmux.
+    Blocks for seconds to minutes; `progress` gets lines for a person to watch. Two at a time take turns.
     Raises InstallError, or OSError when the folder can't be written; the environment from before stays live.
     """
+    name = recipe.name
     runtimes_dir = runtimes_dir.absolute()
-    wanted = digest(lock)
+    wanted = recipe.digest()
     builds = runtimes_dir / STORE / name
     builds.mkdir(parents=True, exist_ok=True)
     with _turn(builds, progress):
         current = installed(name, runtimes_dir)
-        if current is not None and current.lock_digest == wanted:
-            progress(f"{name}: already installed in {current.path}")
-            return current
+        if not recipe.varies:
+            device = None
+        elif device is None:
+            device = (current.device if current is not None else None) or accelerators.detect()
+        if current is not None:
+            python = python or current.asked_python
+            if (current.lock_digest, current.device, current.asked_python) == (wanted, device, python):
+                progress(f"{name}: already installed in {current.path}")
+                return current
         _sweep(name, runtimes_dir)
         path = builds / f"{wanted}-{secrets.token_hex(4)}"
         try:
-            _build(path, lock, progress)
-            _record(path, lock, wanted)
+            installer.fill(path, recipe, device, python, progress)
+            _record(path, wanted, device, python)
             _point(runtimes_dir / name, path)
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
@@ -111,7 +116,8 @@ def install(name: str, lock: Path, runtimes_dir: Path, progress: Progress) -> En
         _sweep(name, runtimes_dir)
         environment = installed(name, runtimes_dir)
         assert environment is not None
-        progress(f"{name}: installed in {runtimes_dir / name} ({environment.size_bytes() >> 20} MiB)")
+        kind = f" for {device}" if device is not None else ""
+        progress(f"{name}: installed in {runtimes_dir / name}{kind} ({environment.size_bytes() >> 20} MiB)")
         return environment
 
 
@@ -140,62 +146,23 @@ def _turn(builds: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(path: Path, lock: Path, progress: Progress) -> None:
-    uv = _uv()
-    progress(f"creating {path}")
-    if uv is not None:
-        _run([*uv, "venv", "--quiet", "--no-project", "--python", sys.executable, str(path)], progress)
-        python = str(path / "bin" / "python")
-        install = [*uv, "pip", "install", "--python", python, "--require-hashes", "--compile-bytecode"]
-        _run([*install, "--requirements", str(lock)], progress)
-    else:
-        _run([sys.executable, "-m", "venv", str(path)], progress)
-        python = str(path / "bin" / "python")
-        pip = [python, "-m", "pip", "install", "--require-hashes", "--disable-pip-version-check", "--compile"]
-        _run([*pip, "--requirement", str(lock)], progress)
-
-
-def _uv() -> list[str] | None:
-    """The uv from PATH, or the one installed beside this interpreter."""
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
-    return [found] if found else None
-
-
-def _run(argv: list[str], progress: Progress) -> None:
-    lines: list[str] = []
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
-    with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if text := line.rstrip():
-                    lines.append(text)
-                    progress(text)
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0:
-        raise InstallError(
-            f"{Path(argv[0]).name} ended with exit code {process.returncode}: {lines[-1] if lines else 'no output'}",
-            detail=tuple(lines[-LAST_LINES:]),
-        )
-
-
-def _record(path: Path, lock: Path, wanted: str) -> None:
-    packages = [line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines() if _names_package(line)]
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    text = json.dumps({"lock_digest": wanted, "python": version, "packages": packages})
+def _record(path: Path, wanted: str, device: Device | None, asked_python: str | None) -> None:
+    found = importlib.metadata.distributions(path=[str(installer.site_packages(path))])
+    settings = (path / "pyvenv.cfg").read_text(encoding="utf-8")
+    version = re.search(r"^version(?:_info)? *= *(\S+)", settings, re.MULTILINE)
+    text = json.dumps(
+        {
+            "lock_digest": wanted,
+            "python": version.group(1) if version is not None else "unknown",
+            "asked_python": asked_python,
+            "device": device,
+            "packages": sorted({f"{package.name}=={package.version}" for package in found}),
+        }
+    )
     with (path / RECORD).open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _names_package(line: str) -> bool:
-    return "==" in line and not line.startswith((" ", "#"))
 
 
 def _point(link: Path, target: Path) -> None:

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.io import installer as installers
 from supervisor.io import venvs
-from supervisor.io.venvs import InstallError
+from supervisor.io.installer import InstallError
+from supervisor.io.recipe import Recipe
 
 
 def quiet(_line):
@@ -52,11 +54,11 @@ def lock(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
 
-    def write(version="1.0", digest=None):
+    def write(version="1.0", digest=None, name="demo"):
         actual = wheel(tmp_path / "wheels", "worker", version)
         path = tmp_path / "requirements.lock"
         path.write_text(f"worker=={version} \\\n    --hash=sha256:{digest or actual}\n")
-        return path
+        return Recipe(name, path)
 
     return write
 
@@ -75,11 +77,11 @@ class TestInstall:
     @pytest.mark.parametrize("installer", ["uv", "pip"])
     def test_installs_and_records(self, lock, tmp_path, monkeypatch, installer):
         if installer == "pip":
-            monkeypatch.setattr(venvs, "_uv", lambda: None)
+            monkeypatch.setattr(installers, "find_uv", lambda: None)
         lines: list[str] = []
-        environment = venvs.install("demo", lock(), tmp_path / "runtimes", lines.append)
+        environment = venvs.install(lock(), tmp_path / "runtimes", lines.append)
         assert version_in(environment) == "1.0"
-        assert environment.packages == ("worker==1.0",)
+        assert "worker==1.0" in environment.packages
         assert environment == venvs.installed("demo", tmp_path / "runtimes")
         assert (tmp_path / "runtimes/demo/bin/python").exists()
         assert list(environment.path.rglob("worker*.pyc"))
@@ -87,29 +89,28 @@ class TestInstall:
         assert any("worker" in line for line in lines)
 
     def test_a_second_time_does_nothing(self, lock, tmp_path):
-        first = venvs.install("demo", lock(), tmp_path / "runtimes", quiet)
+        first = venvs.install(lock(), tmp_path / "runtimes", quiet)
         lines: list[str] = []
-        assert venvs.install("demo", lock(), tmp_path / "runtimes", lines.append) == first
+        assert venvs.install(lock(), tmp_path / "runtimes", lines.append) == first
         assert len(lines) == 1
         assert "already installed" in lines[0]
 
     def test_another_lock_replaces_it(self, lock, tmp_path):
-        old = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
-        new = venvs.install("demo", lock("2.0"), tmp_path / "runtimes", quiet)
+        old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
+        new = venvs.install(lock("2.0"), tmp_path / "runtimes", quiet)
         assert version_in(new) == "2.0"
         assert not old.path.exists()
 
     def test_runtimes_dont_touch_each_other(self, lock, tmp_path):
-        first = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
-        venvs.install("demo-b", lock("2.0"), tmp_path / "runtimes", quiet)
+        first = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
+        venvs.install(lock("2.0", name="demo-b"), tmp_path / "runtimes", quiet)
         venvs.remove("demo-b", tmp_path / "runtimes")
         assert version_in(first) == "1.0"
 
     def test_two_at_once_take_turns(self, lock, tmp_path):
-        path, lines = lock(), []
+        recipe, lines = lock(), []
         threads = [
-            threading.Thread(target=venvs.install, args=("demo", path, tmp_path / "runtimes", lines.append))
-            for _ in range(2)
+            threading.Thread(target=venvs.install, args=(recipe, tmp_path / "runtimes", lines.append)) for _ in range(2)
         ]
         for thread in threads:
             thread.start()
@@ -119,7 +120,7 @@ class TestInstall:
 
     def test_remove(self, lock, tmp_path):
         assert not venvs.remove("demo", tmp_path / "runtimes")
-        venvs.install("demo", lock(), tmp_path / "runtimes", quiet)
+        venvs.install(lock(), tmp_path / "runtimes", quiet)
         assert venvs.remove("demo", tmp_path / "runtimes")
         assert venvs.installed("demo", tmp_path / "runtimes") is None
         assert [path.name for path in (tmp_path / "runtimes/.envs/demo").iterdir()] == ["lock"]
@@ -129,9 +130,9 @@ class TestFailure:
     """Whatever goes wrong, the environment from before still works and nothing is left behind."""
 
     def test_a_package_that_isnt_what_the_lock_says(self, lock, tmp_path):
-        old = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
+        old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
         with pytest.raises(InstallError, match="exit code") as error:
-            venvs.install("demo", lock("2.0", digest="0" * 64), tmp_path / "runtimes", quiet)
+            venvs.install(lock("2.0", digest="0" * 64), tmp_path / "runtimes", quiet)
         assert any("hash" in line.lower() for line in error.value.detail)
         assert version_in(old) == "1.0"
         assert sorted(path.name for path in old.path.parent.iterdir()) == sorted(["lock", old.path.name])
@@ -141,14 +142,15 @@ class TestFailure:
         mine.parent.mkdir(parents=True)
         mine.write_text("x")
         with pytest.raises(InstallError, match="did not make"):
-            venvs.install("demo", lock(), tmp_path / "runtimes", quiet)
+            venvs.install(lock(), tmp_path / "runtimes", quiet)
         assert mine.read_text() == "x"
 
     def test_killed_at_any_moment(self, lock, tmp_path):
-        old = venvs.install("demo", lock("1.0"), tmp_path / "runtimes", quiet)
-        path = lock("2.0")
-        code = "import sys; from pathlib import Path; from supervisor.io import venvs\n"
-        code += f"venvs.install('demo', Path({str(path)!r}), Path({str(tmp_path / 'runtimes')!r}), print)"
+        old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
+        recipe = lock("2.0")
+        code = "from pathlib import Path; from supervisor.io import recipe, venvs\n"
+        code += f"wanted = recipe.Recipe('demo', Path({str(recipe.lock)!r}))\n"
+        code += f"venvs.install(wanted, Path({str(tmp_path / 'runtimes')!r}), print)"
         killed = 0
         for i in range(6):
             process = subprocess.Popen(
@@ -165,6 +167,6 @@ class TestFailure:
             if version_in(live) == "2.0":
                 break
         assert killed
-        new = venvs.install("demo", path, tmp_path / "runtimes", quiet)
+        new = venvs.install(recipe, tmp_path / "runtimes", quiet)
         assert version_in(new) == "2.0"
         assert sorted(entry.name for entry in new.path.parent.iterdir()) == sorted(["lock", new.path.name])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.cli.options import json_option, print_json
+
+if TYPE_CHECKING:
+    from supervisor.io.recipe import Device
 
 
 @click.group()
@@ -24,14 +29,23 @@ def runtimes_dir_option(command: Callable[..., None]) -> Callable[..., None]:
 
 @runtimes.command("install")
 @click.argument("name")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda", "rocm"]),
+    help="What it will compute on. Default: what it was built for before, else what this machine has.",
+)
+@click.option("--python", help="Version or program of its Python. Default: as before, else the one that runs llmux.")
 @runtimes_dir_option
 @json_option
-def runtimes_install(name: str, runtimes_dir: Path | None, as_json: bool) -> None:
-    """Build the environment of runtime NAME from its hash-pinned lock."""
+def runtimes_install(
+    name: str, device: Device | None, python: str | None, runtimes_dir: Path | None, as_json: bool
+) -> None:
+    """Build the environment of runtime NAME from its hash-pinned locks."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
-    environments.install_watched(name, folder, echo=lambda line: click.echo(line, err=as_json))
+    echo = functools.partial(click.echo, err=as_json)
+    environments.install_watched(name, folder, echo, device=device, python=python)
     if as_json:
         print_json(environments.row(name, folder))
 
@@ -40,7 +54,7 @@ def runtimes_install(name: str, runtimes_dir: Path | None, as_json: bool) -> Non
 @json_option
 @runtimes_dir_option
 def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
-    """Show the runtimes and what is installed of them: size, versions, and whether it can be imported."""
+    """Show the runtimes and what is installed of them: size, device, versions, and whether it can be imported."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     rows = environments.listing(environments.resolve(runtimes_dir))

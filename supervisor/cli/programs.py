@@ -1,0 +1,59 @@
+"""What a runtime's own programs import, read from their source.
+
+A program is a module of the runtime's folder that can be run by itself. What it needs from its environment is what it and
+the modules of `runtimes` behind it import, at their head or within a function; an import inside `try` is no need.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import runtimes
+
+RUNTIMES: Final = Path(runtimes.__file__).parent
+MAIN_GUARD: Final = 'if __name__ == "__main__":'
+
+
+def imports(folder: Path) -> set[str]:
+    """Modules that are neither of the standard library nor of `runtimes`."""
+    ahead = [path for path in folder.rglob("*.py") if MAIN_GUARD in path.read_text(encoding="utf-8")]
+    seen: set[Path] = set()
+    found: set[str] = set()
+    while ahead:
+        path = ahead.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for name in _named(ast.parse(path.read_text(encoding="utf-8"))):
+            top, *inner = name.split(".")
+            if top == "runtimes":
+                ahead += [source for source in _sources(RUNTIMES.joinpath(*inner)) if source.exists()]
+            elif top not in sys.stdlib_module_names:
+                found.add(name)
+    return found
+
+
+def _sources(module: Path) -> tuple[Path, ...]:
+    """Where a module, or the one that a name comes from, may be."""
+    return module.with_suffix(".py"), module / "__init__.py"
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module
+        if node.module.partition(".")[0] == "runtimes":  # `from runtimes.kit import server` names a module, too
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif not isinstance(node, ast.Try) and not _is_typing(node):
+        for child in ast.iter_child_nodes(node):
+            yield from _named(child)
+
+
+def _is_typing(node: ast.AST) -> bool:
+    """`if TYPE_CHECKING:`"""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -1,0 +1,29 @@
+"""Which kind of device an environment should be built for here, told without loading anything that computes."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
+from supervisor.io.recipe import Device
+
+AMD_NODES: Final = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
+def detect() -> Device:
+    """`cuda` where NVIDIA's driver shows a GPU, `rocm` where AMD's does, else `cpu`. Takes seconds where a GPU sleeps."""
+    with contextlib.suppress(NvmlUnavailableError):
+        if NvmlSession().find():
+            return "cuda"
+    return "rocm" if amd_gpus() else "cpu"
+
+
+def amd_gpus(nodes: Path = AMD_NODES) -> int:
+    """How many the kernel's AMD driver shows; processors are nodes too, without a GPU's number."""
+    ids = []
+    for node in nodes.glob("*/gpu_id"):
+        with contextlib.suppress(OSError):
+            ids.append(node.read_text(encoding="ascii").strip())
+    return sum(gpu not in ("", "0") for gpu in ids)

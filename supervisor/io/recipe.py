@@ -1,0 +1,96 @@
+"""What goes into a runtime's environment, read from the locks that lie side by side in the runtime's folder.
+
+    requirements.lock           the same for every device
+    requirements-<device>.lock  what only this device needs besides
+    requirements-torch.lock     torch, in the build of the default index, with what only that build needs
+
+All are pinned by hash. torch alone has a build for each kind of device. The one of its lock is for CUDA, so that is what a
+CUDA device gets. For others, or where the person's own setting UV_TORCH_BACKEND names another CUDA, the same version of
+another build is taken: from a folder of wheels that the settings of pip or uv name, else from where uv knows it to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+Device = Literal["cpu", "cuda", "rocm"]
+
+DEVICES: Final[tuple[Device, ...]] = get_args(Device)
+BUILD_TAGS: Final[Mapping[Device, str]] = {"cpu": r"cpu", "cuda": r"cu\d+", "rocm": r"rocm[\d.]+"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the environment of one runtime is made."""
+
+    name: str
+    lock: Path
+    prune: tuple[str, ...] = ()  # patterns below site-packages: files that do harm, removed after the installation
+    claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # device → name==version it also goes by
+
+    @cached_property
+    def torch_lock(self) -> Path | None:
+        """Where the runtime needs torch."""
+        path = self.lock.with_name("requirements-torch.lock")
+        return path if path.exists() else None
+
+    @cached_property
+    def torch(self) -> str | None:
+        """The version of torch it needs, without the tag of a build."""
+        if self.torch_lock is None:
+            return None
+        found = re.search(r"^torch==([^\s+]+)", self.torch_lock.read_text(encoding="utf-8"), re.MULTILINE)
+        assert found is not None, f"{self.torch_lock} doesn't pin torch"
+        return found.group(1)
+
+    @property
+    def varies(self) -> bool:
+        """Does it depend on the device?"""
+        return self.torch is not None or any(self._device_lock(device).exists() for device in DEVICES)
+
+    def locks(self, device: Device | None) -> tuple[Path, ...]:
+        """What is installed by hash, for this device; torch's lock only where it holds the build that is wanted."""
+        found = [self.lock]
+        if device is not None and self._device_lock(device).exists():
+            found.append(self._device_lock(device))
+        if self.torch_lock is not None and device == "cuda" and torch_backend(device) is None:
+            found.append(self.torch_lock)
+        return tuple(found)
+
+    def digest(self) -> str:
+        """Identifies what is installed, on whatever device; another digest means that an environment is outdated."""
+        hashed = hashlib.sha256(repr((self.prune, sorted(self.claims.items()))).encode())
+        for path in sorted(self.lock.parent.glob("requirements*.lock")):
+            hashed.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+        return hashed.hexdigest()[:16]
+
+    def _device_lock(self, device: Device) -> Path:
+        return self.lock.with_name(f"requirements-{device}.lock")
+
+
+def torch_backend(device: Device) -> str | None:
+    """The build that the person's setting for uv names, where it is one for this device."""
+    named = os.environ.get("UV_TORCH_BACKEND", "")
+    return named if re.fullmatch(BUILD_TAGS[device], named) else None
+
+
+def local_torch(version: str, device: Device, folders: Iterable[str], python: tuple[int, int]) -> str | None:
+    """`version+build` of a wheel for this device and Python that lies in one of the folders; addresses are passed over."""
+    tag = f"cp{python[0]}{python[1]}"
+    wanted = re.compile(
+        rf"torch-({re.escape(version)}\+{BUILD_TAGS[device]})-{tag}-{tag}-\S*{re.escape(platform.machine())}\.whl"
+    )
+    for folder in folders:
+        path = Path(folder.removeprefix("file://"))
+        for wheel in sorted(path.glob("torch-*.whl"), reverse=True):
+            if (found := wanted.fullmatch(wheel.name)) is not None:
+                return found.group(1)
+    return None

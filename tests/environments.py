@@ -1,0 +1,23 @@
+"""Real environments of the runtimes, built for the processor by the code that users run, once per machine.
+
+`installed("transformers")` takes seconds to a minute the first time (from uv's cache, or the index), and nothing once it
+is there and still what its locks say. Processes that ask at the same time take turns.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from supervisor.cli import environments
+from supervisor.io import venvs
+from tests.build_llama_server import CACHE
+
+FOLDER = CACHE / "runtimes"
+
+
+@cache
+def installed(name: str) -> Path:
+    """The folder of runtimes, with this one in it: what `server.runtimes_dir` is set to."""
+    venvs.install(environments.recipe_of(name), FOLDER, lambda _line: None, device="cpu")
+    return FOLDER
