@@ -70,7 +70,7 @@ class Transcript:
             case "text":
                 return Response(f"{self.text}\n", media_type="text/plain")
             case "srt":
-                return Response(self._subtitles(_srt_cue), media_type="application/x-subrip")
+                return Response(self._subtitles(_srt_cue), media_type="application/x-subrip; charset=utf-8")
             case "vtt":
                 return Response("WEBVTT\n\n" + self._subtitles(_vtt_cue), media_type="text/vtt")
             case "verbose_json":

@@ -1,0 +1,103 @@
+"""Whisper on CTranslate2, as faster-whisper drives it.
+
+Long files are heard in pieces of `PIECE_S`: faster-whisper makes the spectrum of all that it gets at once, which takes a
+megabyte a second and would be gigabytes for an hour.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+from faster_whisper import WhisperModel
+
+from runtimes.kit.audio.decode import Samples
+from runtimes.kit.audio.transcript import Segment, Word
+from runtimes.kit.audio.windows import Window, windows
+from runtimes.kit.lane import Cancel
+from runtimes.kit.server import serve
+from runtimes.kit.transcription import Heard, TranscriptionWorker, Wanted
+
+PIECE_S: Final = 120.0
+SEARCH_S: Final = 15.0
+CONTEXT: Final = 200  # characters of what was said that the next piece is given to go on from
+
+
+class FasterWhisperWorker(TranscriptionWorker):
+    """Options: `path`, `device`, `compute_type`, `threads`, `beam_size`, `vad`."""
+
+    def load(self) -> None:
+        """Load it and let it hear something."""
+        options = self.settings.options
+        self._model = WhisperModel(
+            options["path"],
+            device=options["device"],
+            compute_type=options["compute_type"],
+            cpu_threads=options["threads"] or 0,
+            num_workers=self.settings.parallel,
+            local_files_only=True,
+        )
+        self.translates = self._model.model.is_multilingual
+        self.try_out()
+
+    def languages(self) -> frozenset[str]:
+        """All of Whisper's, or English."""
+        return frozenset(self._model.supported_languages)
+
+    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
+        """Find out the language in the first piece that holds speech, unless it is given."""
+        pieces = windows(samples, PIECE_S, SEARCH_S)
+        first = next(pieces, None)
+        if first is None:
+            return Heard(wanted.language, iter(()))
+        found, info = self._transcribe(first, wanted, wanted.language, wanted.prompt)
+
+        def segments() -> Iterator[Segment]:
+            said = wanted.prompt or ""
+            for piece in itertools.chain((first,), pieces):
+                cancel.check()
+                here = found if piece is first else self._transcribe(piece, wanted, info.language, said[-CONTEXT:])[0]
+                for segment in here:
+                    said += segment.text
+                    yield _segment(segment, piece)
+
+        return Heard(info.language, segments())
+
+    def _transcribe(
+        self, piece: Window, wanted: Wanted, language: str | None, prompt: str | None
+    ) -> tuple[Iterator[Any], Any]:
+        options: dict[str, Any] = {} if wanted.temperature == 0 else {"temperature": wanted.temperature}
+        found, info = self._model.transcribe(
+            piece.samples,
+            language=language,
+            task=wanted.task,
+            initial_prompt=prompt or None,
+            word_timestamps=wanted.words,
+            beam_size=self.settings.options["beam_size"],
+            vad_filter=self.settings.options["vad"],
+            **options,
+        )
+        return iter(found), info
+
+
+def _segment(found: Any, piece: Window) -> Segment:
+    begin = piece.start_s
+    return Segment(
+        start=float(begin + found.start),
+        end=float(begin + found.end),
+        text=found.text,
+        words=tuple(
+            Word(float(begin + word.start), float(begin + word.end), word.word.strip()) for word in found.words or ()
+        ),
+        tokens=tuple(found.tokens),
+        avg_logprob=found.avg_logprob,
+        no_speech_prob=found.no_speech_prob,
+        compression_ratio=found.compression_ratio,
+        temperature=found.temperature,
+        seek=begin + found.seek / 100,
+    )
+
+
+if __name__ == "__main__":
+    serve(FasterWhisperWorker)
