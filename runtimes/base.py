@@ -116,6 +116,22 @@ class LaunchSpec:
     port: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteSpec:
+    """Everything needed to talk to a model that somebody else runs. `key` is a secret, and in no text of this."""
+
+    base_url: str  # http(s)://host[:port]/prefix, no slash at the end; stands for /v1 of the public paths
+    key: str | None = field(default=None, repr=False)
+    key_env: str | None = None  # the variable the key came from; may be shown
+    ca_file: Path | None = None  # certificates to trust instead of the system's
+    connect_s: float = 10.0
+    first_byte_s: float | None = None  # None: as for workers; so with the next
+    stream_idle_s: float | None = None
+    max_retries: int = 0  # only before an answer has begun
+    retry_wait_s: float = 5.0
+    probe_interval_s: float | None = None  # None: it counts as there
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
     """A public path this runtime's workers serve. Exact match; default deny for everything else."""
@@ -210,6 +226,10 @@ class Adapter(abc.ABC, Generic[C]):
         """Names of those that a model speaks as, where it does and they are known without it."""
         return ()
 
+    def fields(self, config: C) -> Mapping[str, JsonValue]:
+        """Request fields set for everything that renders a prompt, unless a virtual model switches thinking itself."""
+        return {}
+
     def upstream_model(self, config: C) -> str | None:
         """The model name the worker insists on; None when it takes any."""
         return None
@@ -253,6 +273,26 @@ class Adapter(abc.ABC, Generic[C]):
                 *PATIENCE,
             }
         )
+
+
+class RemoteAdapter(Adapter[C]):
+    """A runtime whose models others run: they take no process and no memory here, and are never loaded or evicted."""
+
+    def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
+        """Never called."""
+        raise AssertionError(f"{self.name} starts no process")
+
+    @abc.abstractmethod
+    def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec:
+        """How to reach it. `environment` is the daemon's own, which holds the key. Raises ModelUnusableError."""
+
+    @abc.abstractmethod
+    def allows_all(self, config: C) -> bool:
+        """May requests leave this machine for it without saying so themselves?"""
+
+    def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Nothing: there is no load."""
+        return {}
 
 
 def _constraint(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:

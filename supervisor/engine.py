@@ -51,7 +51,7 @@ from supervisor.core.types import (
 from supervisor.core.world import Record
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.memory import HolderPids, MemorySampler
-from supervisor.io.upstream import UpstreamPool
+from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.engine")
 
@@ -72,8 +72,8 @@ class Fleet(Protocol):
     def stop(self, effect: StopWorker) -> None:
         """Begin to stop; answers by events."""
 
-    def upstream(self, model: ModelId, generation: Generation) -> UpstreamPool:
-        """Where a ready worker listens."""
+    def upstream(self, model: ModelId, generation: Generation) -> Upstream:
+        """The way to a ready worker."""
 
     def holders(self) -> Mapping[tuple[ModelId, Generation], HolderPids]:
         """The processes of every worker that may hold memory."""
@@ -93,7 +93,7 @@ class Ticket:
     model: ModelId
     arrived: float
     generation: Generation | None = None
-    upstream: UpstreamPool | None = None
+    upstream: Upstream | None = None
     admitted: float = 0.0
     rejection: LlmuxError | None = None
     cut_reason: str | None = None
@@ -326,6 +326,8 @@ class Engine:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
             if record.state is State.READY and record.answering:
                 return
+            if record.state is State.READY and record.spec.remote:
+                raise UnavailableError(f"{model}: {record.life.reason}", code="remote_unavailable")
             self._check_quarantine(record)
             if record.state is State.FAILED or (record.state is State.STOPPED and record.asked_at is None):
                 code = (

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, NoReturn
 from supervisor.departure import ResponseBrokenError, Scope, Send
 from supervisor.envelope import error_event
 from supervisor.errors import LlmuxError
-from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, UpstreamPool, UpstreamResponse
+from supervisor.io.upstream import HOP_BY_HOP, Answer, Body, Headers, Upstream
 from supervisor.worker_error import told_error, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -36,6 +36,7 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"cookie",
     b"expect",
     b"x-request-id",
+    b"x-allow-remote",
 }
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
 _SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
@@ -105,7 +106,7 @@ async def forward(
     send: Send,
     outcome: Outcome,
     *,
-    upstream: UpstreamPool,
+    upstream: Upstream,
     target: bytes,
     body: Body,
     request_id: bytes,
@@ -168,7 +169,7 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, path: str) 
 
 
 async def _send_body(
-    send: Send, response: UpstreamResponse, outcome: Outcome, started_at: float, upstream: UpstreamPool
+    send: Send, response: Answer, outcome: Outcome, started_at: float, upstream: Upstream
 ) -> None:
     chunk = await response.next_chunk()
     outcome.first_byte_s = upstream.loop.time() - started_at
@@ -182,7 +183,7 @@ async def _send_body(
 
 
 async def _send_error(
-    send: Send, response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome, path: str
+    send: Send, response: Answer, content_type: bytes, own: Headers, outcome: Outcome, path: str
 ) -> None:
     """Pass on an error answer in the shape that clients of `path` read as it is, any other one put into that shape."""
     data = await response.read(ERROR_LIMIT)

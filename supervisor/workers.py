@@ -1,4 +1,7 @@
-"""All workers, by model and generation: what the engine starts, stops and asks for (`engine.Fleet`)."""
+"""All workers, by model and generation: what the engine starts, stops and asks for (`engine.Fleet`).
+
+A remote model is among them as far as the engine is concerned: it has a generation and an end, but no process.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 import structlog
 from pydantic import JsonValue
 
+from runtimes.base import RemoteAdapter
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
@@ -22,7 +26,8 @@ from supervisor.core.types import (
     WorkerExited,
 )
 from supervisor.io.memory import HolderPids
-from supervisor.io.upstream import UpstreamPool
+from supervisor.io.upstream import Upstream, UpstreamPool
+from supervisor.remote import Remote
 from supervisor.worker import Key, Post, Surroundings, Worker, log_path
 
 log = structlog.get_logger("llmux.worker")
@@ -38,7 +43,7 @@ class Workers:
         self._overrides: dict[ModelId, Override] = {}
         self.limits = limits
         self._surroundings = surroundings
-        self._workers: dict[Key, Worker] = {}
+        self._workers: dict[Key, Worker | Remote] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -73,13 +78,18 @@ class Workers:
     def start(self, effect: StartWorker, post: Post) -> None:
         """See `engine.Fleet`."""
         key = (effect.model, effect.generation)
-        worker = Worker(key, self.effective(effect.model), effect.device, self._surroundings, self.limits, post)
+        model = self.effective(effect.model)
+        worker = (
+            Remote(key, model, self.limits, post)
+            if isinstance(model.adapter, RemoteAdapter)
+            else Worker(key, model, effect.device, self._surroundings, self.limits, post)
+        )
         self._workers[key] = worker
         task = asyncio.create_task(self._run(key, worker), name=f"worker {effect.model}:{effect.generation}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, key: Key, worker: Worker) -> None:
+    async def _run(self, key: Key, worker: Worker | Remote) -> None:
         try:
             crash = await worker.run()
         except Exception as error:
@@ -92,10 +102,12 @@ class Workers:
     def stop(self, effect: StopWorker) -> None:
         """See `engine.Fleet`."""
         worker = self._workers.get((effect.model, effect.generation))
-        if worker is not None:
+        if isinstance(worker, Worker):
             worker.stop(force=effect.force)
+        elif worker is not None:
+            worker.stop()
 
-    def upstream(self, model: ModelId, generation: Generation) -> UpstreamPool:
+    def upstream(self, model: ModelId, generation: Generation) -> Upstream:
         """See `engine.Fleet`."""
         upstream = self._workers[model, generation].upstream
         assert upstream is not None, f"{model}:{generation} is not ready"
@@ -103,7 +115,7 @@ class Workers:
 
     def holders(self) -> dict[Key, HolderPids]:
         """See `engine.Fleet`."""
-        return {key: worker.holder() for key, worker in self._workers.items()}
+        return {key: worker.holder() for key, worker in self._workers.items() if isinstance(worker, Worker)}
 
     def facts(self, model: ModelId, generation: Generation) -> dict[str, JsonValue] | None:
         """Pid, port and the like, for the admin API; None when there is no such worker."""
@@ -113,7 +125,7 @@ class Workers:
     def metrics_source(self, model: ModelId, generation: Generation) -> tuple[UpstreamPool, str] | None:
         """Where the worker's own metrics are; None where it has none, or isn't ready."""
         worker = self._workers.get((model, generation))
-        return worker.metrics if worker is not None else None
+        return worker.metrics if isinstance(worker, Worker) else None
 
     def log_path(self, model: ModelId) -> Path:
         """Where the model's workers log."""

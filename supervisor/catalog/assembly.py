@@ -194,7 +194,7 @@ class Assembly:
         for endpoint in sorted(adapter.endpoints(config)):
             if _OWN_PATHS.fullmatch(endpoint.path):  # it would hide ours, and be open to other keys
                 self._adapter_problem(f"endpoints: {endpoint.path} is served by llmux itself", node, trail)
-        rewrite = Rewrite.compile(upstream_model=adapter.upstream_model(config))
+        rewrite = Rewrite.compile(upstream_model=adapter.upstream_model(config), thinking=adapter.fields(config))
         return CatalogModel(ModelId(name), config, adapter, rewrite)
 
     def _adapter(self, node: Table, trail: Trail) -> AnyAdapter | None:
@@ -288,7 +288,7 @@ class Assembly:
         self._problem(at, (*trail, key), message)
 
     def _rewrite(self, config: VirtualModelConfig, model: CatalogModel, node: Node, trail: Trail) -> Rewrite:
-        thinking = None
+        thinking = model.adapter.fields(model.config)
         if config.enable_thinking is not None:
             switch = model.adapter.thinking(model.config)
             if switch is None:

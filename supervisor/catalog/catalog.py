@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import PATIENCE, Capabilities, ModelConfig
+from runtimes.base import PATIENCE, Capabilities, ModelConfig, RemoteAdapter
 from runtimes.registry import AnyAdapter
 from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
@@ -38,6 +38,7 @@ from supervisor.core.types import (
 Learned = Mapping[tuple[str, DeviceId], int]
 """(footprint key, device) → MiB measured there."""
 
+_ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
 _GUESSES = frozenset({FootprintSource.NAME, FootprintSource.DEFAULT})
 
 
@@ -90,23 +91,23 @@ class CatalogModel:
             for (key, device), mib in learned.items()
             if key == self.footprint_key
         }
+        remote = isinstance(self.adapter, RemoteAdapter)
         estimate = self.adapter.estimate(config) if config.vram_mib is None else None
         computed = Footprint(estimate.mib, FootprintSource(estimate.source), estimate.detail) if estimate else None
         return ModelSpec(
             id=self.id,
             type=config.type,
             priority=self.priority,
-            footprint=choose(
-                name=self.id,
-                explicit_mib=config.vram_mib,
-                computed=computed,
-            ),
+            footprint=_ELSEWHERE
+            if remote
+            else choose(name=self.id, explicit_mib=config.vram_mib, computed=computed),
             learned=measured,
             devices=tuple(DeviceId(name) for name in config.devices),
             pin=config.pin,
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
             target_inflight=self.adapter.target_inflight(config),
+            remote=remote,
             definition=self.definition,
             footprint_key=self.footprint_key,
         )

@@ -68,7 +68,8 @@ def exited(world: World, turn: Turn, event: WorkerExited) -> None:
     record.answering = False
     record.stuck = False
     record.exited = True
-    world.ledger.returning(record.holder, turn.now)
+    if not record.spec.remote:
+        world.ledger.returning(record.holder, turn.now)
     if record.state is State.STOPPING:
         settle_stopped(world, turn, record)
     else:

@@ -100,7 +100,7 @@ def _specify(world: World, turn: Turn, spec: ModelSpec, why: str) -> None:
     if record is None:
         record = Record(spec, Lifecycle(spec.id, turn.now), generation=world.last_forgotten, last_used=turn.now)
         world.records[spec.id] = record
-        record.restore = spec.preload
+        record.restore = spec.preload or spec.remote
     elif record.has_worker and not _still_right(record, spec):
         record.next_spec = spec
         is_going = record.state is State.STOPPING or record.stop_reason is not None
@@ -109,6 +109,7 @@ def _specify(world: World, turn: Turn, spec: ModelSpec, why: str) -> None:
     else:
         if record.spec.definition != spec.definition:
             _reset(turn, record, why)
+            record.restore = record.restore or spec.remote
         record.restore = record.restore or (spec.preload and not record.spec.preload and not record.has_worker)
         record.spec = spec
         record.next_spec = None

@@ -6,6 +6,8 @@ can never take memory that an earlier one is freeing, and nobody is overtaken fo
 
 A *claim* is how a waiter takes hold of a victim: an idle one is stopped at once; a busy one gets no new requests and is
 stopped when the running ones end. Claims are made anew in every round, so a waiter that leaves frees its victims.
+
+A remote model needs no plan: nothing has to go for it, and it is in nobody's snapshot.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from supervisor.core.ledger import Holder, Lease, Phase
 from supervisor.core.lifecycle import SERVES, Step
 from supervisor.core.planner import plan
 from supervisor.core.types import (
+    REMOTE,
     Admit,
     Demand,
     DeviceId,
@@ -63,7 +66,10 @@ def place(world: World, turn: Turn) -> None:
     for model in _order(world):
         record = world.records[model]
         record.claims = ()
-        _place_one(world, turn, record, round_)
+        if record.spec.remote:
+            _connect(world, turn, record)
+        else:
+            _place_one(world, turn, record, round_)
     for victim in claimed_before:
         if victim.claimed_by is not None:
             continue
@@ -173,17 +179,27 @@ def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:
 def _start(
     world: World, turn: Turn, round_: _Round, record: Record, device: DeviceId, need_mib: int, reason: str
 ) -> None:
+    _begin_life(turn, record, device, reason)
+    world.ledger.begin(record.holder, device, need_mib)
+    world.want(record)
+    round_.there[record.holder] = _promise(record, device, need_mib, Hold.STARTING)
+    round_.loading[device] = record.id
+    turn.emit(StartWorker(record.id, record.generation, device, need_mib))
+
+
+def _connect(world: World, turn: Turn, record: Record) -> None:
+    _begin_life(turn, record, REMOTE, "connecting")
+    world.want(record)
+    turn.emit(StartWorker(record.id, record.generation, REMOTE, 0))
+
+
+def _begin_life(turn: Turn, record: Record, device: DeviceId, reason: str) -> None:
     record.generation = Generation(record.generation + 1)
     record.device = device
     record.exited = False
     record.crash = None
     record.stop_reason = None
     record.life.step(Step.START, turn.now, reason)
-    world.ledger.begin(record.holder, device, need_mib)
-    world.want(record)
-    round_.there[record.holder] = _promise(record, device, need_mib, Hold.STARTING)
-    round_.loading[device] = record.id
-    turn.emit(StartWorker(record.id, record.generation, device, need_mib))
 
 
 def _journal(turn: Turn, record: Record, answer: Admit | Evict | Wait | Refuse) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from supervisor.core.endings import forget, settle_stopped
 from supervisor.core.lifecycle import Step
-from supervisor.core.types import Learn, MemorySampled, State, WorkerReady, WorkerSample, WorkerUnready
-from supervisor.core.world import Turn, World
+from supervisor.core.types import Learn, MemorySampled, RejectCode, State, WorkerReady, WorkerSample, WorkerUnready
+from supervisor.core.world import Record, Turn, World
+
+REMOTE_RETRY_S = 10.0
 
 LEARN_STEP = 1.05
 """A peak is learned anew when it exceeds what was known by this factor."""
@@ -21,12 +23,12 @@ def ready(world: World, turn: Turn, event: WorkerReady) -> None:
     if record is None or record.state not in {State.STARTING, State.READY}:
         return
     record.answering = True
-    if record.state is State.STARTING:
+    if record.spec.remote:
+        _reachable(turn, record)
+    elif record.state is State.STARTING:
         record.load_s = turn.now - record.life.since
-        record.ready_at = record.last_used = turn.now
-        record.oom_retried = record.restore = False
-        record.asked_at = None
-        record.life.step(Step.READY, turn.now, f"loaded in {record.load_s:.1f} s")
+        record.oom_retried = False
+        _begins_to_serve(turn, record, f"loaded in {record.load_s:.1f} s")
         world.ledger.settle(record.holder, turn.now)
         turn.decide("ready", record.id, record.life.reason)
         if record.crashes:
@@ -35,12 +37,46 @@ def ready(world: World, turn: Turn, event: WorkerReady) -> None:
     world.dispatch(turn, record)
 
 
+def _begins_to_serve(turn: Turn, record: Record, reason: str) -> None:
+    record.ready_at = record.last_used = turn.now
+    record.restore = False
+    record.asked_at = None
+    record.life.step(Step.READY, turn.now, reason)
+
+
+def _reachable(turn: Turn, record: Record) -> None:
+    if record.state is State.STARTING:
+        _begins_to_serve(turn, record, "runs elsewhere")
+        turn.decide("ready", record.id, record.life.reason)
+    else:
+        record.life.reason = "answers again"
+        turn.decide("recovered", record.id, record.life.reason)
+
+
 def unready(world: World, turn: Turn, event: WorkerUnready) -> None:
     """It does not answer for now: new requests wait."""
     record = world.current(event.model, event.generation)
-    if record is not None and record.state is State.READY and record.answering:
+    if record is None:
+        return
+    if record.spec.remote:
+        _unreachable(world, turn, record, event.reason)
+    elif record.state is State.READY and record.answering:
         record.answering = False
         turn.decide("unready", record.id, event.reason)
+
+
+def _unreachable(world: World, turn: Turn, record: Record, reason: str) -> None:
+    """Nothing here can bring a remote back, and nobody knows when it will be: no request waits for it."""
+    if record.state is State.STARTING:
+        _begins_to_serve(turn, record, reason)
+    elif record.state is not State.READY:
+        return
+    record.answering = False
+    record.life.reason = reason
+    turn.decide("unready", record.id, reason)
+    world.reject_all(
+        turn, record, RejectCode.REMOTE_UNAVAILABLE, f"{record.id}: {reason}", retry_after_s=REMOTE_RETRY_S
+    )
 
 
 def sampled(world: World, turn: Turn, event: MemorySampled) -> None:

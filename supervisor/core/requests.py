@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisor.core.lifecycle import Step
+from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.types import (
     Reject,
     RejectCode,
@@ -27,6 +28,10 @@ def arrived(world: World, turn: Turn, event: RequestArrived) -> bool:
         return False
     if record.state is State.FAILED or record.stuck:
         turn.emit(_failed(event, record))
+        return False
+    if record.spec.remote and record.state is State.READY and not record.answering:
+        message = f"{record.id}: {record.life.reason}"
+        turn.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
         return False
     # 2.
     idle_queue = world.queue.count(record.id) == 0

@@ -17,6 +17,9 @@ DeviceId = NewType("DeviceId", str)
 TicketId = NewType("TicketId", str)
 Generation = NewType("Generation", int)
 
+REMOTE = DeviceId("remote")
+"""Where models are that others run: no device of the ledger, and no memory of ours."""
+
 DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}
 """Model priority by type; the lowest is evicted first. Source: docs/architecture.md, "Memory"."""
 
@@ -65,6 +68,7 @@ class ModelSpec:
     preload: bool = False
     keep_alive_s: float | None = None  # None: until its memory is needed
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
+    remote: bool = False  # others run it: it needs no place, holds no memory, and is never in anybody's way
     definition: str = ""  # fingerprint of everything that decides how the worker runs
     footprint_key: str = ""  # the same of what memory it takes; what is learned is kept under it
 
@@ -328,7 +332,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnready:
-    """Its readiness probe failed too often: no new requests until it recovers."""
+    """Its readiness probe failed too often: no new requests until it recovers. A remote may begin with it."""
 
     model: ModelId
     generation: Generation
@@ -414,7 +418,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Spawn the model's worker on `device`. Answer: WorkerReady, or WorkerExited with a crash."""
+    """Spawn the model's worker on `device`; on REMOTE, connect. Answer: WorkerReady, or WorkerExited with a crash."""
 
     model: ModelId
     generation: Generation
@@ -464,6 +468,7 @@ class RejectCode(StrEnum):
     INSUFFICIENT_MEMORY = "insufficient_memory"
     RUNTIME_NOT_INSTALLED = "runtime_not_installed"
     MODEL_UNLOADED = "model_unloaded"
+    REMOTE_UNAVAILABLE = "remote_unavailable"
     SHUTTING_DOWN = "shutting_down"
 
 

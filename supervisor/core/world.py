@@ -217,7 +217,8 @@ class World:
         record.answering = False
         record.drain_until = record.keep_alive_at = None
         record.turn_ended = turn.now
-        self.ledger.stopping(record.holder)
+        if not record.spec.remote:
+            self.ledger.stopping(record.holder)
         turn.emit(StopWorker(record.id, record.generation, cause, reason, force))
 
     def resume(self, turn: Turn, record: Record, reason: str) -> None:

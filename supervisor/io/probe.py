@@ -25,7 +25,8 @@ DETAIL_LENGTH = 200
 RSS_STEP = MIB
 """Growth of a process that counts as progress; a process that only waits moves by a few pages."""
 
-_OUR_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+OUR_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors of sockets that say nothing about the other side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +88,18 @@ def _failed(error: Exception, began: float, timeout_s: float) -> ProbeResult:
         stalled = elapsed_s > 2 * timeout_s + 1
         detail = "our event loop was stalled" if stalled else f"no answer within {timeout_s:g} s"
         return ProbeResult(False, None, detail, elapsed_s, inconclusive=stalled)
-    numbers = {cause.errno for cause in _causes(error) if isinstance(cause, OSError)}
+    numbers = {cause.errno for cause in causes(error) if isinstance(cause, OSError)}
     detail = "nothing listens" if errno.ECONNREFUSED in numbers else f"{type(error).__name__}: {error}".rstrip(": ")
-    return ProbeResult(False, None, detail, elapsed_s, inconclusive=bool(numbers & _OUR_OWN_TROUBLE))
+    return ProbeResult(False, None, detail, elapsed_s, inconclusive=bool(numbers & OUR_OWN_TROUBLE))
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and all that led to it."""
     while error is not None:
         yield error
         if isinstance(error, BaseExceptionGroup):
             for inner in error.exceptions:
-                yield from _causes(inner)
+                yield from causes(inner)
         error = error.__cause__ or error.__context__
 
 

@@ -11,14 +11,40 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Final
+from typing import Final, Protocol
 
 from supervisor.errors import UpstreamError
 from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection, Headers, UpstreamResponse
 
-__all__ = ["HOP_BY_HOP", "Body", "Headers", "UpstreamPool", "UpstreamResponse"]
+__all__ = ["HOP_BY_HOP", "Answer", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse"]
 
 SWEEP_S: Final = 0.25
+
+
+class Answer(Protocol):
+    """A response whose body may still be arriving: a worker's (`UpstreamResponse`) or a remote's."""
+
+    status: int
+    headers: Headers
+
+    @property
+    def drained(self) -> bool: ...
+
+    async def next_chunk(self) -> bytes: ...
+
+    async def read(self, limit: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Upstream(Protocol):
+    """Who answers a model's requests: a worker (`UpstreamPool`) or a remote."""
+
+    loop: asyncio.AbstractEventLoop
+
+    async def request(
+        self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None
+    ) -> Answer: ...
 
 
 class UpstreamPool:
