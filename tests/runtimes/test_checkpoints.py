@@ -10,6 +10,7 @@ from runtimes import checkpoints
 from runtimes.base import ModelUnusableError
 from runtimes.checkpoints import config_of
 from runtimes.kv_cache import activation_bytes, cache_bytes, layer_caches, token_bytes
+from tests.hf_folder import safetensors
 
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -42,17 +43,6 @@ QWEN3_5_TEXT = {
     "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
     "max_position_embeddings": 262144,
 }
-
-
-def safetensors(path: Path, tensors: dict[str, tuple[str, list[int], int]], *, missing: int = 0) -> Path:
-    """A file with these tensors: name → (type, shape, bytes). `missing` bytes are cut off its end."""
-    head, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, (kind, shape, size) in tensors.items():
-        head[name] = {"dtype": kind, "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(head).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(offset - missing))
-    return path
 
 
 def folder(path: Path, config: dict[str, object] | None = None) -> Path:
