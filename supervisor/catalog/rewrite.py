@@ -6,6 +6,8 @@ fill what the client didn't send, `force` and the thinking switch overrule it, t
 the model gets the name its worker knows. `chat_template_kwargs` and the objects of the thinking switch merge key by
 key; every other value is replaced whole, because half of somebody else's `response_format` is worse than none.
 
+A form is changed likewise: `form_fields()` says which fields get which text.
+
 Fields go to paths that generate or embed; the thinking switch and the prefix to paths that render a prompt, the
 counting ones included, so that what is counted is what is run. Elsewhere only the model's name is touched.
 """
@@ -13,7 +15,7 @@ counting ones included, so that what is counted is what is run. Elsewhere only t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,7 +39,11 @@ _FIELD_PATHS: Final = frozenset(
         "/reranking",
         "/infill",
         "/audio/speech",
+        "/audio/transcriptions",
+        "/audio/translations",
         "/images/generations",
+        "/images/edits",
+        "/images/variations",
     }
 )
 _PROMPT_PATHS: Final = {
@@ -84,6 +90,15 @@ class _Patch:
             fields.setdefault(key, value)
         for key, values in self.merged.items():
             fields[key] = msgspec.Raw(_encode(values | _object(fields, key)))
+
+    def texts(self) -> dict[str, tuple[str, ...]]:
+        """The same for a form, where nothing can be merged; null is no value."""
+        texts = dict[str, tuple[str, ...]]()
+        for key, raw in (*self.whole.items(), *((key, _encode(values)) for key, values in self.merged.items())):
+            value = msgspec.json.decode(raw)
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            texts[key] = tuple(map(_text, values))
+        return texts
 
     def overrule(self, fields: Fields) -> None:
         fields.update(self.whole)
@@ -162,8 +177,34 @@ class Rewrite:
             fields["model"] = _raw(self.upstream_model)
         return _encode(fields)
 
+    def form_fields(self, names: Collection[str], path: str) -> dict[str, tuple[str, ...]]:
+        """The fields that change in a multipart form with fields of these `names`, and their new values; none: it goes.
+
+        Lists become as many fields, objects JSON. `x` stands for `x[]` as well, which is how clients write lists.
+        """
+        if not self.touches(path):
+            return {}
+        changed: dict[str, tuple[str, ...]] = {}
+        if path.removeprefix("/v1") in _FIELD_PATHS:
+            kept = {_plain(name) for name in names} - {_plain(name) for name in self.strip}
+            forced = self.force.texts()
+            set_here = {key: value for key, value in self.defaults.texts().items() if _plain(key) not in kept} | forced
+            gone = {_plain(key) for key in (*self.strip, *set_here)}
+            changed = set_here | {name: () for name in names if _plain(name) in gone and name not in set_here}
+        if self.upstream_model is not None:
+            changed["model"] = (self.upstream_model,)
+        return changed
+
 
 _IDENTITY: Final = Rewrite()
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix("[]")
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else _encode(value).decode()
 
 
 # ------------------------------------------------------------------------------------------------------ system prompts

@@ -20,7 +20,8 @@ from supervisor.core.types import ModelId, TicketId
 from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGone
 from supervisor.engine import Engine, Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError
-from supervisor.http.body import NAME_LIMIT, content_type_of, model_of_multipart, read_body, refuse_other_charset
+from supervisor.http.body import NAME_LIMIT, content_type_of, read_body, refuse_other_charset
+from supervisor.http.form import Form, read_form
 from supervisor.http.media import may_refer, refuse_remote_media
 from supervisor.http.modality import refuse_modality
 from supervisor.http.requests import Call, InFlight
@@ -41,6 +42,7 @@ class _Asked:
     name: str
     stream: bool = False
     is_json: bool = False
+    form: Form | None = None
 
 
 class Inference:
@@ -100,6 +102,8 @@ class Inference:
             if route.rewrite.touches(path):
                 await _give_way(body)
                 body = route.rewrite.apply(body, path)
+        elif asked.form is not None:
+            body = asked.form.changed(body, route.rewrite.form_fields(asked.form.names, path))
         target = (endpoint.upstream_path or path).encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
@@ -178,12 +182,13 @@ class Inference:
     async def _asked(self, scope: Scope, body: Bytes) -> _Asked:
         content_type = content_type_of(scope["headers"])
         if content_type[:10].lower() == b"multipart/":
-            name = await model_of_multipart(body, content_type) or self._unnamed(scope)
+            form = await read_form(body, content_type)
+            name = form.model or self._unnamed(scope)
             if name is None:
                 raise InvalidRequestError(
                     "The form has no field `model`; GET /v1/models lists the choice.", param="model"
                 )
-            return _Asked(name)
+            return _Asked(name, form.stream, form=form)
         if not body and (name := self._unnamed(scope)) is not None:
             return _Asked(name)
         if not body and scope["method"] == "GET":

@@ -107,9 +107,9 @@ serve: 1
         assert EVERY_MISTAKE.splitlines() == folder.problems(text)
 
     def test_folders_of_users_that_are_not_there(self, folder):
-        assert ["llmux.yaml:1:14 models.m.path: there is no user nobody-here"] == folder.problems(
-            "models: {m: {path: ~nobody-here/q.gguf}}", check_files=False
-        )
+        assert folder.problems("models: {m: {path: ~nobody-here/q.gguf}}", check_files=False) == [
+            "llmux.yaml:1:14 models.m.path: there is no user nobody-here"
+        ]
 
     def test_a_file_of_keys_that_is_not_there(self, folder):
         text = "server: {api_keys: keys/gone.yaml}"

@@ -88,7 +88,8 @@ class TestPaths:
             ("/v1/embeddings", True, False),
             ("/v1/audio/speech", True, False),
             ("/tokenize", False, False),
-            ("/v1/audio/transcriptions", False, False),
+            ("/v1/audio/transcriptions", True, False),
+            ("/v1/images/edits", True, False),
         ],
     )
     def test_table(self, path, fields, prompt):
@@ -233,3 +234,34 @@ class TestOpening:
         else:
             with pytest.raises(InvalidRequestError, match="same key twice"):
                 open_object(body)
+
+
+class TestForms:
+    """A form's fields follow the same rules as an object's, as text."""
+
+    PATH = "/v1/audio/transcriptions"
+
+    def test_order_of_work(self):
+        rewrite = Rewrite.compile(
+            upstream_model="whisper-1",
+            strip=["prompt", "tags"],
+            defaults={"language": "de", "temperature": 0, "prompt": "mine", "timestamp_granularities[]": ["word"]},
+            force={"response_format": "json", "n": [1, 2], "vad": True, "gone": None, "options": {"a": 1}},
+        )
+        sent = {"file", "model", "prompt", "tags[]", "language", "response_format", "gone", "timestamp_granularities[]"}
+        assert rewrite.form_fields(sent, self.PATH) == {
+            "model": ("whisper-1",),
+            "prompt": ("mine",),
+            "tags[]": (),
+            "temperature": ("0",),
+            "response_format": ("json",),
+            "n": ("1", "2"),
+            "vad": ("true",),
+            "gone": (),
+            "options": ('{"a":1}',),
+        }
+
+    def test_nothing_to_do(self):
+        assert Rewrite.compile(defaults={"language": "de"}).form_fields({"language"}, self.PATH) == {}
+        assert Rewrite.compile(force={"language": "de"}).form_fields({"file"}, "/tokenize") == {}
+        assert Rewrite.compile(upstream_model="m").form_fields((), "/v1/files") == {"model": ("m",)}

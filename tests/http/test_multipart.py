@@ -1,8 +1,10 @@
-"""Forms: the model is found wherever it stands, and the form reaches the worker byte for byte."""
+"""Forms: the model is found wherever it stands; the form reaches the worker byte for byte, but for what was configured."""
 
 from __future__ import annotations
 
 import pytest
+
+from tests.daemon import fake, running
 
 BOUNDARY = "llmux-test-boundary"
 TYPE = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -61,3 +63,43 @@ class TestMultipart:
         told = site.post(PATH, content=form(('name="model"', b"plane"), FILE), headers=TYPE)
         assert told.status_code == 404
         assert "'plain'" in told.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def dictation(tmp_path_factory):
+    """A virtual model over one that insists on its own name."""
+    virtual = {
+        "model": "asr",
+        "defaults": {"language": "de"},
+        "force": {"response_format": "json"},
+        "strip": ["prompt"],
+    }
+    config = {
+        "models": {"asr": fake(type="asr", upstream_model="whisper-1", endpoints=[PATH])},
+        "virtual_models": {"dictation": virtual},
+    }
+    with running(tmp_path_factory.mktemp("dictation"), config) as daemon:
+        yield daemon
+
+
+class TestVirtualModels:
+    """What a virtual model says is done to forms as well."""
+
+    def test_its_fields(self, dictation):
+        sent = form(('name="model"', b"dictation"), FILE, ('name="prompt"', b"Hm"), ('name="response_format"', b"srt"))
+        got = dictation.post(PATH, content=sent, headers=TYPE)
+        assert got.status_code == 200, got.text
+        added = (('name="language"', b"de"), ('name="response_format"', b"json"), ('name="model"', b"whisper-1"))
+        assert form(*added, FILE) == got.content
+
+    def test_the_clients_word_on_defaults(self, dictation):
+        sent = form(FILE, ('name="language"', b"en"), ('name="model"', b"dictation"))
+        got = dictation.post(PATH, content=sent, headers=TYPE).content
+        assert form(('name="response_format"', b"json"), ('name="model"', b"whisper-1"), FILE, LANGUAGE) == got
+
+    def test_the_models_own_name(self, dictation):
+        got = dictation.post(PATH, content=form(FILE, ('name="model"', b"asr")), headers=TYPE).content
+        assert form(('name="model"', b"whisper-1"), FILE) == got
+
+    def test_the_only_model_need_not_be_named(self, dictation):
+        assert b"whisper-1" in dictation.post(PATH, content=form(FILE), headers=TYPE).content

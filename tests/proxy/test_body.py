@@ -8,7 +8,8 @@ import pytest
 
 from supervisor.departure import ClientGoneError, UntilGone
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
-from supervisor.http.body import model_of_multipart, read_body
+from supervisor.http.body import read_body
+from supervisor.http.form import read_form
 from supervisor.http.sse import Keepalive
 
 FORM = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
@@ -49,7 +50,7 @@ class TestReadBody:
             await read_body({"headers": []}, receiving(), 10)
 
 
-class TestModelOfMultipart:
+class TestForms:
     """One short field is found wherever it stands; nothing else is decoded."""
 
     @pytest.mark.parametrize("audio", [b"\0\xff\r\n--Y", bytes(3_000_000), b"\r\n--X-" * 300_000])
@@ -57,11 +58,11 @@ class TestModelOfMultipart:
     async def test_found(self, audio, first):
         parts = [FORM % (b"model", b"whisper"), FILE % audio, FORM % (b"language", b"de")]
         body = b"".join(parts if first else parts[::-1]) + b"--X--\r\n"
-        assert await model_of_multipart(body, TYPE) == "whisper"
-        assert await model_of_multipart(bytearray(body), TYPE) == "whisper"
+        assert (await read_form(body, TYPE)).model == "whisper"
+        assert (await read_form(bytearray(body), TYPE)).model == "whisper"
 
     async def test_absent(self):
-        assert await model_of_multipart(FILE % b"model" + b"--X--\r\n", TYPE) is None
+        assert (await read_form(FILE % b"model" + b"--X--\r\n", TYPE)).model is None
 
     @pytest.mark.parametrize(
         ("body", "content_type"),
@@ -79,7 +80,30 @@ class TestModelOfMultipart:
     )
     async def test_refused(self, body, content_type):
         with pytest.raises(InvalidRequestError):
-            await model_of_multipart(body, content_type)
+            await read_form(body, content_type)
+
+    @pytest.mark.parametrize(
+        "audio", [b"", b"--X--", b"\0\xff\r\n--Y\r\n--X-", bytes(3_000_000), b"\r\n--X-" * 300_000]
+    )
+    @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+    async def test_changed(self, audio, order):
+        parts = [FORM % (b"model", b"asr"), FILE % audio, FORM % (b"language", b"de"), FORM % (b"tags[]", b"a")]
+        end = b"--X--\r\nepilogue"
+        body = b"".join(parts[i] for i in order) + end
+        form = await read_form(body, TYPE)
+        assert {"model", "file", "language", "tags[]"} == form.names
+        new = {"model": ("whisper",), "tags[]": (), "n": ("1", "2")}
+        kept = b"".join(parts[i] for i in order if i in (1, 2))
+        added = FORM % (b"model", b"whisper") + FORM % (b"n", b"1") + FORM % (b"n", b"2")
+        assert added + kept + end == form.changed(body, new)
+        again = await read_form(form.changed(bytearray(body), new), TYPE)
+        assert ("whisper", form.names - {"tags[]"} | {"n"}) == (again.model, again.names)
+        assert form.changed(body, {}) is body
+
+    async def test_a_form_that_breaks_off_stays_one(self):
+        body = FORM % (b"model", b"asr") + FILE % b"abc"
+        form = await read_form(body, TYPE)
+        assert form.changed(body, {"model": ()}) == FILE % b"abc"
 
 
 class TestKeepalive:

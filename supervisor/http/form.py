@@ -1,0 +1,147 @@
+"""Multipart forms: where their fields are, and what `model` and `stream` say. Nothing else is decoded, files least of all.
+
+A form that a virtual model changes is cut and joined: fields that go are left out, new ones are put in front, and every
+other byte stays as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from supervisor.errors import InvalidRequestError
+
+PARTS_LIMIT: Final = 64
+VALUE_LIMIT: Final = 512  # of the fields that are read
+SLICE: Final = 256 * 1024  # parsed between two turns of the loop
+
+Bytes = bytes | bytearray
+
+
+async def read_form(body: Bytes, content_type: bytes) -> Form:
+    """Look through a form. Gives way to other work meanwhile.
+
+    Raises InvalidRequestError for what is not a form, has too many parts, or names the model twice.
+    """
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise InvalidRequestError("The multipart body has no boundary in its Content-Type.")
+    form = Form(b"--" + boundary)
+    try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": form.part_begin,
+                "on_header_begin": form.header_begin,
+                "on_header_field": form.header_field,
+                "on_header_value": form.header_value,
+                "on_header_end": form.header_end,
+                "on_part_data": form.part_data,
+                "on_part_end": form.part_end,
+            },
+        )
+        for start in range(0, len(body), SLICE):
+            if start:
+                await asyncio.sleep(0)
+            form.parsed = start
+            parser.write(bytes(body[start : start + SLICE]))
+    except FormParserError as error:
+        raise InvalidRequestError(f"The multipart body can't be read: {error}.") from error
+    return form
+
+
+class Form:
+    """What was found in a form; the methods before `names` are callbacks of the parser."""
+
+    def __init__(self, delimiter: bytes) -> None:
+        self.model: str | None = None
+        self.stream = False
+        self.parsed = 0  # bytes of the body before the slice that is being parsed
+        self._delimiter = delimiter
+        self._parts = 0
+        self._fields: list[tuple[str, int]] = []  # name, and where the part's first header begins
+        self._begin: int | None = None
+        self._header_name = b""
+        self._header_value = b""
+        self._reading = b""  # the field that is being read
+        self._value = bytearray()
+
+    def part_begin(self) -> None:
+        self._parts += 1
+        self._begin = None
+        if self._parts > PARTS_LIMIT:
+            raise InvalidRequestError(f"The form has more than {PARTS_LIMIT} parts.")
+
+    def header_begin(self) -> None:
+        self._header_name = self._header_value = b""
+
+    def header_field(self, data: bytes, start: int, end: int) -> None:
+        if self._begin is None:
+            self._begin = self.parsed + start
+        self._header_name += data[start:end]
+
+    def header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def header_end(self) -> None:
+        if self._header_name.lower() != b"content-disposition":
+            return
+        _, options = parse_options_header(self._header_value)
+        name = options.get(b"name", b"")
+        assert self._begin is not None
+        self._fields.append((name.decode("utf-8", "replace"), self._begin))
+        if name in (b"model", b"stream"):
+            self._reading = name
+
+    def part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._reading:
+            self._value += data[start:end]
+            if len(self._value) > VALUE_LIMIT:
+                name = self._reading.decode()
+                raise InvalidRequestError(f"The form field `{name}` is too long.", param=name)
+
+    def part_end(self) -> None:
+        if self._reading == b"model":
+            if self.model is not None:
+                raise InvalidRequestError("The form names `model` twice.", param="model")
+            try:
+                self.model = self._value.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidRequestError("The form field `model` is not UTF-8.", param="model") from error
+        elif self._reading == b"stream":
+            self.stream = bytes(self._value).lower() == b"true"
+        self._reading = b""
+        self._value.clear()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all fields."""
+        return frozenset(name for name, _ in self._fields)
+
+    def changed(self, body: Bytes, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
+        """`body`, which this form was read from, with other values for these fields; none takes a field away."""
+        if not fields or not self._fields:
+            return body
+        # The delimiter stands right before the first header; backwards from there nothing else is in between.
+        begins = [body.rfind(self._delimiter, 0, begin) for _, begin in self._fields]
+        closing = body.find(b"\r\n" + self._delimiter + b"--", begins[-1]) + 2
+        ends = [*begins[1:], closing if closing >= 2 else len(body)]
+        pieces: list[bytes | memoryview] = [memoryview(body)[: begins[0]]]
+        pieces += [self._part(name, value) for name, values in fields.items() for value in values]
+        pieces += [
+            memoryview(body)[begin:end]
+            for (name, _), begin, end in zip(self._fields, begins, ends, strict=True)
+            if name not in fields
+        ]
+        pieces.append(memoryview(body)[ends[-1] :])
+        return b"".join(pieces)
+
+    def _part(self, name: str, value: str) -> bytes:
+        quoted = name.replace("\\", "\\\\").replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+        head = f'\r\nContent-Disposition: form-data; name="{quoted}"\r\n\r\n{value}\r\n'
+        return self._delimiter + head.encode()
