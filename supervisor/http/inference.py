@@ -13,17 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
-from runtimes.base import Endpoint
-from supervisor.catalog import Catalog, Route, model_of
+from runtimes.base import Endpoint, RemoteAdapter
+from supervisor.catalog import Catalog, CatalogModel, Route, model_of
 from supervisor.catalog.rewrite import open_object
 from supervisor.core.types import ModelId, TicketId
 from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGone
 from supervisor.engine import Engine, Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError
+from supervisor.http import permission
 from supervisor.http.body import NAME_LIMIT, content_type_of, read_body, refuse_other_charset
 from supervisor.http.form import Form, read_form
 from supervisor.http.media import may_refer, refuse_remote_media
 from supervisor.http.modality import refuse_modality
+from supervisor.http.outline import Outline
 from supervisor.http.requests import Call, InFlight
 from supervisor.http.sse import Keepalive
 from supervisor.proxy import break_off, forward, processing_ms
@@ -55,6 +57,7 @@ class Inference:
         self._catalog = catalog
         self._requests = requests
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
+        self._guarded = {model.id for model in catalog.models.values() if _needs_permission(model)}
         self._table = endpoint_table(catalog)
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s
@@ -84,26 +87,41 @@ class Inference:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
         call.path = scope["path"]
         body = await read_body(scope, receive, self._body_limit)
-        asked = await self._asked(scope, body)
+        content_type = content_type_of(scope["headers"])
+        outline: Outline | None = None
+        if content_type[:10].lower() == b"multipart/":
+            asked = await self._asked_in_form(scope, body, content_type)
+        else:
+            if len(body) > _LARGE:
+                outline = await Outline.of(body)
+            asked = self._asked(scope, outline.text if outline is not None else body, content_type)
         if len(asked.name) > NAME_LIMIT or not asked.name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
         call.name, call.stream = asked.name, asked.stream
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
+        text = outline.text if outline is not None else body
+        allowed = permission.in_headers(scope["headers"])
         if asked.is_json:
-            if may_refer(body):
-                await _give_way(body)
-                fields = open_object(body)
-                await _give_way(body)
-                refuse_remote_media(fields)
-                del fields  # a view of the body, which may be large
-            await _give_way(body)
-            refuse_modality(body, asked.name, self._inputs[route.model.id])
-            if route.rewrite.touches(path):
-                await _give_way(body)
-                body = route.rewrite.apply(body, path)
+            said, kept = permission.taken_from(text)
+            allowed = allowed or said
         elif asked.form is not None:
-            body = asked.form.changed(body, route.rewrite.form_fields(asked.form.names, path))
+            allowed = allowed or permission.in_form(asked.form.allow_remote)
+        if route.model.id in self._guarded and not allowed:
+            raise permission.refuse(asked.name)
+        if asked.is_json:
+            if may_refer(text):
+                await _refuse_references(text)
+            refuse_modality(text, asked.name, self._inputs[route.model.id])
+            if kept is not text or route.rewrite.touches(path):
+                body = route.rewrite.apply(kept, path)
+                if outline is not None:
+                    body = await outline.restored(body)
+        elif asked.form is not None:
+            changed = route.rewrite.form_fields(asked.form.names, path)
+            if asked.form.allow_remote is not None:
+                changed[permission.FIELD] = ()
+            body = asked.form.changed(body, changed)
         target = (endpoint.upstream_path or path).encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
@@ -179,16 +197,14 @@ class Inference:
 
     # which model
 
-    async def _asked(self, scope: Scope, body: Bytes) -> _Asked:
-        content_type = content_type_of(scope["headers"])
-        if content_type[:10].lower() == b"multipart/":
-            form = await read_form(body, content_type)
-            name = form.model or self._unnamed(scope)
-            if name is None:
-                raise InvalidRequestError(
-                    "The form has no field `model`; GET /v1/models lists the choice.", param="model"
-                )
-            return _Asked(name, form.stream, form=form)
+    async def _asked_in_form(self, scope: Scope, body: Bytes, content_type: bytes) -> _Asked:
+        form = await read_form(body, content_type)
+        name = form.model or self._unnamed(scope)
+        if name is None:
+            raise InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
+        return _Asked(name, form.stream, form=form)
+
+    def _asked(self, scope: Scope, body: Bytes, content_type: bytes) -> _Asked:
         if not body and (name := self._unnamed(scope)) is not None:
             return _Asked(name)
         if not body and scope["method"] == "GET":
@@ -233,10 +249,18 @@ class Inference:
         return route, endpoint
 
 
-async def _give_way(body: Bytes) -> None:
-    """Between two looks at a large body others get their turn."""
-    if len(body) > _LARGE:
+async def _refuse_references(text: Bytes) -> None:
+    """Between two looks at what is still large, others get their turn."""
+    if len(text) > _LARGE:
         await asyncio.sleep(0)
+    fields = open_object(text)
+    if len(text) > _LARGE:
+        await asyncio.sleep(0)
+    refuse_remote_media(fields)
+
+
+def _needs_permission(model: CatalogModel) -> bool:
+    return isinstance(model.adapter, RemoteAdapter) and not model.adapter.allows_all(model.config)
 
 
 def endpoint_table(catalog: Catalog) -> Table:
