@@ -8,8 +8,9 @@ A runtime's folder says what it wants, and gets what was resolved:
     (torch, where wanted)     →  requirements-torch.lock      torch's own build, with what only that build needs
 
 torch has a build for each kind of device, and an index for each kind. Its lock holds the build of the default index,
-which is the one for CUDA; for other devices the installer takes the same version of another build. All the rest is in the
-other locks, so that nothing but torch depends on the device.
+which is the one for CUDA, and pins it with `===`: `==` would take another build that lies in a folder of wheels. For other
+devices the installer takes the same version of another build. All the rest is in the other locks, so that nothing but
+torch depends on the device.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def split(lock: str) -> tuple[str, str]:
     entries = re.split(r"\n(?=\S)", lock.strip())
     if not any(entry.startswith("torch==") for entry in entries):
         return lock, ""
-    torch = [entry for entry in entries if ACCELERATED.match(entry)]
+    torch = [re.sub(r"^torch==", "torch===", entry) for entry in entries if ACCELERATED.match(entry)]
     rest = [entry for entry in entries if not ACCELERATED.match(entry)]
     return "\n".join([*rest, ""]), "\n".join([*torch, ""])
 

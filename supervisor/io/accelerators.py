@@ -17,10 +17,10 @@ def detect() -> Device:
     with contextlib.suppress(NvmlUnavailableError):
         if NvmlSession().find():
             return "cuda"
-    return "rocm" if amd_gpus() else "cpu"
+    return "rocm" if amd_gpus(AMD_NODES) else "cpu"
 
 
-def amd_gpus(nodes: Path = AMD_NODES) -> int:
+def amd_gpus(nodes: Path) -> int:
     """How many the kernel's AMD driver shows; processors are nodes too, without a GPU's number."""
     ids = []
     for node in nodes.glob("*/gpu_id"):

@@ -47,7 +47,7 @@ class Recipe:
         """The version of torch it needs, without the tag of a build."""
         if self.torch_lock is None:
             return None
-        found = re.search(r"^torch==([^\s+]+)", self.torch_lock.read_text(encoding="utf-8"), re.MULTILINE)
+        found = re.search(r"^torch===([^\s+]+)", self.torch_lock.read_text(encoding="utf-8"), re.MULTILINE)
         assert found is not None, f"{self.torch_lock} doesn't pin torch"
         return found.group(1)
 

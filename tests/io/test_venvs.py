@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,31 +16,11 @@ from supervisor.io import installer as installers
 from supervisor.io import venvs
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
+from tests.wheels import wheel
 
 
 def quiet(_line):
     pass
-
-
-def wheel(folder: Path, name: str, version: str) -> str:
-    """A wheel with one module; returns its hash."""
-    folder.mkdir(exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    content = {
-        f"{name}.py": f"version = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = ""
-    for path, text in content.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record += f"{path},sha256={digest},{len(text)}\n"
-    content[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
-    path = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for inner, text in content.items():
-            archive.writestr(zipfile.ZipInfo(inner), text)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture

@@ -1,0 +1,179 @@
+"""Environments for a device: which build of torch gets in, from where, and that nothing replaces it afterwards."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import pytest
+
+from supervisor.io import accelerators, venvs
+from supervisor.io import installer as installers
+from supervisor.io.installer import InstallError
+from supervisor.io.recipe import Recipe
+from tests import fake_nvml
+from tests.wheels import wheel
+
+TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
+NATIVE = f"{TAG}-{TAG}-linux_{platform.machine()}"
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    """A recipe as a runtime's folder holds it: a worker that wants torch, in builds that lie in folders."""
+    links, runtime = tmp_path / "wheels", tmp_path / "runtime"
+    runtime.mkdir()
+    for program in ("PIP", "UV"):
+        monkeypatch.setenv(f"{program}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{program}_FIND_LINKS", str(links))
+    monkeypatch.delenv("UV_TORCH_BACKEND", raising=False)
+    monkeypatch.setattr(accelerators, "detect", lambda: "cpu")
+    pins = {
+        "requirements.lock": {"worker": wheel(links, "worker", "1.0", requires=("torch", "sympy"))},
+        "requirements-cuda.lock": {"cublas": wheel(links, "cublas", "1.0")},
+        "requirements-torch.lock": {"torch=": wheel(links, "torch", "1.0", requires=("sympy",))},
+    }
+    pins["requirements.lock"]["sympy"] = wheel(links, "sympy", "1.0")
+    for build in ("cpu", "cu126", "rocm7.0"):
+        wheel(links, "torch", f"1.0+{build}", tag=NATIVE, requires=("sympy",))
+    for name, hashes in pins.items():
+        text = "".join(f"{package}==1.0 \\\n    --hash=sha256:{digest}\n" for package, digest in hashes.items())
+        (runtime / name).write_text(text)
+    return Recipe("demo", runtime / "requirements.lock")
+
+
+def quiet(_line):
+    pass
+
+
+def installed(recipe, tmp_path, **choices) -> set[str]:
+    environment = venvs.install(recipe, tmp_path / "runtimes", quiet, **choices)
+    return set(environment.packages) - {found for found in environment.packages if found.startswith(("pip", "setup"))}
+
+
+COMMON = {"worker==1.0", "sympy==1.0"}
+
+
+class TestTorch:
+    """Its build is what the device needs, and its version what the lock says."""
+
+    @pytest.mark.parametrize("program", ["uv", "pip"])
+    @pytest.mark.parametrize(
+        ("device", "torch"),
+        [("cpu", {"torch==1.0+cpu"}), ("rocm", {"torch==1.0+rocm7.0"}), ("cuda", {"torch==1.0", "cublas==1.0"})],
+    )
+    def test_for_each_device(self, runtime, tmp_path, monkeypatch, program, device, torch):
+        if program == "pip":
+            monkeypatch.setattr(installers, "find_uv", lambda: None)
+        assert installed(runtime, tmp_path, device=device) == COMMON | torch
+
+    def test_of_another_cuda_when_the_settings_say_so(self, runtime, tmp_path, monkeypatch):
+        monkeypatch.setenv("UV_TORCH_BACKEND", "cu126")
+        monkeypatch.setattr(installers, "local_torch", lambda *_: None)
+        lines: list[str] = []
+        with pytest.raises(InstallError):  # its index can't be asked: none may be
+            venvs.install(runtime, tmp_path / "runtimes", lines.append, device="cuda")
+        assert not any("torch==1.0 " in line for line in lines)
+
+    def test_from_the_folders_of_pips_settings(self, runtime, tmp_path, monkeypatch):
+        monkeypatch.delenv("UV_FIND_LINKS")
+        assert "torch==1.0+cpu" in installed(runtime, tmp_path)
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+        (tmp_path / "pip.conf").write_text(f"[global]\nfind-links =\n    {tmp_path / 'wheels'}\n    /nowhere\n")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        assert installers.wheel_folders()[:2] == (str(tmp_path / "wheels"), "/nowhere")
+
+    def test_a_wheel_for_another_python_is_passed_over(self, runtime, tmp_path, monkeypatch):
+        monkeypatch.setattr(installers, "find_uv", lambda: None)
+        for path in (tmp_path / "wheels").glob("torch-1.0+cpu-*"):
+            path.rename(path.with_name(path.name.replace(TAG, "cp310")))
+        with pytest.raises(InstallError, match="PIP_FIND_LINKS"):
+            venvs.install(runtime, tmp_path / "runtimes", quiet)
+        assert venvs.installed("demo", tmp_path / "runtimes") is None
+
+    def test_a_changed_build_of_the_lock_is_refused(self, runtime, tmp_path):
+        wheel(tmp_path / "wheels", "torch", "1.0", requires=("sympy",), text="other = True")
+        with pytest.raises(InstallError) as error:
+            venvs.install(runtime, tmp_path / "runtimes", quiet, device="cuda")
+        assert any("hash" in line.lower() for line in error.value.detail)
+
+
+class TestChoice:
+    """What was asked for is kept until something else is asked for."""
+
+    def test_the_device_is_kept(self, runtime, tmp_path):
+        first = venvs.install(runtime, tmp_path / "runtimes", quiet, device="rocm")
+        assert first.device == "rocm"
+        assert venvs.install(runtime, tmp_path / "runtimes", quiet) == first
+        other = venvs.install(runtime, tmp_path / "runtimes", quiet, device="cpu")
+        assert other.device == "cpu"
+        assert not first.path.exists()
+
+    def test_the_device_of_this_machine_is_the_default(self, runtime, tmp_path, monkeypatch):
+        monkeypatch.setattr(accelerators, "detect", lambda: "cuda")
+        assert "cublas==1.0" in installed(runtime, tmp_path)
+
+    def test_the_python_is_kept(self, runtime, tmp_path):
+        first = venvs.install(runtime, tmp_path / "runtimes", quiet, python=sys.executable)
+        assert first.asked_python == sys.executable
+        assert venvs.install(runtime, tmp_path / "runtimes", quiet) == first
+
+    @pytest.mark.parametrize("program", ["uv", "pip"])
+    def test_a_python_that_isnt_there(self, runtime, tmp_path, monkeypatch, program):
+        if program == "pip":
+            monkeypatch.setattr(installers, "find_uv", lambda: None)
+        monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+        with pytest.raises(InstallError, match=r"3\.99"):
+            venvs.install(runtime, tmp_path / "runtimes", quiet, python="3.99")
+
+    def test_without_torch_the_device_makes_no_difference(self, tmp_path, runtime):
+        for name in ("requirements-torch.lock", "requirements-cuda.lock"):
+            runtime.lock.with_name(name).unlink()
+        plain = Recipe("demo", runtime.lock)
+        assert not plain.varies
+        first = venvs.install(plain, tmp_path / "runtimes", quiet, device="cuda")
+        assert first.device is None
+        assert venvs.install(plain, tmp_path / "runtimes", quiet, device="cpu") == first
+
+    def test_any_lock_of_the_folder_makes_it_outdated(self, runtime, tmp_path):
+        first = venvs.install(runtime, tmp_path / "runtimes", quiet)
+        for name in ("requirements.lock", "requirements-cuda.lock", "requirements-torch.lock"):
+            path = runtime.lock.with_name(name)
+            before, path_text = runtime.digest(), path.read_text()
+            path.write_text(path_text + "# changed\n")
+            assert runtime.digest() != before == first.lock_digest
+            path.write_text(path_text)
+
+
+class TestFinish:
+    """What an adapter declares to be done to its environment besides."""
+
+    def test_files_that_do_harm_are_removed(self, runtime, tmp_path):
+        recipe = Recipe("demo", runtime.lock, prune=("wor*.py",))
+        packages = installers.site_packages(venvs.install(recipe, tmp_path / "runtimes", quiet).path)
+        assert not (packages / "worker.py").exists()
+        assert (packages / "sympy.py").exists()
+
+    def test_another_name_for_one_device(self, runtime, tmp_path):
+        recipe = Recipe("demo", runtime.lock, claims={"cpu": ("engine==2.0+cpu",)})
+        assert "engine==2.0+cpu" in installed(recipe, tmp_path, device="cpu")
+        assert "engine==2.0+cpu" not in installed(recipe, tmp_path, device="rocm")
+
+
+class TestDetection:
+    """The device of this machine, without loading anything that computes."""
+
+    def test_amd_counts_nodes_with_a_gpu(self, tmp_path):
+        for node, gpu in {"0": "0\n", "1": "51240\n", "2": ""}.items():
+            (tmp_path / node).mkdir()
+            (tmp_path / node / "gpu_id").write_text(gpu)
+        assert accelerators.amd_gpus(tmp_path) == 1
+        assert accelerators.amd_gpus(tmp_path / "nothing") == 0
+
+    def test_nvidia_by_its_driver(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(accelerators, "AMD_NODES", tmp_path)
+        monkeypatch.setenv("LLMUX_NVML_MODULE", fake_nvml.__file__)
+        monkeypatch.setenv("LLMUX_FAKE_NVML", str(tmp_path / "script.json"))
+        assert accelerators.detect() == "cpu"
+        fake_nvml.write_script(tmp_path / "script.json", gpus=[{"uuid": "GPU-1", "name": "card", "total_mib": 16000}])
+        assert accelerators.detect() == "cuda"
