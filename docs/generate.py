@@ -36,6 +36,11 @@ KINDS: Final[Mapping[str, Sequence[Mapping[str, object]]]] = {
         {"path": Path("model.gguf"), "rerank": True},
     ),
     "command": ({"cmd": ["program"]},),
+    "vllm_serve": (
+        {"path": Path("model")},
+        {"path": Path("model"), "type": "embedding"},
+        {"path": Path("model"), "type": "asr"},
+    ),
 }
 """Configurations of each runtime that together serve everything it can serve."""
 

@@ -118,7 +118,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 **visible_devices(context.device),
                 KEY_VARIABLE: context.key,
             },
-            library_path=tuple(config.library_path),
+            library_path=tuple(map(str, config.library_path)),
             health=HealthCheck("/health", then="/v1/models"),
             auth=f"Bearer {context.key}",
             metrics="/metrics",

@@ -54,7 +54,7 @@ class VllmServeConfig(ModelConfig):
     binary: FilePath | None = Field(
         default=None, description="The vllm program. Default: the runtime's own environment, else found on PATH."
     )
-    library_path: list[str] = Field(
+    library_path: list[FilePath] = Field(
         default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA."
     )
     served_model_name: str | None = Field(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
 from runtimes.registry import REGISTRY, AnyAdapter
-from tests import tiny
+from tests import fake_vllm, hf_folder, tiny
 
 FAKE = Path(__file__).parents[1] / "fake_worker.py"
 BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
@@ -63,7 +65,7 @@ class Worker:
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
             try:
-                if self.get(self.spec.health.path).is_success:
+                if all(self.get(path).is_success for path in (self.spec.health.path, self.spec.health.then) if path):
                     return self
             except httpx.TransportError:
                 pass
@@ -101,9 +103,24 @@ def fake() -> Subject:
     )
 
 
-@pytest.fixture(scope="session", params=["embedded", pytest.param("binary", marks=pytest.mark.binary), "command"])
-def subject(request) -> Subject:
+def vllm(folder: Path) -> Subject:
+    return Subject(
+        name="vllm_serve",
+        adapter=REGISTRY.get("vllm_serve"),
+        keys={"path": str(hf_folder.write(folder / "model")), "binary": str(fake_vllm.program(folder))},
+        broken={"quantization": "none-such"},
+        complaint="Unknown quantization method: none-such",
+    )
+
+
+RUNTIMES = ["embedded", pytest.param("binary", marks=pytest.mark.binary), "command", "vllm_serve"]
+
+
+@pytest.fixture(scope="session", params=RUNTIMES)
+def subject(request, tmp_path_factory) -> Subject:
     """Every runtime in turn."""
+    if request.param == "vllm_serve":
+        return vllm(tmp_path_factory.mktemp("vllm"))
     return fake() if request.param == "command" else llama(request.param)
 
 
@@ -142,7 +159,7 @@ def start(context, tmp_path) -> Iterator[Start]:
         with log.open("wb") as file:
             process = subprocess.Popen(
                 spec.argv,
-                env={**BASE_ENVIRONMENT, **spec.env},
+                env={**BASE_ENVIRONMENT, **spec.env, "LLMUX_CONTRACT": str(tmp_path)},
                 cwd=spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -155,3 +172,14 @@ def start(context, tmp_path) -> Iterator[Start]:
     for worker in workers:
         worker.process.kill()
         worker.process.wait()
+    for pid in _marked(f"LLMUX_CONTRACT={tmp_path}"):  # no shim looks after what they started
+        os.kill(pid, signal.SIGKILL)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    for process in psutil.process_iter():
+        try:
+            if mark in (f"{name}={value}" for name, value in process.environ().items()):
+                yield process.pid
+        except (psutil.Error, OSError):
+            continue

@@ -1,0 +1,108 @@
+"""vLLM's family of processes under a daemon: an engine core in a session of its own, which never outlives its server."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import httpx
+import psutil
+import pytest
+
+from tests import daemon as daemons
+from tests import fake_vllm, hf_folder
+from tests.daemon import wait_until
+
+GONE_S = 10.0
+
+
+def model(folder, **keys):
+    binary = fake_vllm.program(folder / "vllm")
+    path = hf_folder.write(folder / "model")
+    return {"runtime": "vllm_serve", "path": str(path), "binary": str(binary), "grace_s": 0.5, **keys}
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    models = {"qwen": model(tmp_path)}
+    with daemons.running(tmp_path, {"models": models, "limits": {"backoff_first_s": 60}}) as daemon:
+        yield daemon
+
+
+def family(daemon) -> dict[str, int]:
+    """The worker's processes by what they are."""
+    assert daemon.post("/v1/admin/models/qwen/load", params={"wait": "true"}).status_code == 200
+    worker = daemon.wait_state("qwen", "ready")["worker"]
+    server = psutil.Process(worker["pid"])
+    (engine,) = server.children()
+    (executor,) = engine.children()
+    return {"shim": worker["shim_pid"], "server": server.pid, "engine": engine.pid, "executor": executor.pid}
+
+
+def alive(pids) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+class TestFamily:
+    """Whatever ends, however it ends: all of it ends, and the daemon knows."""
+
+    def test_its_engine_has_a_session_of_its_own(self, daemon):
+        pids = family(daemon)
+        assert os.getsid(pids["engine"]) == pids["engine"] != os.getsid(pids["server"])
+
+    @pytest.mark.parametrize("victim", ["server", "shim", "engine"])
+    def test_killed_in_the_middle_of_an_answer(self, daemon, victim):
+        pids = family(daemon)
+        body = {"model": "qwen", "messages": [], "stream": True, "fake": {"chunks": 1000, "chunk_delay": 0.05}}
+        with daemon.client().stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(pids[victim], signal.SIGKILL)
+            if victim == "engine":  # the server of a real vLLM notices and ends itself; this one answers on
+                os.kill(pids["server"], signal.SIGTERM)
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        wait_until(lambda: not alive(pids.values()), GONE_S, "all of them are gone")
+        wait_until(lambda: not daemon.workers(), GONE_S, "none is left that carries the daemon's mark")
+        daemon.wait_state("qwen", "backoff")
+
+    def test_the_daemon_is_killed(self, daemon):
+        pids = family(daemon)
+        daemon.kill()
+        wait_until(lambda: not alive(pids.values()), GONE_S, "all of them are gone")
+
+    def test_unloaded(self, daemon):
+        pids = family(daemon)
+        assert daemon.post("/v1/admin/models/qwen/unload").status_code == 200
+        wait_until(lambda: not alive(pids.values()), GONE_S, "all of them are gone")
+        daemon.wait_state("qwen", "stopped")
+
+
+class TestThroughTheDaemon:
+    """A request takes the way that a user's takes."""
+
+    def test_the_name_is_translated_and_the_key_added(self, daemon):
+        answer = daemon.chat("qwen", text="hi")
+        assert answer.status_code == 200
+        assert (answer.json()["model"], answer.json()["received"]["model"]) == ("qwen", "model")
+
+    def test_ready_only_once_the_list_of_models_answers(self, daemon):
+        family(daemon)
+        log = (daemon.state_dir / "logs" / "qwen.log").read_text() if (daemon.state_dir / "logs").is_dir() else ""
+        asked = [line.split()[2] for line in log.splitlines() if line.startswith("request: ") and "GET" in line]
+        assert "/v1/models" in asked
+        assert asked.index("/health") < asked.index("/v1/models")
+
+    def test_its_metrics_are_passed_on(self, daemon):
+        family(daemon)
+        text = wait_until(lambda: _with(daemon.get("/metrics").text, "vllm:num_requests_running"), 10, "vLLM's metrics")
+        assert 'model="qwen"' in text
+
+    def test_its_footprint_is_computed(self, daemon):
+        footprint = daemon.model("qwen")["memory"]["estimate"]
+        assert footprint["source"] == "computed"
+        assert "KV cache" in footprint["detail"]
+
+
+def _with(text: str, name: str) -> str | None:
+    return next((line for line in text.splitlines() if line.startswith(name)), None)
