@@ -11,6 +11,7 @@ because `admit` finishes it itself when its caller is cancelled while waiting.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -309,6 +310,20 @@ class Engine:
             del self._tickets[ticket_id]
             raise ticket.rejection
         return ticket
+
+    async def is_ending(self, ticket: Ticket, within_s: float) -> bool:
+        """Is the worker that was to serve this ticket found to take no more requests, now or within that time?"""
+        records = self.journal.scheduler.world.records
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while (
+                    (record := records.get(ticket.model)) is not None
+                    and record.generation == ticket.generation
+                    and record.answering
+                ):
+                    await self._change()
+                return True
+        return False
 
     def finish(self, ticket: Ticket) -> None:
         """The request is over. Call exactly once for every admitted ticket."""

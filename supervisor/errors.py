@@ -118,6 +118,10 @@ class UpstreamError(LlmuxError):
     code = "upstream_error"
 
 
+class UnreachableError(UpstreamError):
+    """A worker takes no connection; nothing of the request was sent."""
+
+
 class UpstreamTimeoutError(LlmuxError):
     """A worker did not answer in time."""
 

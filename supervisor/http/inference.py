@@ -19,7 +19,7 @@ from supervisor.catalog.rewrite import open_object
 from supervisor.core.types import ModelId, TicketId
 from supervisor.departure import ClientGoneError, Receive, Scope, Send, UntilGone
 from supervisor.engine import Engine, Ticket
-from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError
+from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError, UnreachableError
 from supervisor.http import permission
 from supervisor.http.body import NAME_LIMIT, content_type_of, read_body, refuse_other_charset
 from supervisor.http.form import Form, read_form
@@ -32,6 +32,9 @@ from supervisor.proxy import break_off, forward, processing_ms
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 Bytes = bytes | bytearray
+
+PATIENCE_S = 0.5
+"""How long it may take until a worker that can't be reached is found to have ended; nothing was sent, so it can be again."""
 
 _STREAM_WANTED = b"true"
 _LARGE = 1024 * 1024
@@ -134,7 +137,13 @@ class Inference:
                     await self._stream(scope, send, call, route.model.id, target, body)
                     return
                 call.ticket = await self._engine.admit(call.ticket_id, route.model.id)
-                await self._forward(scope, send, call, call.ticket, target, body)
+                try:
+                    await self._forward(scope, send, call, call.ticket, target, body)
+                except UnreachableError:
+                    if not await self._engine.is_ending(call.ticket, PATIENCE_S):
+                        raise
+                    call.ticket = await self._engine.admit(call.ticket_id, route.model.id)
+                    await self._forward(scope, send, call, call.ticket, target, body)
         except RequestCancelledError as error:
             if not call.answering:
                 raise
@@ -150,21 +159,33 @@ class Inference:
             *call.extra,
         ]
         keepalive = call.keepalive = Keepalive(send, headers, interval_s=self._keepalive_s)
-        assert call.ticket_id is not None
         try:
+            await self._wait(call, keepalive, model)
+            assert call.ticket is not None
             try:
-                async with keepalive:
-                    call.ticket = await self._engine.admit(call.ticket_id, model)
-            except BaseException:
-                if call.ticket is not None:  # the client left while the last comment was being taken back
-                    self._engine.finish(call.ticket)
-                raise
-            await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)
+                await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)
+            except UnreachableError:
+                if not await self._engine.is_ending(call.ticket, PATIENCE_S):
+                    raise
+                await self._wait(call, keepalive, model)
+                await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)
         except LlmuxError as error:
             if not keepalive.started:
                 raise
             call.failure, call.failed_status = error.code, int(error.status)
             await keepalive.fail(error, scope["path"])
+
+    async def _wait(self, call: Call, keepalive: Keepalive, model: ModelId) -> None:
+        """For a ticket, with comments to the client meanwhile."""
+        assert call.ticket_id is not None
+        call.ticket = None
+        try:
+            async with keepalive:
+                call.ticket = await self._engine.admit(call.ticket_id, model)
+        except BaseException:
+            if call.ticket is not None:  # the client left while the last comment was being taken back
+                self._engine.finish(call.ticket)
+            raise
 
     async def _forward(
         self,

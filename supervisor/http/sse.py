@@ -60,7 +60,8 @@ class Keepalive:
             (b"x-accel-buffering", b"no"),
             *self._headers,
         ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if not self.started:
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.started = True  # only now: a send that is cancelled while the connection is full has written nothing
         while True:
             await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})

@@ -13,7 +13,7 @@ import asyncio
 import socket
 from typing import Final, Protocol
 
-from supervisor.errors import UpstreamError
+from supervisor.errors import UnreachableError
 from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection, Headers, UpstreamResponse
 
 __all__ = ["HOP_BY_HOP", "Answer", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse"]
@@ -100,7 +100,7 @@ class UpstreamPool:
 
         `target` is path and query as they go on the wire; `headers` must carry no Host, Content-Length, Transfer-Encoding
         or Authorization: those are ours. A body of unknown length goes out chunked. Cancellation closes the connection.
-        Raises UpstreamError, UpstreamTimeoutError.
+        Raises UpstreamError (UnreachableError as long as nothing was sent), UpstreamTimeoutError.
         """
         parts = [method.encode("ascii"), b" ", target, self._own_fields]
         for name, value in headers:
@@ -177,15 +177,15 @@ class UpstreamPool:
                 async with asyncio.timeout(self._connect_s):
                     connection = await self._open()
             except TimeoutError as error:
-                raise UpstreamError("The worker did not accept a connection in time.") from error
+                raise UnreachableError("The worker did not accept a connection in time.") from error
             except OSError as error:
                 if attempt == 2:
-                    raise UpstreamError(f"The worker can't be reached ({error.strerror or error}).") from error
+                    raise UnreachableError(f"The worker can't be reached ({error.strerror or error}).") from error
             else:
                 if connection.usable():
                     return connection
                 connection.abort()
-        raise UpstreamError("The worker closed new connections at once.")
+        raise UnreachableError("The worker closed new connections at once.")
 
     async def _open(self) -> Connection:
         sock = socket.socket(self._family, socket.SOCK_STREAM)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.daemon import FAKE_WORKER, fake, running, wait_until
@@ -89,6 +92,37 @@ class TestKilled:
                 served_again_s=again_s,
                 refused_meanwhile=refused,
             )
+
+    def test_requests_that_did_not_reach_it_wait_for_the_next(self, tmp_path):
+        """Before anybody knows that it ended, requests find nobody at its port: nothing was sent, so they are queued again."""
+        answers: list[httpx.Response] = []
+        over = threading.Event()
+        limits = {"crash_limit": 1000, "backoff_first_s": 0.05, "backoff_max_s": 0.05}
+        with running(tmp_path, {"models": {"m": fake()}, "limits": limits}) as daemon:
+
+            def ask(stream: bool) -> None:
+                body = {"model": "m", "messages": [], "stream": stream}
+                with daemon.client() as client:
+                    while not over.is_set():
+                        with contextlib.suppress(httpx.RemoteProtocolError):  # it broke off in the middle of its answer
+                            answers.append(client.post("/v1/chat/completions", json=body))
+
+            clients = [threading.Thread(target=ask, args=(number % 2 == 0,)) for number in range(4)]
+            for client in clients:
+                client.start()
+            try:
+                for _ in range(times(8, 100)):
+                    wait_until(lambda: daemon.model("m")["state"] == "ready")
+                    seen = len(answers)
+                    wait_until(lambda seen=seen: len(answers) > seen + 20)
+                    os.kill(daemon.model("m")["worker"]["pid"], signal.SIGKILL)
+                    wait_until(lambda: daemon.model("m")["state"] != "ready")
+            finally:
+                over.set()
+                for client in clients:
+                    client.join()
+        told = {answer.json()["error"]["message"] for answer in answers if answer.status_code != 200}
+        assert told <= {"The worker closed the connection without an answer."}
 
 
 class TestNeverReady:
