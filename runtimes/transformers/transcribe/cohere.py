@@ -1,0 +1,98 @@
+"""CohereAsr (cohere-transcribe): text without times, in a language that it must be told.
+
+Long audio is cut where it is quiet into as much as the model takes at once; each piece is one segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES
+
+from runtimes.kit.audio.decode import RATE, Samples
+from runtimes.kit.audio.transcript import Segment
+from runtimes.kit.audio.windows import Window, windows
+from runtimes.kit.errors import WorkerError
+from runtimes.kit.lane import Cancel
+from runtimes.kit.parameters import Table, refused
+from runtimes.kit.transcription import PARAMETERS, Heard, Wanted
+from runtimes.transformers.transcribe.family import Family, mean_logprob, stopping
+
+NO_SPACES: Final = frozenset({"ja", "zh"})
+
+PARAMETERS_HERE: Final[Table] = MappingProxyType(
+    {
+        **PARAMETERS,
+        "prompt": refused("this model takes none."),
+        "timestamp_granularities": refused("this model tells times of segments only.", ["segment"]),
+    }
+)
+"""What differs from other models."""
+
+
+class Cohere(Family):
+    """Any model of class CohereAsrForConditionalGeneration."""
+
+    parameters = PARAMETERS_HERE
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self._model, self._processor = model, processor
+        extractor = processor.feature_extractor
+        self._search_s = float(extractor.overlap_chunk_second)
+        self._longest_s = float(extractor.max_audio_clip_s) - self._search_s  # longer ones it would cut itself
+
+    def languages(self) -> frozenset[str]:
+        """Those it was trained on."""
+        return frozenset(LANGUAGES)
+
+    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
+        """Raises WorkerError without a language."""
+        language = wanted.language
+        if language is None:
+            raise WorkerError(
+                "language is needed: this model can't tell it. Send it, or set default_language in the configuration.",
+                param="language",
+                code="missing_parameter",
+            )
+        return Heard(language, self._segments(samples, wanted, language, cancel))
+
+    def _segments(self, samples: Samples, wanted: Wanted, language: str, cancel: Cancel) -> Iterator[Segment]:
+        blank = ""
+        for window in windows(samples, self._longest_s, min(self._search_s, self._longest_s / 2)):
+            cancel.check()
+            segment = self._hear_window(window, wanted, language, blank, cancel)
+            blank = "" if language in NO_SPACES else " "
+            yield segment
+
+    def _hear_window(self, window: Window, wanted: Wanted, language: str, blank: str, cancel: Cancel) -> Segment:
+        with torch.inference_mode():
+            inputs = self._processor(audio=window.samples, language=language, sampling_rate=RATE)
+            inputs.pop("audio_chunk_index", None)
+            inputs = inputs.to(self._model.device, self._model.dtype)
+            prompt = inputs["decoder_input_ids"].shape[1]
+            sampled = (
+                {"do_sample": True, "temperature": wanted.temperature} if wanted.temperature else {"do_sample": False}
+            )
+            output = self._model.generate(
+                **inputs,
+                **sampled,
+                max_new_tokens=self._model.config.max_position_embeddings - prompt,
+                return_dict_in_generate=True,
+                output_scores=True,
+                stopping_criteria=stopping(cancel),
+            )
+            cancel.check()
+            tokens = output["sequences"][0].tolist()[-len(output["scores"]) :]
+            text = self._processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+            return Segment(
+                start=window.start_s,
+                end=window.end_s,
+                text=f"{blank}{text}" if text else "",
+                tokens=tuple(tokens),
+                avg_logprob=mean_logprob(output["scores"], tokens, wanted.temperature),
+                temperature=wanted.temperature,
+                seek=window.start_s,
+            )
