@@ -168,9 +168,7 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, path: str) 
     raise ResponseBrokenError(error.message) from error
 
 
-async def _send_body(
-    send: Send, response: Answer, outcome: Outcome, started_at: float, upstream: Upstream
-) -> None:
+async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at: float, upstream: Upstream) -> None:
     chunk = await response.next_chunk()
     outcome.first_byte_s = upstream.loop.time() - started_at
     while True:
@@ -202,7 +200,7 @@ async def _send_error(
 
 def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
     """The header that tells how long the client waited for the head of its answer, as OpenAI's API has it."""
-    return (b"openai-processing-ms", b"%d" % ((now - arrived_at) * 1000))
+    return (b"openai-processing-ms", b"%d" % round((now - arrived_at) * 1000))  # the loop's clock has whole ones
 
 
 def request_headers(headers: Headers, request_id: bytes) -> Headers:
