@@ -48,6 +48,10 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig]):
         """Raises ModelUnusableError."""
         return KINDS[config.type].options(config, context)
 
+    def target_inflight(self, config: TransformersConfig) -> int:
+        """As many as it works on at once."""
+        return KINDS[config.type].parallel(config) if config.target_inflight is None else config.target_inflight
+
     def endpoints(self, config: TransformersConfig) -> frozenset[Endpoint]:
         """By type."""
         return KINDS[config.type].endpoints

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from runtimes.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
 from runtimes.worker_adapter import ModelPath, WorkerConfig
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -21,8 +22,15 @@ class TransformersConfig(WorkerConfig):
     path: ModelPath = Field(description="The model's folder: config.json, safetensors, tokenizer.")
     dtype: DType = Field(default="auto", description="Type of the weights in memory; auto: as they are in the files.")
 
+    parallel: int = Field(
+        default=4, ge=1, le=64, description="Requests worked on at once. Default: 4; for speech recognition 1."
+    )
+
+    # speech recognition
+    default_language: DefaultLanguage = None
+    max_audio_s: MaxAudio = MAX_AUDIO_S
+
     # language models
-    parallel: int = Field(default=4, ge=1, le=64, description="Requests worked on at once.")
     n_ctx: int | None = Field(
         default=None, ge=16, description="Context of a request in tokens, prompt and answer. Default: 8192 at most."
     )

@@ -30,6 +30,10 @@ class Kind(abc.ABC, Generic[C]):
     def options(self, config: C, context: LaunchContext) -> Mapping[str, JsonValue]:
         """The worker's own settings. Raises ModelUnusableError."""
 
+    def parallel(self, config: C) -> int:
+        """Requests its worker works on at once."""
+        return config.parallel
+
     @abc.abstractmethod
     def estimate(self, config: C) -> Estimate:
         """Memory it will take. Raises ModelUnusableError where the files don't tell."""
