@@ -1,4 +1,5 @@
-"""Multipart forms: where their fields are, and what `model` and `stream` say. Nothing else is decoded, files least of all.
+"""Multipart forms: where their fields are, and what those say that decide where they go. Nothing else is decoded, files
+least of all.
 
 A form that a virtual model changes is cut and joined: fields that go are left out, new ones are put in front, and every
 other byte stays as it came.
@@ -61,6 +62,7 @@ class Form:
     def __init__(self, delimiter: bytes) -> None:
         self.model: str | None = None
         self.stream = False
+        self.allow_remote: str | None = None
         self.parsed = 0  # bytes of the body before the slice that is being parsed
         self._delimiter = delimiter
         self._parts = 0
@@ -95,7 +97,7 @@ class Form:
         name = options.get(b"name", b"")
         assert self._begin is not None
         self._fields.append((name.decode("utf-8", "replace"), self._begin))
-        if name in (b"model", b"stream"):
+        if name in (b"model", b"stream", b"allow_remote"):
             self._reading = name
 
     def part_data(self, data: bytes, start: int, end: int) -> None:
@@ -115,6 +117,8 @@ class Form:
                 raise InvalidRequestError("The form field `model` is not UTF-8.", param="model") from error
         elif self._reading == b"stream":
             self.stream = bytes(self._value).lower() == b"true"
+        elif self._reading == b"allow_remote":
+            self.allow_remote = self._value.decode("utf-8", "replace")
         self._reading = b""
         self._value.clear()
 

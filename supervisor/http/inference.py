@@ -104,13 +104,12 @@ class Inference:
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
         text = outline.text if outline is not None else body
-        allowed = permission.in_headers(scope["headers"])
+        allowed, kept = False, text
         if asked.is_json:
-            said, kept = permission.taken_from(text)
-            allowed = allowed or said
+            allowed, kept = permission.taken_from(text)
         elif asked.form is not None:
-            allowed = allowed or permission.in_form(asked.form.allow_remote)
-        if route.model.id in self._guarded and not allowed:
+            allowed = permission.in_form(asked.form.allow_remote)
+        if route.model.id in self._guarded and not allowed and not permission.in_headers(scope["headers"]):
             raise permission.refuse(asked.name)
         if asked.is_json:
             if may_refer(text):

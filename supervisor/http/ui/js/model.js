@@ -57,10 +57,11 @@ function Facts({ model }) {
   const facts = [
     ["Runtime", `${model.runtime}, ${model.type}`],
     ["Priority", `${model.priority}${model.pin ? ", pinned" : ""}`],
-    ["Estimate", `${mib(memory.estimate.mib)}, ${memory.estimate.source}: ${memory.estimate.detail}`],
+    ["Estimate", model.device === "remote" ? "" : `${mib(memory.estimate.mib)}, ${memory.estimate.source}: ${memory.estimate.detail}`],
     ["Learned", Object.entries(memory.learned).map(([device, size]) => `${mib(size)} on ${device}`).join(", ")],
     ["Lease", memory.lease_mib === null ? "" : `${mib(memory.lease_mib)} on ${model.device}, ${mib(memory.measured_mib)} measured`],
-    ["Worker", worker ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
+    ["Address", worker?.address ? `${worker.address}, as ${worker.upstream_model}, ${plural(worker.connections, "connection")}` : ""],
+    ["Worker", worker?.pid ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
     ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
     ["Context", model.capabilities?.context ? `${model.capabilities.context} tokens` : ""],
     ["Overrides", Object.entries(model.overrides ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],

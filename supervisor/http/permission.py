@@ -1,0 +1,66 @@
+"""May this request leave this machine? Only where it says so, as `allow_remote: true` in its body or `X-Allow-Remote: true`.
+
+The word is ours and goes to no model, remote or not: a client may say it always, whatever turns out to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from supervisor.catalog.rewrite import open_object
+from supervisor.errors import ForbiddenError, InvalidRequestError
+
+FIELD: Final = "allow_remote"
+HEADER: Final = b"x-allow-remote"
+
+_SIGN: Final = b'"allow_remote"'
+_WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null": False, b"": False}
+
+Bytes = bytes | bytearray
+
+
+def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Does a header field say it? Raises InvalidRequestError for what is neither yes nor no."""
+    return any(_word(value) for name, value in headers if name == HEADER)
+
+
+def taken_from(text: Bytes) -> tuple[bool, Bytes]:
+    """Does a JSON body say it, and the body without the field. Raises InvalidRequestError."""
+    if _SIGN not in text:
+        return False, text
+    fields = open_object(text)
+    said = fields.pop(FIELD, None)
+    if said is None:
+        return False, text
+    if bytes(said) not in (b"true", b"false", b"null"):
+        raise _neither()
+    return _word(bytes(said)), msgspec.json.encode(fields)
+
+
+def in_form(value: str | None) -> bool:
+    """Does a form's field of that name say it? Raises InvalidRequestError for what is neither yes nor no."""
+    return value is not None and _word(value.encode())
+
+
+def refuse(name: str) -> ForbiddenError:
+    """The error for a request that would leave this machine unasked."""
+    return ForbiddenError(
+        f"{name} is run by somebody else, and this request would leave this machine for it. To allow that, send "
+        '"allow_remote": true in the body, or the header X-Allow-Remote: true.',
+        code="remote_not_allowed",
+        param=FIELD,
+    )
+
+
+def _word(text: bytes) -> bool:
+    said = _WORDS.get(text.strip().lower())
+    if said is None:
+        raise _neither()
+    return said
+
+
+def _neither() -> InvalidRequestError:
+    return InvalidRequestError('"allow_remote" must be true or false.', param=FIELD)
