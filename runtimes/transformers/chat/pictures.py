@@ -1,0 +1,43 @@
+"""Pictures in messages: data URLs only, decoded and prepared for the model. Nothing is ever fetched."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+from typing import Any, Final
+
+from PIL import Image, ImageOps
+
+from runtimes.kit.errors import WorkerError
+
+DATA: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
+MOST_PIXELS: Final = 50_000_000  # a small file may unfold into any number of them
+
+
+def picture(url: object) -> Image.Image:
+    """The picture of a data URL. Raises WorkerError."""
+    found = DATA.match(url) if isinstance(url, str) else None
+    if found is None or not isinstance(url, str):
+        raise _wrong("a picture must be a data URL such as data:image/png;base64,…; addresses are not fetched")
+    try:
+        opened = Image.open(io.BytesIO(base64.b64decode(url[found.end() :], validate=True)))
+        if opened.width * opened.height > MOST_PIXELS:
+            raise _wrong(f"the picture has {opened.width} × {opened.height} pixels; {MOST_PIXELS} are the most")
+        return ImageOps.exif_transpose(opened).convert("RGB")
+    except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _wrong(f"the picture can't be read: {error}") from error
+
+
+def prepared(see: Any, pictures: list[Image.Image]) -> tuple[dict[str, Any], list[int]]:
+    """What the model takes, and how many tokens each picture is. Raises WorkerError."""
+    try:
+        features = dict(see(pictures, return_tensors="pt"))
+    except ValueError as error:  # shapes that it can't do
+        raise _wrong(f"the picture can't be used: {error}") from error
+    return features, [int(grid.prod()) // see.merge_size**2 for grid in features["image_grid_thw"]]
+
+
+def _wrong(message: str) -> WorkerError:
+    return WorkerError(f"messages: {message}.", code="invalid_image", param="messages")
