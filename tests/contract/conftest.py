@@ -27,6 +27,37 @@ READY_S = 60.0
 
 
 @dataclass(frozen=True)
+class Question:
+    """A request that every worker of a kind answers with a text that begins with `answer`, whole or as a stream."""
+
+    path: str
+    keys: Callable[[bool], dict[str, object]]  # httpx's; told whether to stream
+    text_of: Callable[[dict], str]  # the whole answer's text
+    delta_of: Callable[[dict], str]  # what an event of a stream adds to it
+    answer: str
+
+
+def _chat_delta(event: dict) -> str:
+    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+
+
+def _chat_text(answer: dict) -> str:
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    return choice["message"]["content"]
+
+
+CHAT = {"model": "the-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}
+CHATTING = Question(
+    path="/v1/chat/completions",
+    keys=lambda stream: {"json": {**CHAT, "stream": stream}},
+    text_of=_chat_text,
+    delta_of=_chat_delta,
+    answer="Hello from a",
+)
+
+
+@dataclass(frozen=True)
 class Subject:
     """A runtime as its users configure it. `broken` are keys that make a start fail; `complaint` is in its log then."""
 
@@ -36,6 +67,7 @@ class Subject:
     broken: dict[str, object]
     complaint: str
     guarded: tuple[str, ...] = ("/v1/chat/completions",)  # refused without the key
+    question: Question = CHATTING
 
     def config(self, **keys: object):
         return self.adapter.config(runtime=self.adapter.name, **{**self.keys, **keys})
@@ -56,6 +88,10 @@ class Worker:
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
         return httpx.post(self.url + path, json=body, headers=headers or self.headers(), timeout=30, trust_env=False)
+
+    def ask(self, question: Question, *, stream: bool = False) -> httpx.Response:
+        keys = question.keys(stream)
+        return httpx.post(self.url + question.path, headers=self.headers(), timeout=30, trust_env=False, **keys)
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, headers=self.headers(), timeout=30, trust_env=False)

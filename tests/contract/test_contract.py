@@ -8,11 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-import httpx
-
 from runtimes.base import Endpoint
-
-CHAT = {"model": "the-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}
 
 
 class TestLaunchSpec:
@@ -46,7 +42,7 @@ class TestLaunchSpec:
 
     def test_what_it_serves_is_exact_paths(self, subject):
         endpoints = subject.adapter.endpoints(subject.config())
-        assert Endpoint("/v1/chat/completions") in endpoints
+        assert Endpoint(subject.question.path) in endpoints
         for endpoint in endpoints:
             assert endpoint.path.startswith("/")
             assert not set(endpoint.path) & set("*{}?#")
@@ -68,34 +64,24 @@ class TestWorker:
     """A worker serves, guards itself, and ends when it is told to."""
 
     def test_answers_in_json(self, subject, start):
-        answer = start(subject).wait_ready().post("/v1/chat/completions", CHAT)
-        assert answer.status_code == 200
-        (choice,) = answer.json()["choices"]
-        assert choice["finish_reason"] == "stop"
-        assert choice["message"]["content"].startswith("Hello from a")
+        answer = start(subject).wait_ready().ask(subject.question)
+        assert answer.status_code == 200, answer.text
+        assert subject.question.text_of(answer.json()).startswith(subject.question.answer)
 
     def test_answers_as_a_stream(self, subject, start):
         worker = start(subject).wait_ready()
-        body = {**CHAT, "stream": True}
-        with httpx.stream(
-            "POST",
-            worker.url + "/v1/chat/completions",
-            json=body,
-            headers=worker.headers(),
-            timeout=30,
-            trust_env=False,
-        ) as answer:
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            events = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+        answer = worker.ask(subject.question, stream=True)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
-        deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1] if json.loads(event)["choices"]]
-        assert "".join(delta.get("content") or "" for delta in deltas).startswith("Hello from a")
+        text = "".join(subject.question.delta_of(json.loads(event)) for event in events[:-1])
+        assert text.startswith(subject.question.answer)
 
     def test_refuses_requests_without_its_key(self, subject, start):
         worker = start(subject).wait_ready()
         for path in subject.guarded:
-            assert worker.post(path, CHAT, Authorization="Bearer wrong").status_code == 401
-            assert worker.post(path, CHAT, Accept="*/*").status_code == 401
+            assert worker.post(path, {"model": "the-model"}, Authorization="Bearer wrong").status_code == 401
+            assert worker.post(path, {"model": "the-model"}, Accept="*/*").status_code == 401
 
     def test_ends_on_sigterm(self, subject, start):
         worker = start(subject).wait_ready()
