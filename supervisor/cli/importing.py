@@ -20,12 +20,13 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     Raises ConfigError for files that can't be imported, InvalidRequestError where `out` exists or no file is meant.
     """
     paths = list(paths)
-    if not paths and form in {None, importing.Format.LLM_POOL}:
-        paths = importing.sources(os.environ)
-        form = importing.Format.LLM_POOL
+    if not paths and (form == importing.Format.LLM_POOL or (form is None and importing.has_settings(os.environ))):
+        form, paths = importing.Format.LLM_POOL, importing.sources(os.environ)
     if not paths:
         raise click.UsageError("Name the file to import.")
     kind = importing.Format(form) if form is not None else importing.format_of(paths[0])
+    if kind is importing.Format.LLM_POOL and len(paths) == 1:
+        paths = importing.sources(os.environ, paths[0])
     if len(paths) > 1 and kind is not importing.Format.LLM_POOL:
         raise click.UsageError(f"{kind} has one file, not {len(paths)}.")
     if out is not None and out.exists():

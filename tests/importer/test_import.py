@@ -112,6 +112,22 @@ class TestCommand:
         other.write_text('{"service": {"port": 8300}}')
         assert "port: 8300" in llmux("config", "import", LLM_POOL_LOCAL_SETTINGS_PATH=str(other), **variables).stdout
 
+    def test_what_goes_over_a_named_file(self, tmp_path):
+        """As llm-pool does: what the variable names, else local.json beside it; not where both are named."""
+        settings, other = FIXTURES / "settings.json", tmp_path / "other.json"
+        other.write_text('{"service": {"port": 8300}}')
+        assert "port: 8200" in llmux("config", "import", settings).stdout
+        variable = {"LLM_POOL_LOCAL_SETTINGS_PATH": str(other)}
+        assert "port: 8300" in llmux("config", "import", settings, **variable).stdout
+        assert "port: 8200" in llmux("config", "import", settings, FIXTURES / "local.json", **variable).stdout
+
+    @pytest.mark.parametrize("variable", ["LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH"])
+    def test_a_variable_that_names_no_file(self, tmp_path, variable):
+        there = {"LLM_POOL_SETTINGS_PATH": str(FIXTURES / "settings.json")}
+        told = llmux("config", "import", **(there | {variable: str(tmp_path / "nothing.json")}))
+        assert (told.returncode, told.stdout) == (2, "")
+        assert f"{variable}: {tmp_path}/nothing.json: there is no such file" in told.stderr
+
     def test_does_not_overwrite(self, tmp_path):
         out = tmp_path / "llmux.yaml"
         out.write_text("models: {}\n")
@@ -133,7 +149,7 @@ class TestCommand:
             ("a.ini", "version = 1\n", "there are no models"),
             ("a.json", "{", "no valid JSON"),
             ("a.json", "{}", "engine.models: there are no models"),
-            ("gone.ini", None, "can't be read"),
+            ("gone.ini", None, "gone.ini: there is no such file"),
         ],
     )
     def test_files_with_mistakes(self, tmp_path, name, text, problem):
@@ -268,6 +284,35 @@ class TestLlmPool:
             "a": {"b": 3, "c": 2},
             "d": [2],
         }
+
+    def test_shared_stop_words_come_along(self):
+        models = {"a": {"backend": "llama_server", "model_path": "/a.gguf"}}
+        draft = llm_pool.convert({"engine": {"decoding": {"stop": ["</s>"]}, "models": models}})
+        draft.settle()
+        assert draft.virtual_models["a"]["defaults"] == {"stop": ["</s>"]}
+        assert notes(draft) == []
+
+    def test_vllm_switches_that_are_off(self):
+        """What vLLM would do unasked has to be turned off; the rest needs no word."""
+        fields = {"vllm_model": "/m", "vllm_enable_prefix_caching": False, "vllm_enforce_eager": False}
+        draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "vllm_serve", **fields}}}})
+        assert draft.models["a"]["cmd"][-1] == "--no-enable-prefix-caching"
+        assert "--enforce-eager" not in draft.models["a"]["cmd"]
+
+    def test_models_that_are_none(self):
+        models = {"a": 3, "b": {}, "c": {"backend": "vllm"}, "d": {"backend": "llama_cpp", "model_path": "/d.gguf"}}
+        draft = llm_pool.convert({"engine": {"models": models}})
+        assert list(draft.models) == ["d"]
+        assert notes(draft)[:3] == [
+            "engine.models.a: expected an object",
+            "engine.models.b: it has no backend",
+            "engine.models.c: it has no vllm_model",
+        ]
+
+    def test_an_address_that_others_reach(self):
+        models = {"a": {"backend": "llama_server", "model_path": "/a.gguf"}}
+        draft = llm_pool.convert({"service": {"host": "0.0.0.0"}, "engine": {"models": models}})
+        assert notes(draft) == ["service.host: others reach 0.0.0.0, so llmux wants keys: llmux keys add NAME"]
 
     def test_a_model_without_a_file_is_left_out(self):
         draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "llama_server", "model_path": None}}}})

@@ -33,14 +33,32 @@ class Format(StrEnum):
     LLM_POOL = "llm-pool"
 
 
+DEFAULT_SETTINGS: Final = Path("config/settings.json")
 _SUFFIXES: Final = {".ini": Format.LLAMA_CPP, ".json": Format.LLM_POOL}
 
 
-def sources(environ: Mapping[str, str]) -> list[Path]:
-    """The files that llm-pool itself would read, for an import that names none."""
-    settings = Path(environ.get(llm_pool.SETTINGS_VARIABLE) or "config/settings.json")
-    local = Path(environ.get(llm_pool.LOCAL_VARIABLE) or settings.with_name("local.json"))
-    return [path for path in (settings, local) if path.is_file()]
+def has_settings(environ: Mapping[str, str]) -> bool:
+    """Is there a settings.json of llm-pool to be found without its name?"""
+    return bool(environ.get(llm_pool.SETTINGS_VARIABLE)) or DEFAULT_SETTINGS.is_file()
+
+
+def sources(environ: Mapping[str, str], settings: Path | None = None) -> list[Path]:
+    """The files that llm-pool itself would read: `settings`, or where it looks for it, and what goes over it.
+
+    Raises ConfigError when one that a variable names isn't there.
+    """
+    settings = settings or _named(environ, llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS
+    local = _named(environ, llm_pool.LOCAL_VARIABLE) or settings.with_name("local.json")
+    if local == settings or not local.is_file():
+        return [settings]
+    return [settings, local]
+
+
+def _named(environ: Mapping[str, str], variable: str) -> Path | None:
+    path = Path(environ[variable]) if environ.get(variable) else None
+    if path is not None and not path.is_file():
+        raise ConfigError((f"{variable}: {path}: there is no such file",))
+    return path
 
 
 def format_of(path: Path) -> Format:
@@ -77,6 +95,8 @@ def _presets(text: str) -> Draft:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError((f"{path}: there is no such file",)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError((f"{path}: can't be read: {error}",)) from error
 

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from runtimes.llama_server.config import LlamaServerConfig
 from supervisor.catalog.importing.draft import Draft, Values, text_of
 from supervisor.catalog.importing.llama_options import Options
+from supervisor.catalog.keys import is_loopback
 from supervisor.errors import ConfigError
 
 SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
@@ -31,6 +32,7 @@ _DECODING: Final = MappingProxyType(
         "max_tokens": "max_tokens",
         "repetition_penalty": "repeat_penalty",
         "seed": "seed",
+        "stop": "stop",
     }
 )
 _OTHERWISE: Final = MappingProxyType(
@@ -80,8 +82,13 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
     draft.server.update({key: service[key] for key in ("host", "port", "log_level") if key in service})
     if isinstance(level := draft.server.get("log_level"), str):
         draft.server["log_level"] = level.lower()
+    if isinstance(host := draft.server.get("host"), str) and not is_loopback(host):
+        draft.look("service.host", f"others reach {host}, so llmux wants keys: llmux keys add NAME")
     for theirs, values in models.items():
-        _model(draft, theirs, _object(values), str(engine.get("backend", "")))
+        if isinstance(values, dict):
+            _model(draft, theirs, values, str(engine.get("backend") or ""))
+        else:
+            draft.lose(f"engine.models.{theirs}", "expected an object")
     decoding = _object(engine.get("decoding"))
     for key in [key for key in decoding if key not in _DECODING]:
         draft.lose(f"engine.decoding.{key}", "requests have no such field")
@@ -106,7 +113,11 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
     where = f"engine.models.{theirs}"
     convert_backend = _BACKENDS.get(backend)
     if convert_backend is None:
-        draft.lose(where, _NOT_HERE.get(backend, f'there is no runtime for backend "{backend}"'))
+        unknown = f'there is no runtime for backend "{backend}"' if backend else "it has no backend"
+        draft.lose(where, _NOT_HERE.get(backend, unknown))
+        return
+    if convert_backend is _vllm and not (values.get("vllm_model") or values.get("model_path")):
+        draft.lose(where, "it has no vllm_model")
         return
     name = draft.name(theirs)
     model = draft.models[name] = {}
@@ -193,6 +204,8 @@ def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
             continue
         if field.startswith("speculative_") or field == "num_speculative_tokens":
             speculative[field.removeprefix("speculative_")] = value
+        elif value is False and field.startswith("enable_"):
+            command.append(f"--no-{field.replace('_', '-')}")  # what it would do unasked
         elif field in _VLLM_SWITCHES or isinstance(value, bool):
             command += [option] if value else []
         else:
