@@ -134,7 +134,11 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
             print(f"{settings.model}: serving after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
     threading.Thread(target=load, name="load", daemon=True).start()
-    await server.serve()
+    try:
+        await server.serve()
+    except SystemExit:  # uvicorn's, after it has told why
+        print(f"couldn't bind HTTP server socket, hostname: {settings.host}, port: {settings.port}", file=sys.stderr)
+        return 1
     return 1 if state.failed or not server.started else 0
 
 

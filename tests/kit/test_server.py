@@ -35,6 +35,7 @@ class Toy:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         settings = {"model": "toy", "host": "127.0.0.1", "port": self.port, "parallel": 2, "queue": 3, **options}
+        self.port = settings["port"]
         command = [sys.executable, "-I", "-c", START, "toy.py", json.dumps(settings)]
         self.process = subprocess.Popen(command, env={"LLMUX_WORKER_KEY": KEY}, stderr=subprocess.PIPE, text=True)
         self.http = httpx.Client(
@@ -99,6 +100,12 @@ class TestHealth:
         assert toy.process.returncode == 1
         assert "CUDA out of memory" in text
         assert "exiting" in text
+
+    def test_a_taken_port(self, toy, start):
+        other = start(port=toy.port)
+        _, text = other.process.communicate(timeout=20)
+        assert other.process.returncode == 1
+        assert "couldn't bind HTTP server socket" in text
 
     def test_sigterm_while_loading(self, start, tmp_path):
         toy = start(gate=str(tmp_path / "never"))
