@@ -27,6 +27,7 @@ from supervisor.catalog.sections import ServerConfig
 from supervisor.cli import client, environments, service, show
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import venvs
+from supervisor.io.accelerators import detect
 from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
 from supervisor.io.ports import who_listens
 
@@ -169,16 +170,28 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
     for name in REGISTRY.names():
         if REGISTRY.get(name).requirements is None:
             continue
+        recipe = environments.recipe_of(name)
         environment = venvs.installed(name, folder)
         command = f"llmux runtimes install {name}"
         if environment is None:
             # Whether its models need it was looked at with them.
             needed = " (its models say above whether they need it)" if name in used else ""
             yield Check(f"runtime {name}", "ok", f"not installed{needed}; when you want it: {command}")
-        elif environment.lock_digest != environments.recipe_of(name).digest():
+        elif environment.lock_digest != recipe.digest():
             yield Check(f"runtime {name}", "warn", "is older than this llmux", command)
+        elif environment.device == "cpu" and name in used and _uses_gpu(catalog) and (gpu := detect()) != "cpu":
+            message = f"was installed for the processor, but there is a GPU ({gpu}) that it could use"
+            yield Check(f"runtime {name}", "warn", message, f"{command} --device {gpu}")
         else:
-            yield Check(f"runtime {name}", "ok", f"installed: {', '.join(environment.packages)}")
+            kind = f" for {environment.device}" if environment.device is not None else ""
+            versions = ", ".join(environments.versions(recipe, environment))
+            yield Check(f"runtime {name}", "ok", f"installed{kind}: {versions}")
+
+
+def _uses_gpu(catalog: Catalog | None) -> bool:
+    """Does the configuration leave room for one?"""
+    configured = catalog.devices if catalog is not None else "auto"
+    return configured == "auto" or any(device.kind == "cuda" for device in configured)
 
 
 def _programs() -> Iterator[Check]:

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -110,7 +110,7 @@ def row(name: str, runtimes_dir: Path) -> Row:
         "path": str(environment.path),
         "python": environment.python,
         "device": environment.device,
-        "versions": sorted(_versions(recipe, environment)),
+        "versions": versions(recipe, environment),
         "packages": list(environment.packages),
         "size_mib": environment.size_bytes() >> 20,
         "imports": problem is None,
@@ -119,11 +119,19 @@ def row(name: str, runtimes_dir: Path) -> Row:
     }
 
 
+def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
+    """Of the packages that the runtime asks for by their exact versions: those make a difference to a person."""
+    asked: set[str] = set()
+    for source in recipe.lock.parent.glob("requirements*.in"):
+        asked |= {_canonical(package) for package in _pinned(source)}
+    return [package for package in environment.packages if _canonical(package.partition("==")[0]) in asked]
+
+
 def table_of(rows: Sequence[Row]) -> str:
     """For people: a line each, and what to do below."""
     lines: list[Sequence[str]] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
     for found in rows:
-        versions = found.get("versions")
+        told_versions = found.get("versions")
         imports = found.get("imports")
         lines.append(
             (
@@ -133,7 +141,7 @@ def table_of(rows: Sequence[Row]) -> str:
                 show.text(found.get("python")),
                 show.text(found.get("device")),
                 "-" if imports is None else "yes" if imports else "no",
-                ", ".join(versions) if isinstance(versions, list) else "-",
+                ", ".join(told_versions) if isinstance(told_versions, list) else "-",
             )
         )
     told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
@@ -150,16 +158,6 @@ def _packages_there(name: str, runtimes_dir: Path) -> int:
 def _pinned(lock: Path) -> set[str]:
     """The names of the packages of a lock."""
     return set(re.findall(r"^([A-Za-z0-9][\w.-]*)==", lock.read_text(encoding="utf-8"), re.MULTILINE))
-
-
-def _versions(recipe: Recipe, environment: venvs.Environment) -> Iterator[str]:
-    """What the runtime asks for by its exact version, which is what makes a difference to a person."""
-    asked: set[str] = set()
-    for source in recipe.lock.parent.glob("requirements*.in"):
-        asked |= {_canonical(package) for package in _pinned(source)}
-    for package in environment.packages:
-        if _canonical(package.partition("==")[0]) in asked:
-            yield package
 
 
 def _canonical(name: str) -> str:
