@@ -10,7 +10,6 @@ import abc
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -20,35 +19,16 @@ from starlette.responses import Response
 
 from runtimes.kit.audio.decode import RATE, Samples, decode, is_silent
 from runtimes.kit.audio.languages import code_of
+from runtimes.kit.audio.parameters import PARAMETERS
 from runtimes.kit.audio.transcript import FORMATS, Format, Segment, Task, Transcript
 from runtimes.kit.body import Body
 from runtimes.kit.errors import WorkerError, unsupported
 from runtimes.kit.form import read_form
 from runtimes.kit.lane import Cancel
-from runtimes.kit.parameters import Table, check, ignored, refused, used
+from runtimes.kit.parameters import Table, check
 from runtimes.kit.server import Endpoint, Settings, Worker, events, started
 
 GRANULARITIES: Final = ("segment", "word")
-
-PARAMETERS: Final[Table] = MappingProxyType(
-    {
-        "file": used(
-            "flac, mp3, mp4, mpeg, mpga, m4a, ogg, wav, webm and what else FFmpeg reads; from videos the sound"
-        ),
-        "model": ignored("the worker has one model"),
-        "language": used("a code (en, en-US) or an English name; without it default_language, else what is heard"),
-        "prompt": used("words that are likely, or what was said before"),
-        "temperature": used("0 to 1; at 0 it is raised by itself where the model gets stuck"),
-        "response_format": used("json (default), text, srt, verbose_json, vtt"),
-        "timestamp_granularities": used("segment, word; with verbose_json"),
-        "stream": used("events for each segment; with json and text"),
-        "include": refused("probabilities of tokens are not told.", []),
-        "chunking_strategy": refused("how long audio is cut can't be chosen.", "auto"),
-        "known_speaker_names": refused("speakers are not told apart.", []),
-        "known_speaker_references": refused("speakers are not told apart.", []),
-    }
-)
-"""What happens to each of the API's parameters, for models that can do all of it."""
 
 _LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"})
 

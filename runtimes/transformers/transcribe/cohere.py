@@ -6,37 +6,27 @@ Long audio is cut where it is quiet into as much as the model takes at once; eac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES
 
 from runtimes.kit.audio.decode import RATE, Samples
+from runtimes.kit.audio.parameters import COHERE
 from runtimes.kit.audio.transcript import Segment
 from runtimes.kit.audio.windows import Window, windows
 from runtimes.kit.errors import WorkerError
 from runtimes.kit.lane import Cancel
-from runtimes.kit.parameters import Table, refused
-from runtimes.kit.transcription import PARAMETERS, Heard, Wanted
+from runtimes.kit.transcription import Heard, Wanted
 from runtimes.transformers.transcribe.family import Family, mean_logprob, stopping
 
 NO_SPACES: Final = frozenset({"ja", "zh"})
-
-PARAMETERS_HERE: Final[Table] = MappingProxyType(
-    {
-        **PARAMETERS,
-        "prompt": refused("this model takes none."),
-        "timestamp_granularities": refused("this model tells times of segments only.", ["segment"]),
-    }
-)
-"""What differs from other models."""
 
 
 class Cohere(Family):
     """Any model of class CohereAsrForConditionalGeneration."""
 
-    parameters = PARAMETERS_HERE
+    parameters = COHERE
 
     def __init__(self, model: Any, processor: Any) -> None:
         self._model, self._processor = model, processor

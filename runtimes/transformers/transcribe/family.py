@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from runtimes.kit.audio.decode import Samples
+from runtimes.kit.audio.parameters import PARAMETERS
 from runtimes.kit.lane import Cancel
 from runtimes.kit.parameters import Table
-from runtimes.kit.transcription import PARAMETERS, Heard, Wanted
+from runtimes.kit.transcription import Heard, Wanted
 
 
 class Family(abc.ABC):
