@@ -7,7 +7,7 @@ INSTALL := $(UV) pip install --quiet --python $(BIN)/python
 SOURCES := supervisor runtimes tests bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help run status logs restart stop test lint format check bench golden docs soak llama-server lock clean
+.PHONY: help run status logs restart stop test lint format check bench golden docs soak llama-server test-vllm lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ soak: .venv/ready-dev ## The fault tests with their full counts (an hour)
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
 	$(BIN)/python tests/build_llama_server.py
+
+test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB) and test its runtime with it
+	$(BIN)/python -m tests.build_vllm
+	$(BIN)/pytest -s tests/vllm
 
 lock: .venv/tools ## Write the lock files anew
 	for name in requirements-tools.in:requirements-tools.lock: pyproject.toml:requirements.lock: pyproject.toml:requirements-dev.lock:--group=dev; do \

@@ -1,0 +1,177 @@
+"""A real `vllm serve` on a tiny model, through the daemon: what the fake of the other tests only pretends.
+
+Needs the environment that `make test-vllm` installs; a load takes most of a minute, so there is one for all tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from runtimes.vllm_serve.config import KEY_OF_OPTION, OWN_OPTIONS
+from tests import build_vllm
+from tests import daemon as daemons
+from tests.daemon import wait_until
+
+pytestmark = [
+    pytest.mark.skipif(build_vllm.find() is None, reason="there is no vLLM here; make test-vllm installs one"),
+    pytest.mark.timeout(600),
+]
+GENERATOR = Path(__file__).parents[1] / "generators" / "language.py"
+LOAD_S = 300.0
+CACHE_BYTES = 64 << 20
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vllm")
+    program = build_vllm.find()
+    python = program.with_name("python")
+    kind = json.dumps({"kind": "qwen3"})
+    subprocess.run([python, "-I", GENERATOR, folder / "qwen3", kind], check=True, timeout=120, capture_output=True)
+    model = {
+        "runtime": "vllm_serve",
+        "path": str(folder / "qwen3"),
+        "binary": str(program),
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": 4,
+        "kv_cache_memory_bytes": CACHE_BYTES,
+        "enforce_eager": True,
+        "reasoning_parser": "qwen3",
+        "tool_call_parser": "hermes",
+    }
+    config = {
+        "models": {"qwen": model},
+        "virtual_models": {"quick": {"model": "qwen", "enable_thinking": False}},
+        "limits": {"backoff_first_s": 60},
+    }
+    with daemons.running(folder, config) as daemon:
+        began = time.monotonic()
+        daemon.post("/v1/admin/models/qwen/load")
+        daemon.wait_state("qwen", "ready", LOAD_S)
+        print(f"\nloaded in {time.monotonic() - began:.1f} s")
+        yield daemon
+
+
+def tree(daemon) -> list[psutil.Process]:
+    shim = psutil.Process(daemon.model("qwen")["worker"]["shim_pid"])
+    return [shim, *shim.children(recursive=True)]
+
+
+class TestOptions:
+    """The tables of options say what this vLLM says."""
+
+    def test_every_option_is_known(self):
+        done = subprocess.run(
+            [build_vllm.find(), "serve", "--help=all"], capture_output=True, text=True, timeout=120, check=False
+        )
+        known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout))
+        assert set() == (OWN_OPTIONS | KEY_OF_OPTION.keys()) - known
+
+
+class TestAnswers:
+    """Each endpoint answers, and what differs from llama.cpp's is as the documents say."""
+
+    def test_thoughts_are_apart(self, daemon):
+        answer = daemon.chat("qwen", max_tokens=64).json()
+        message = answer["choices"][0]["message"]
+        assert (answer["model"], message["reasoning"].strip()) == ("qwen", "pondering")
+        assert message["content"].strip() == "Hello from a tiny model 🙂"
+
+    def test_thinking_is_switched_off(self, daemon):
+        message = daemon.chat("quick", max_tokens=64).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"].strip()) == (None, "Hello from a tiny model 🙂")
+
+    def test_a_stream(self, daemon):
+        body = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 64}
+        body["stream_options"] = {"include_usage": True}
+        with daemon.client().stream("POST", "/v1/chat/completions", json=body) as answer:
+            events = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        chunks = [json.loads(event) for event in events[:-1]]
+        deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        assert "".join(delta.get("reasoning") or "" for delta in deltas).strip() == "pondering"
+        assert "".join(delta.get("content") or "" for delta in deltas).strip() == "Hello from a tiny model 🙂"
+        assert chunks[-1]["usage"]["completion_tokens"] > 5
+
+    def test_a_tool_call(self, daemon):
+        (call,) = daemon.chat("qwen", tools=[WEATHER], max_tokens=64).json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "get_weather"
+        assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+
+    def test_other_endpoints(self, daemon):
+        messages = [{"role": "user", "content": "hi"}]
+        for path, body in {
+            "/v1/completions": {"prompt": "Hello", "max_tokens": 8},
+            "/v1/responses": {"input": "hi"},
+            "/v1/messages": {"messages": messages, "max_tokens": 64},
+            "/v1/messages/count_tokens": {"messages": messages},
+            "/tokenize": {"prompt": "hi"},
+            "/detokenize": {"tokens": [71, 72]},
+        }.items():
+            answer = daemon.post(path, json={"model": "qwen", **body})
+            assert answer.status_code == 200, f"{path}: {answer.text}"
+
+    def test_too_much_for_its_context(self, daemon):
+        answer = daemon.chat("qwen", text="hi " * 1000)
+        assert answer.status_code == 400
+        assert "maximum context length" in answer.text
+
+    def test_the_key_is_asked_for(self, daemon):
+        port = daemon.model("qwen")["worker"]["port"]
+        assert httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).status_code == 401
+
+    def test_metrics(self, daemon):
+        lines = daemon.get("/metrics").text.splitlines()
+        assert any(line.startswith("vllm:") and 'model="qwen"' in line for line in lines)
+
+
+class TestMemory:
+    """What it takes is what was computed, within 30 %."""
+
+    def test_estimate_and_measurement(self, daemon):
+        memory = wait_until(
+            lambda: (view := daemon.model("qwen")["memory"])["measured_mib"] and view, 30, "it was measured"
+        )
+        computed, measured = memory["estimate"]["mib"], memory["measured_mib"]
+        print(f"\nestimated {computed} MiB ({memory['estimate']['detail']}), measured {measured} MiB")
+        untouched = CACHE_BYTES >> 20  # the cache is pages of zeros until it is written
+        assert computed - untouched == pytest.approx(measured, rel=0.3)
+
+
+class TestEnd:
+    """Last: the worker is killed in the middle of an answer, and nothing of it is left."""
+
+    def test_killed(self, daemon):
+        family = tree(daemon)
+        names = [process.name() for process in family]
+        assert any("EngineCore" in name or name.startswith("VLLM") for name in names), names
+        shm = set(Path("/dev/shm").iterdir())
+        print("\n" + ", ".join(f"{p.name()} {p.memory_info().rss >> 20} MiB" for p in family))
+        body = {"model": "qwen", "prompt": "Hello", "max_tokens": 480, "ignore_eos": True, "stream": True}
+        server = daemon.model("qwen")["worker"]["pid"]
+        with daemon.client().stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(server, signal.SIGKILL)
+            killed = time.monotonic()
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+        wait_until(lambda: not [p for p in family if p.is_running() and p.status() != "zombie"], 10, "all are gone")
+        wait_until(lambda: not daemon.workers(), 10, "none is left that carries the daemon's mark")
+        print(f"gone after {time.monotonic() - killed:.2f} s; new in /dev/shm: {set(Path('/dev/shm').iterdir()) - shm}")
+        daemon.wait_state("qwen", "backoff")
