@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from faster_whisper import WhisperModel
 
-from runtimes.kit.audio.decode import Samples
+from runtimes.kit.audio.samples import Samples
 from runtimes.kit.audio.transcript import Segment, Word
 from runtimes.kit.audio.windows import Window, windows
 from runtimes.kit.lane import Cancel

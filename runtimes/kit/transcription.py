@@ -17,9 +17,10 @@ from prometheus_client import Counter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtimes.kit.audio.decode import RATE, Samples, decode, is_silent
+from runtimes.kit.audio.decode import decode
 from runtimes.kit.audio.languages import code_of
 from runtimes.kit.audio.parameters import PARAMETERS
+from runtimes.kit.audio.samples import RATE, Samples, is_silent
 from runtimes.kit.audio.transcript import FORMATS, Format, Segment, Task, Transcript
 from runtimes.kit.body import Body
 from runtimes.kit.errors import WorkerError, unsupported

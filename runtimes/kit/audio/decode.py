@@ -11,16 +11,10 @@ from typing import BinaryIO, Final
 
 import av
 import numpy as np
-import numpy.typing as npt
 
+from runtimes.kit.audio.samples import RATE, Samples
 from runtimes.kit.errors import WorkerError
 from runtimes.kit.lane import Cancel
-
-Samples = npt.NDArray[np.float32]
-
-RATE: Final = 16_000
-QUIET: Final = 10 ** (-70 / 20)
-"""Peaks below this are silence: ten of a 16-bit sample's 32768 steps, which no microphone's noise stays under."""
 
 _READERS: Final = "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,eac3,flac,flv,matroska,mov,mp3,mpeg,mpegts,mpegvideo,ogg,tta,voc,w64,wav,wv"
 _RATES: Final = range(2_000, 768_001)
@@ -51,11 +45,6 @@ def decode(file: BinaryIO, *, longest_s: float, cancel: Cancel) -> Samples:
     if not np.isfinite(samples).all():
         np.nan_to_num(samples, copy=False, posinf=0.0, neginf=0.0)
     return samples
-
-
-def is_silent(samples: Samples) -> bool:
-    """Nothing to be heard: models trained on speech make up words for it."""
-    return samples.size == 0 or float(max(samples.max(), -samples.min())) < QUIET
 
 
 def _read(

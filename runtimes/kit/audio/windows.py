@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from runtimes.kit.audio.decode import RATE, Samples, is_silent
+from runtimes.kit.audio.samples import RATE, Samples, is_silent
 
 STEP: Final = RATE // 10
 

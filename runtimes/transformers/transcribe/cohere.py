@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES
 
-from runtimes.kit.audio.decode import RATE, Samples
 from runtimes.kit.audio.parameters import COHERE
+from runtimes.kit.audio.samples import RATE, Samples
 from runtimes.kit.audio.transcript import Segment
 from runtimes.kit.audio.windows import Window, windows
 from runtimes.kit.errors import WorkerError

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from runtimes.kit.audio.decode import Samples
 from runtimes.kit.audio.parameters import PARAMETERS
+from runtimes.kit.audio.samples import Samples
 from runtimes.kit.lane import Cancel
 from runtimes.kit.parameters import Table
 from runtimes.kit.transcription import Heard, Wanted

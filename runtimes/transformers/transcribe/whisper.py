@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from runtimes.kit.audio.decode import RATE, Samples, is_silent
+from runtimes.kit.audio.samples import RATE, Samples, is_silent
 from runtimes.kit.audio.transcript import Segment, Word
 from runtimes.kit.errors import WorkerError
 from runtimes.kit.lane import Cancel

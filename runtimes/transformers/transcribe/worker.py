@@ -9,7 +9,7 @@ from typing import Any, Final
 import transformers
 from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
 
-from runtimes.kit.audio.decode import Samples
+from runtimes.kit.audio.samples import Samples
 from runtimes.kit.lane import Cancel
 from runtimes.kit.server import serve
 from runtimes.kit.transcription import Heard, TranscriptionWorker, Wanted
