@@ -36,6 +36,7 @@ KINDS: Final[Mapping[str, Sequence[Mapping[str, object]]]] = {
         {"path": Path("model.gguf"), "rerank": True},
     ),
     "command": ({"cmd": ["program"]},),
+    "openai_remote": ({"base_url": "https://api.example.com/v1", "upstream_model": "model"},),
     "vllm_serve": (
         {"path": Path("model")},
         {"path": Path("model"), "type": "embedding"},

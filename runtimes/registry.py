@@ -49,5 +49,6 @@ REGISTRY = Registry(
         "llama_server": "runtimes.llama_server.adapter:LlamaServerAdapter",
         "command": "runtimes.command.adapter:CommandAdapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",
+        "openai_remote": "runtimes.openai_remote.adapter:OpenAIRemoteAdapter",
     }
 )

@@ -49,7 +49,7 @@ _ANSWER_FIELDS: Final = frozenset(
         b"retry-after",
     )
 )
-_ANSWER_PREFIXES: Final = (b"x-ratelimit-", b"anthropic-ratelimit-")
+_ANSWER_PREFIXES: Final = (b"anthropic-ratelimit-", b"x-ratelimit-")
 _BUSY: Final = (429, 503)
 _KEY_REFUSED: Final = (401, 407)
 
