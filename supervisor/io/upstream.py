@@ -14,7 +14,8 @@ import socket
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
-from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection, Headers, UpstreamResponse
+from supervisor.io.upstream_response import Headers, UpstreamResponse
+from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection
 
 __all__ = ["HOP_BY_HOP", "Answer", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse"]
 

@@ -1,4 +1,4 @@
-"""One connection to a worker: an `asyncio.Protocol` that feeds an httptools parser, and the response that comes out of it.
+"""One connection to a worker: an `asyncio.Protocol` that feeds an httptools parser, which feeds an `UpstreamResponse`.
 
 What one read brings is handed on as one chunk. Reading is paused above 256 KiB, so a slow client slows its worker instead
 of filling our memory. Whoever owns the connections (the pool) is told when one can be used again and when one is lost, and
@@ -16,12 +16,12 @@ from typing import Final, Protocol
 import httptools
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
+from supervisor.io.upstream_response import Headers, UpstreamResponse
 
-Headers = list[tuple[bytes, bytes]]
 Body = bytes | bytearray | AsyncIterator[bytes]
 
-PAUSE_ABOVE: Final = 256 * 1024
 HEAD_LIMIT: Final = 64 * 1024
+SLICE: Final = 256 * 1024  # written between two turns of the loop
 JOIN_BELOW: Final = 64 * 1024  # smaller bodies are written together with their head: one packet, one wake-up there
 
 HOP_BY_HOP: Final = frozenset(
@@ -56,139 +56,6 @@ class Owner(Protocol):
 
     def forget(self, connection: Connection) -> None:
         """The connection is lost."""
-
-
-class UpstreamResponse:
-    """A response whose body may still be arriving. One consumer.
-
-    `headers` are lowercase, in order, duplicates kept, without hop-by-hop fields. Cancelling a read is safe; call `close`
-    when done with it, however it ended.
-    """
-
-    __slots__ = (
-        "_buffered",
-        "_chunks",
-        "_connection",
-        "_error",
-        "_head_done",
-        "_waiter",
-        "complete",
-        "headers",
-        "status",
-    )
-
-    def __init__(self, connection: Connection) -> None:
-        self.status = 0
-        self.headers: Headers = []
-        self.complete = False
-        self._connection: Connection | None = connection
-        self._chunks: list[bytes] = []
-        self._buffered = 0
-        self._head_done = False
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    async def head(self) -> None:
-        """Wait for status and headers. Raises UpstreamError or UpstreamTimeoutError."""
-        while not self._head_done:
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-
-    async def next_chunk(self) -> bytes:
-        """All that arrived since the last call, at least one byte; b"" once the body was complete.
-
-        Raises UpstreamError when the worker broke off before the end it had promised, UpstreamTimeoutError when it fell
-        silent.
-        """
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            if self.complete:
-                return b""
-            await self._wait()
-        chunks = self._chunks
-        self._chunks = []
-        if self._buffered > PAUSE_ABOVE and self._connection is not None:
-            self._connection.resume()
-        self._buffered = 0
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    @property
-    def drained(self) -> bool:
-        """The body is complete and nothing of it is left to read."""
-        return self.complete and not self._chunks
-
-    def __aiter__(self) -> UpstreamResponse:
-        return self
-
-    async def __anext__(self) -> bytes:
-        chunk = await self.next_chunk()
-        if not chunk:
-            raise StopAsyncIteration
-        return chunk
-
-    async def read(self, limit: int) -> bytes:
-        """The body up to its end or until more than `limit` bytes are there."""
-        parts: list[bytes] = []
-        size = 0
-        while size <= limit and (chunk := await self.next_chunk()):
-            parts.append(chunk)
-            size += len(chunk)
-        return b"".join(parts)
-
-    def close(self) -> None:
-        """Let go of it; unless the body is complete this closes the connection at once."""
-        connection = self._connection
-        if connection is not None:
-            self.fail(UpstreamError("The response was closed."))
-            connection.abort()
-
-    # what the connection calls
-
-    @property
-    def waiting(self) -> bool:
-        """A consumer waits for the worker (and not the other way round)."""
-        return self._waiter is not None
-
-    @property
-    def head_done(self) -> bool:
-        return self._head_done
-
-    def start(self, status: int, headers: Headers) -> None:
-        self.status = status
-        self.headers = headers
-        self._head_done = True
-
-    def add(self, data: bytes) -> bool:
-        """Keep a piece of the body. True: enough is waiting, stop reading."""
-        self._chunks.append(data)
-        self._buffered += len(data)
-        return self._buffered > PAUSE_ABOVE
-
-    def finish(self) -> None:
-        self.complete = True
-        self._connection = None
-        self.wake()
-
-    def fail(self, error: Exception) -> None:
-        if self._error is None and not self.complete:
-            self._error = error
-        self._connection = None
-        self.wake()
-
-    def wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        assert self._waiter is None, "one consumer"
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
 
 class Connection(asyncio.Protocol):
@@ -275,22 +142,26 @@ class Connection(asyncio.Protocol):
         self._quiet_limit_s = first_byte_s
         if not isinstance(body, bytes | bytearray):
             self._transport.write(head)
-            self._pump = self._loop.create_task(self._send(body, exchange))
+            self._pump = self._loop.create_task(self._send(body, exchange, chunked=True))
         elif len(body) < JOIN_BELOW:
             self._pool.write_soon(self._transport, head + body)
         else:
             self._transport.write(head)
-            self._transport.write(body)
+            self._pump = self._loop.create_task(self._send(_slices(body), exchange, chunked=False))
         return exchange
 
-    async def _send(self, body: AsyncIterator[bytes], exchange: UpstreamResponse) -> None:
+    async def _send(
+        self, pieces: AsyncIterator[bytes] | AsyncIterator[memoryview], exchange: UpstreamResponse, *, chunked: bool
+    ) -> None:
         try:
-            async for chunk in body:
+            async for piece in pieces:
                 await self._writable.wait()
-                if chunk:
+                if piece:
                     self._quiet_since = self._loop.time()
-                    self._transport.writelines((b"%x\r\n" % len(chunk), chunk, b"\r\n"))
-            self._transport.write(b"0\r\n\r\n")
+                    framed = (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
+                    self._transport.writelines(framed)
+            if chunked:
+                self._transport.write(b"0\r\n\r\n")
         except Exception as error:  # noqa: BLE001  # whatever the body's source raises is for whoever awaits the answer
             exchange.fail(error)
             self.abort()
@@ -406,3 +277,12 @@ class Connection(asyncio.Protocol):
             self._informational = False
         else:
             self._message_done = True
+
+
+async def _slices(body: bytes | bytearray) -> AsyncIterator[memoryview]:
+    """A large body bit by bit: the kernel takes megabytes at once, and everybody else would wait meanwhile."""
+    whole = memoryview(body)
+    for start in range(0, len(body), SLICE):
+        if start:
+            await asyncio.sleep(0)
+        yield whole[start : start + SLICE]

@@ -122,6 +122,37 @@ class TestRequest:
             assert await get(upstream, "POST", body=source()) == (200, b"done")
             assert seen == [b"a" * 100_000 + b"b"]
 
+    @pytest.mark.parametrize("kind", [bytes, bytearray])
+    async def test_large_body(self, kind):
+        """It is written in slices, which arrive as one body of a known length, and the connection is kept."""
+        body = random.Random(1).randbytes(5_000_001)
+        seen = []
+
+        async def script(conn: Conn) -> None:
+            while True:
+                seen.append(await conn.request())
+                await conn.send(ok(b"done"))
+
+        async with worker(script) as behind, pool(behind.port) as upstream:
+            for _ in range(2):
+                assert await get(upstream, "POST", body=kind(body)) == (200, b"done")
+            for head, arrived in seen:
+                assert arrived == body
+                assert b"content-length: 5000001\r\n" in head
+            assert (len(seen), behind.accepted) == (2, 1)
+
+    async def test_early_answer_to_a_large_body(self):
+        """The rest is never sent, so the connection can't be used again."""
+
+        async def script(conn: Conn) -> None:
+            await conn.reader.readuntil(b"\r\n\r\n")
+            await conn.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
+            await conn.closed()
+
+        async with worker(script) as behind, pool(behind.port) as upstream:
+            assert await get(upstream, "POST", body=bytes(50_000_000)) == (413, b"big")
+            await until(lambda: behind.active == 0 and upstream.open_connections == 0)
+
     async def test_body_source_that_fails(self):
         async def source():
             yield b"a"
