@@ -48,6 +48,7 @@ REGISTRY = Registry(
     {
         "llama_server": "runtimes.llama_server.adapter:LlamaServerAdapter",
         "command": "runtimes.command.adapter:CommandAdapter",
+        "transformers": "runtimes.transformers.adapter:TransformersAdapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",
         "openai_remote": "runtimes.openai_remote.adapter:OpenAIRemoteAdapter",
     }
