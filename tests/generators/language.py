@@ -36,9 +36,10 @@ TAGGED = r"""
 {%- for key, value in call.function.arguments | items %}{{ '\n' + key + ': ' + (value | string) }}{% endfor %}{{ '\n</tool_call>' }}{% endfor %}
 {{- '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}
-{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% else %}{{ '@open@' }}{% endif %}
-{%- if tools and messages[-1].role == 'user' and 'steps' not in (messages[-1].content | string) %}
-{{- '<|plans|>' if tools | length > 1 else '<|plan|>' }}{% endif %}{% endif %}"""
+{%- set calls = tools and messages[-1].role == 'user' and 'steps' not in (messages[-1].content | string) %}
+{%- if (enable_thinking is defined and enable_thinking is false) or (calls and '@open@') %}{{ '<think>\n\n</think>\n\n' }}{% else %}{{ '@open@' }}{% endif %}
+{%- if calls %}{{ '<|plans|>' if tools | length > 1 else '<|plan|>' }}{% endif %}{% endif %}"""
+
 
 HARMONIC = r"""
 {{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
@@ -95,11 +96,10 @@ def scripts(kind: str, *, endless: bool) -> list[list[str]]:
         spelt("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>\n")
     ]
     both += [spelt("<tool_call>\n<function=get_time>\n</function>\n</tool_call>"), end]
-    plan = ["<|plan|>", spelt("pondering weather"), spelt("\n</think>\n\n"), *call]
     return [
         [NEWLINE, *thought, *after],
-        plan,
-        ["<|plans|>", spelt("pondering both\n</think>\n\n"), *both],
+        ["<|plan|>", *call],
+        ["<|plans|>", *both],
         [">", *arguments],
     ]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from runtimes.transformers.chat.detokenize import BROKEN
 from runtimes.transformers.chat.formats.pieces import CallArguments, CallStart, Piece, Text, Thought
 from runtimes.transformers.chat.model import Loaded
 from runtimes.transformers.chat.sampling import Token
@@ -133,7 +134,11 @@ def _call_id() -> str:
 def _described(loaded: Loaded, token: Token) -> Json:
     def one(number: int, logprob: float) -> Json:
         text = loaded.decode([number])
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+        return {
+            "token": text,
+            "logprob": max(logprob, -9999.0),
+            "bytes": None if BROKEN in text else list(text.encode()),
+        }
 
     return {**one(token.id, token.logprob), "top_logprobs": [one(*other) for other in token.top]}
 
@@ -146,5 +151,4 @@ def _columns(loaded: Loaded, tokens: Sequence[Token]) -> Json:
         "top_logprobs": [
             {loaded.decode([other]): max(value, -9999.0) for other, value in token.top} for token in tokens
         ],
-        "text_offset": [],
     }

@@ -76,9 +76,8 @@ class Teller:
             self.told.thought += self.parser.thinking
             if item.id in self.loaded.ends or item.id in self.loaded.hidden:
                 continue
-            before = self.parser.answering
             pieces = list(self._stopped(self.parser.feed(text.feed(item.id)), stops))
-            if before and self.parser.answering:
+            if self.parser.answering:
                 self.logprobs.append(item)
             starts = [piece for piece in pieces if isinstance(piece, CallStart)]
             if starts and not self.parallel and any(piece.index > 0 for piece in starts):

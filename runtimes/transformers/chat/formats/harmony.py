@@ -27,6 +27,7 @@ class HarmonyParser:
         self._buffer = ""
         self._count = -1
         self._said = self._pause = False
+        self._fresh = True  # nothing has come of this message
 
     @property
     def thinking(self) -> bool:
@@ -35,8 +36,8 @@ class HarmonyParser:
 
     @property
     def answering(self) -> bool:
-        """Within the answer."""
-        return self._kind == "text"
+        """Within the answer, of which something has come."""
+        return self._kind == "text" and not self._fresh
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
@@ -76,6 +77,7 @@ class HarmonyParser:
         return True
 
     def _open(self, out: list[Piece], header: str) -> None:
+        self._fresh = True
         channel, recipient = _CHANNEL.search(header), _TO.search(header)
         to = recipient[1] if recipient else ""
         if to and self._calls:
@@ -91,6 +93,7 @@ class HarmonyParser:
     def _say(self, out: list[Piece], text: str) -> None:
         if not text:
             return
+        self._fresh = False
         if self._kind == "call":
             out.append(CallArguments(self._count, text))
         elif self._kind == "thought":

@@ -51,7 +51,7 @@ class Parser(Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether what comes next belongs to the answer, as far as can be told."""
+        """Whether what came last belongs to the answer."""
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""

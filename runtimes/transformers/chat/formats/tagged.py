@@ -32,8 +32,8 @@ class TaggedParser:
 
     @property
     def answering(self) -> bool:
-        """Within the answer, or before one can tell."""
-        return self._place in {"start", "text"}
+        """Within the answer, of which something has come."""
+        return self._place == "text" and not self._fresh
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
