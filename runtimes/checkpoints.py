@@ -169,19 +169,7 @@ class Folder:
     @property
     def chat_template(self) -> str | None:
         """The template that renders conversations; None for a model without one."""
-        for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
-            text = _text(self.path / name)
-            if text is None:
-                continue
-            if name.endswith(".jinja"):
-                return text
-            found = _parsed(text).get("chat_template")
-            if isinstance(found, list):  # several, by name
-                named = [item for item in found if isinstance(item, dict)]
-                found = next((item.get("template") for item in named if item.get("name") == "default"), None)
-            if isinstance(found, str):
-                return found
-        return None
+        return chat_template(self.path)
 
 
 def read(path: Path) -> Folder:
@@ -219,6 +207,23 @@ def config_of(values: Mapping[str, JsonValue]) -> Config:
             text = inner
             break
     return Config(values, text)
+
+
+def chat_template(path: Path) -> str | None:
+    """The folder's template that renders conversations; None for a model without one."""
+    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
+        text = _text(path / name)
+        if text is None:
+            continue
+        if name.endswith(".jinja"):
+            return text
+        found = _parsed(text).get("chat_template")
+        if isinstance(found, list):  # several, by name
+            named = [item for item in found if isinstance(item, dict)]
+            found = next((item.get("template") for item in named if item.get("name") == "default"), None)
+        if isinstance(found, str):
+            return found
+    return None
 
 
 def weights(path: Path) -> Weights:

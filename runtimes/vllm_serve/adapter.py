@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 from pydantic import JsonValue
 
+from runtimes import checkpoints
 from runtimes.base import (
     Adapter,
     Capabilities,
@@ -31,7 +32,7 @@ from runtimes.base import (
     RuntimeNotInstalledError,
     Thinking,
 )
-from runtimes.checkpoints import Folder
+from runtimes.checkpoints import Config
 from runtimes.cuda import visible_devices
 from runtimes.vllm_serve import memory
 from runtimes.vllm_serve.config import SPECULATIVE, VllmServeConfig, command_line, refused_options, settings
@@ -162,35 +163,35 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
         """What the model's own configuration says; the configured modalities where that isn't there yet."""
-        found = _folder(config)
+        found = _description(config)
         if found is None:
             return super().inputs(config)
         if kind(config) == "speech":
             return frozenset({"audio"})
         limits = config.limit_mm_per_prompt or {}
         inputs: set[Modality] = {"text"}
-        if found.config.sees and limits.get("image") != 0:
+        if found.sees and limits.get("image") != 0:
             inputs.add("image")
-        if found.config.hears and limits.get("audio") != 0:
+        if found.hears and limits.get("audio") != 0:
             inputs.add("audio")
         return frozenset(inputs)
 
     def capabilities(self, config: VllmServeConfig) -> Capabilities:
         """From the model's folder; tools and thinking from what its chat template mentions."""
-        found = _folder(config)
+        found = _description(config)
         inputs = self.inputs(config) or frozenset(config.modalities)
         known: list[Modality] = ["text", "image", "audio"]
         modalities = tuple(item for item in known if item in inputs)
         if found is None:
             return Capabilities(modalities, context=config.max_model_len)
-        template = config.chat_template.read_text(errors="replace") if config.chat_template else found.chat_template
+        template = _template(config)
         text = kind(config) == "text" and template is not None
         return Capabilities(
             modalities=modalities,
             tools=text and config.tool_call_parser is not None and "tools" in (template or ""),
             thinking=text and "think" in (template or ""),
             multi_turn=text,
-            context=memory.context(config, found.config),
+            context=memory.context(config, found),
         )
 
     def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
@@ -227,8 +228,8 @@ def kind(config: VllmServeConfig) -> Kind:
     """What kind of answers the worker gives: as configured, else as the model's architecture is named."""
     if config.type == "asr":
         return "speech"
-    found = _folder(config)
-    architectures = found.config.architectures if found is not None else ()
+    found = _description(config)
+    architectures = found.architectures if found is not None else ()
     if config.runner != "generate":
         if any(name.endswith(_CLASSIFIED) for name in architectures):
             return "classes"
@@ -239,20 +240,28 @@ def kind(config: VllmServeConfig) -> Kind:
     return "text"
 
 
-def _folder(config: VllmServeConfig) -> Folder | None:
+def _description(config: VllmServeConfig) -> Config | None:
     try:
-        return memory.folder(config)
+        return memory.description(config)
     except ModelUnusableError:
         return None
 
 
+def _template(config: VllmServeConfig) -> str | None:
+    """The chat template that vLLM uses; None without one."""
+    if config.chat_template is not None:
+        return config.chat_template.read_text(errors="replace") if config.chat_template.is_file() else None
+    folder = memory.place(config)
+    return checkpoints.chat_template(folder) if folder is not None else None
+
+
 def _labels(config: VllmServeConfig) -> int:
     """Classes the model tells apart; a model that tells one gives scores."""
-    found = _folder(config)
+    found = _description(config)
     if found is None:
         return 0
-    names = found.config.values.get("id2label")
-    return len(names) if isinstance(names, dict) else found.config.number("num_labels", default=2)
+    names = found.values.get("id2label")
+    return len(names) if isinstance(names, dict) else found.number("num_labels", default=2)
 
 
 def _file_problems(config: VllmServeConfig) -> Iterator[str]:
@@ -261,7 +270,7 @@ def _file_problems(config: VllmServeConfig) -> Iterator[str]:
         return
     if config.path is not None:
         try:
-            memory.folder(config)
+            checkpoints.read(config.path)
         except ModelUnusableError as error:
             yield f"path: {error}"
             return
@@ -276,9 +285,9 @@ def _file_problems(config: VllmServeConfig) -> Iterator[str]:
 
 
 def _key_problems(config: VllmServeConfig) -> Iterator[str]:
-    found = _folder(config)
-    if found is not None and "image" in config.modalities and not found.config.sees:
-        yield f"modalities: the model in {found.path} takes no images"
+    found = _description(config)
+    if found is not None and "image" in config.modalities and not found.sees:
+        yield f"modalities: the model in {memory.place(config)} takes no images"
     if (
         "gpu_memory_utilization" in config.model_fields_set
         and (config.kv_cache_memory_bytes or config.vram_mib) is None

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from runtimes import checkpoints
 from runtimes.base import Estimate, ModelUnusableError
-from runtimes.checkpoints import VALUE_BYTES, Config, Folder
+from runtimes.checkpoints import VALUE_BYTES, Config
 from runtimes.kv_cache import LayerCache, activation_bytes, layer_caches
 from runtimes.vllm_serve.config import CACHE_BYTES, VllmServeConfig
 
@@ -52,12 +53,26 @@ class Plan:
         return sum(size for _, size in self.terms)
 
 
-def folder(config: VllmServeConfig) -> Folder | None:
-    """The model's folder; None for a Hugging Face name that is not in the cache. Raises ModelUnusableError."""
-    if config.path is not None:
-        return checkpoints.read(config.path)
-    place = cached(config.model or "", config.revision)
-    return checkpoints.read(place) if place is not None else None
+def place(config: VllmServeConfig) -> Path | None:
+    """The model's folder; None for a Hugging Face name that is not in the cache."""
+    return config.path if config.path is not None else cached(config.model or "", config.revision)
+
+
+def description(config: VllmServeConfig) -> Config | None:
+    """What the model's config.json says; None where it isn't there yet. Raises ModelUnusableError."""
+    folder = place(config)
+    if folder is None:
+        return None
+    try:
+        changed = (folder / "config.json").stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return _description(folder, changed)
+
+
+@lru_cache(maxsize=64)
+def _description(folder: Path, _changed_ns: int) -> Config:
+    return checkpoints.config(folder)
 
 
 def cached(name: str, revision: str | None = None) -> Path | None:
@@ -71,19 +86,20 @@ def cached(name: str, revision: str | None = None) -> Path | None:
         commit = (model / "refs" / (revision or "main")).read_text().strip()
     except OSError:
         commit = revision or ""
-    place = model / "snapshots" / commit
-    return place if commit and place.is_dir() else None
+    folder = model / "snapshots" / commit
+    return folder if commit and folder.is_dir() else None
 
 
 def plan(config: VllmServeConfig) -> Plan:
     """Context, cache and footprint. Blocks on reading files' heads. Raises ModelUnusableError, naming the key to set."""
-    found = folder(config)
-    if found is None:
+    folder = place(config)
+    if folder is None:
         if config.kv_cache_memory_bytes is None:
             raise ModelUnusableError(
                 f"kv_cache_memory_bytes: what {config.model} needs can't be computed before it was downloaded; set it"
             )
         return Plan(config.max_model_len, config.kv_cache_memory_bytes)
+    found = checkpoints.read(folder)
     tokens = context(config, found.config)
     processes = config.tensor_parallel_size
     others = [
@@ -162,9 +178,9 @@ def _draft_bytes(config: VllmServeConfig) -> int:
     """The draft model's weights; a draft that is part of the model, or not there yet, adds nothing."""
     if config.speculative_model is None:
         return 0
-    place = cached(config.speculative_model)
+    folder = cached(config.speculative_model)
     try:
-        draft = checkpoints.read(place) if place is not None else None
+        draft = checkpoints.read(folder) if folder is not None else None
     except ModelUnusableError:
         return 0
     return draft.weights.bytes_as(dtype(config, draft.config)) if draft is not None else 0

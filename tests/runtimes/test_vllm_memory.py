@@ -94,7 +94,7 @@ class TestEstimate:
 
     def test_a_float32_model_is_halved(self, config, folder):
         hf_folder.write(folder, {"dtype": "float32"}, size=300 * MIB)
-        assert memory.dtype(config(), memory.folder(config()).config) == "bfloat16"
+        assert memory.dtype(config(), memory.description(config())) == "bfloat16"
 
     def test_a_draft_model(self, config, tmp_path):
         draft = hf_folder.write(tmp_path / "draft", size=50 * MIB)
