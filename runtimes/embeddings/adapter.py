@@ -1,0 +1,128 @@
+"""Embeddings and reranking with sentence-transformers: a model folder becomes `/v1/embeddings`, or `/v1/rerank`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, JsonValue
+
+from runtimes import checkpoints
+from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
+from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+
+MIB: Final = 1 << 20
+PROGRAM_MIB: Final = 470  # Python, torch, transformers and sentence-transformers without a model
+
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Task = Literal["embed", "rerank"]
+
+
+class EmbeddingsConfig(WorkerConfig):
+    """A model that turns texts into vectors, or compares a query with documents."""
+
+    type: ModelType = Field(default="embedding", description="What the model is for; decides its default priority.")
+    path: ModelPath = Field(description="The model folder.", examples=["/models/bge-m3"])
+    task: Task | None = Field(
+        default=None,
+        description="embed: vectors. rerank: scores of a cross-encoder. Default: what the model is made for.",
+    )
+    dtype: Dtype = Field(default="auto", description="Type of the weights once loaded. auto: as they were saved.")
+    max_batch_tokens: int = Field(
+        default=8192,
+        ge=128,
+        le=1 << 20,
+        description="Tokens computed together, padding counted; more is faster on a GPU and takes more memory.",
+    )
+    truncate: bool = Field(
+        default=False, description="Cut texts longer than the model takes. Default: refuse them (400)."
+    )
+    parallel: int = Field(
+        default=32, ge=1, le=256, description="Requests the worker gets at once; their texts are computed together."
+    )
+
+
+class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
+    """sentence-transformers."""
+
+    name = "embeddings"
+    summary = "Embedding models and cross-encoders for reranking, on sentence-transformers."
+    program = "runtimes.embeddings.worker"
+    requirements = Path(__file__).parent / "requirements.lock"
+    config = EmbeddingsConfig
+
+    def check(self, config: EmbeddingsConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """A folder that isn't there, is no model, or is a model that does something else."""
+        return tuple(_problems(config))
+
+    def options(self, config: EmbeddingsConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """Raises ModelUnusableError for what `check` finds."""
+        for problem in _problems(config):
+            raise ModelUnusableError(problem)
+        return {
+            "path": str(config.path),
+            "task": task(config),
+            "device": "cpu" if context.device.kind == "host" else "cuda",
+            "dtype": config.dtype,
+            "max_batch_tokens": config.max_batch_tokens,
+            "truncate": config.truncate,
+        }
+
+    def endpoints(self, config: EmbeddingsConfig) -> frozenset[Endpoint]:
+        """One of both kinds."""
+        if task(config) == "rerank":
+            return frozenset({Endpoint("/v1/rerank"), Endpoint("/rerank", upstream_path="/v1/rerank")})
+        return frozenset({Endpoint("/v1/embeddings")})
+
+    def estimate(self, config: EmbeddingsConfig) -> Estimate | None:
+        """Weights by the files' heads, activations of a full batch, and the program."""
+        try:
+            folder = checkpoints.read(config.path)
+        except ModelUnusableError:
+            return None
+        dtype = folder.config.dtype if config.dtype == "auto" else config.dtype
+        width = checkpoints.VALUE_BYTES.get(dtype or "", 4)
+        weights = -(-folder.weights.bytes_as(dtype) // MIB)
+        inner = folder.config.number("intermediate_size", default=4 * folder.config.width)
+        activations = -(-config.max_batch_tokens * width * (4 * folder.config.width + 2 * inner) // MIB)
+        return Estimate(
+            mib=weights + activations + PROGRAM_MIB,
+            source="computed",
+            detail=f"weights {weights} + activations {activations} + program {PROGRAM_MIB} MiB "
+            f"({config.max_batch_tokens} tokens at once)",
+        )
+
+    def capabilities(self, config: EmbeddingsConfig) -> Capabilities:
+        """Text in; as many tokens as the model takes."""
+        try:
+            context = checkpoints.config(config.path).context
+        except ModelUnusableError:
+            context = None
+        return Capabilities(("text",), tools=False, thinking=False, multi_turn=False, context=context)
+
+    def overridable(self, config: EmbeddingsConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """How much it takes and how fast it is."""
+        return self.constraints("dtype", "max_batch_tokens", "threads", "parallel", "truncate")
+
+
+def task(config: EmbeddingsConfig) -> Task:
+    """As configured, else by the architecture: a head that classifies compares, anything else embeds."""
+    if config.task is not None:
+        return config.task
+    try:
+        architectures = checkpoints.config(config.path).architectures
+    except ModelUnusableError:
+        return "embed"
+    return "rerank" if any("ForSequenceClassification" in name for name in architectures) else "embed"
+
+
+def _problems(config: EmbeddingsConfig) -> Iterator[str]:
+    try:
+        folder = checkpoints.read(config.path)
+    except ModelUnusableError as error:
+        yield f"path: {error}"
+        return
+    labels = folder.config.values.get("id2label")
+    if task(config) == "rerank" and isinstance(labels, dict) and len(labels) > 1:
+        yield f"task: {config.path} tells {len(labels)} classes apart; a reranker gives one score"

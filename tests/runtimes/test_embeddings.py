@@ -1,0 +1,341 @@
+"""The embeddings runtime: what it says of a model folder, how requests are batched, and real workers on a real model."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import threading
+from pathlib import Path
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimes.embeddings.adapter import EmbeddingsAdapter, EmbeddingsConfig
+from runtimes.embeddings.batches import Batches
+from runtimes.kit.errors import WorkerError
+from tests import environments, minilm
+from tests.daemon import running, wait_until
+from tests.tiny import CACHE
+
+ADAPTER = EmbeddingsAdapter()
+
+CROSS_ENCODER = """
+import sys, torch
+from pathlib import Path
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+torch.manual_seed(0)
+source, target, labels = sys.argv[1], sys.argv[2], int(sys.argv[3])
+tokenizer = AutoTokenizer.from_pretrained(source)
+config = BertConfig(vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+                    intermediate_size=64, max_position_embeddings=128, num_labels=labels)
+model = BertForSequenceClassification(config)
+model.classifier.weight.data.normal_(0, 3)
+tokenizer.model_max_length = 128
+model.save_pretrained(target)
+tokenizer.save_pretrained(target)
+"""
+"""Random but sharp: scores differ from pair to pair, so a mixed-up order shows."""
+
+
+def cross_encoder(labels: int = 1) -> Path:
+    path = CACHE / "models" / f"cross-encoder-{labels}"
+    if not (path / "model.safetensors").exists():
+        python = environments.installed("embeddings") / "embeddings" / "bin" / "python"
+        command = [str(python), "-c", CROSS_ENCODER, str(minilm.folder()), str(path), str(labels)]
+        subprocess.run(command, check=True, timeout=120)
+    return path
+
+
+def config(**keys) -> EmbeddingsConfig:
+    return EmbeddingsConfig(runtime="embeddings", **{"path": str(minilm.folder()), **keys})
+
+
+class TestAdapter:
+    """What a folder is for is read from it."""
+
+    def test_an_embedding_model(self):
+        assert ADAPTER.check(config(), runtimes_dir=Path()) == ()
+        assert [endpoint.path for endpoint in ADAPTER.endpoints(config())] == ["/v1/embeddings"]
+        assert ADAPTER.capabilities(config()).context == 512
+        assert config().type == "embedding"
+
+    def test_a_cross_encoder(self):
+        reranker = config(path=str(cross_encoder()))
+        assert ADAPTER.check(reranker, runtimes_dir=Path()) == ()
+        assert {endpoint.path for endpoint in ADAPTER.endpoints(reranker)} == {"/v1/rerank", "/rerank"}
+
+    def test_a_classifier_is_no_reranker(self):
+        (problem,) = ADAPTER.check(config(path=str(cross_encoder(3))), runtimes_dir=Path())
+        assert "3 classes" in problem
+
+    def test_no_folder(self, tmp_path):
+        (problem,) = ADAPTER.check(config(path=str(tmp_path / "none")), runtimes_dir=Path())
+        assert "there is no such folder" in problem
+        assert ADAPTER.estimate(config(path=str(tmp_path / "none"))) is None
+
+    def test_more_tokens_at_once_take_more(self):
+        small, large = (ADAPTER.estimate(config(max_batch_tokens=tokens)) for tokens in (1024, 65536))
+        assert large.mib - small.mib > 500
+
+
+class TestBatches:
+    """Whatever comes together and in whatever order: each gets its own results, and no batch is too large."""
+
+    @given(
+        requests=st.lists(st.lists(st.integers(1, 60), max_size=12), max_size=8),
+        left=st.sets(st.integers(0, 7)),
+        most=st.integers(1, 100),
+    )
+    def test_everybody_gets_their_own(self, requests, left, most):
+        batches: list[list[tuple[int, int, int]]] = []
+
+        async def compute(batch):
+            batches.append(batch)
+            await asyncio.sleep(0)
+            return [item[:2] for item in batch]
+
+        async def run():
+            subject = Batches(compute, lambda item: item[2], most, 100)
+            tasks = [
+                asyncio.create_task(subject.of([(number, place, size) for place, size in enumerate(sizes)]))
+                for number, sizes in enumerate(requests)
+            ]
+            await asyncio.sleep(0)
+            for number in left & set(range(len(tasks))):
+                tasks[number].cancel()
+            for number, task in enumerate(tasks):
+                try:
+                    assert await task == [(number, place) for place in range(len(requests[number]))]
+                except asyncio.CancelledError:
+                    assert number in left
+            assert not subject._waiting
+
+        asyncio.run(run())
+        for batch in batches:
+            assert len(batch) == 1 or max(item[2] for item in batch) * len(batch) <= most
+
+    async def test_a_small_request_overtakes_a_large_one(self):
+        order: list[str] = []
+
+        async def compute(batch):
+            await asyncio.sleep(0)
+            return batch
+
+        async def ask(subject, name, count):
+            await subject.of([name] * count)
+            order.append(name)
+
+        subject = Batches(compute, lambda item: 1, 4, 10)
+        await asyncio.gather(ask(subject, "large", 100), ask(subject, "small", 2))
+        assert order == ["small", "large"]
+
+    async def test_a_failure_reaches_those_it_concerns(self):
+        async def compute(batch):
+            if "bad" in batch:
+                raise ValueError("no")
+            return batch
+
+        subject = Batches(compute, lambda item: 1, 1, 10)
+        results = await asyncio.gather(subject.of(["a", "b"]), subject.of(["bad", "c"]), return_exceptions=True)
+        assert results[0] == ["a", "b"]
+        assert isinstance(results[1], ValueError)
+
+    async def test_full(self):
+        gate = asyncio.Event()
+
+        async def compute(batch):
+            await gate.wait()
+            return batch
+
+        subject = Batches(compute, lambda item: 1, 1, 1)
+        running = []
+        for number in range(2):  # one is computed, one waits
+            running.append(asyncio.create_task(subject.of([number])))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        with pytest.raises(WorkerError, match="waiting already"):
+            await subject.of([3])
+        gate.set()
+        assert await asyncio.gather(*running) == [[0], [1]]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    environments.installed("embeddings")
+    models = {
+        "minilm": {"runtime": "embeddings", "path": str(minilm.folder())},
+        "reranker": {"runtime": "embeddings", "path": str(cross_encoder())},
+    }
+    with running(tmp_path_factory.mktemp("embeddings"), {"models": models}) as started:
+        yield started
+
+
+@pytest.fixture
+def sdk(daemon):
+    return openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0)
+
+
+def cosine(a, b) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+
+class TestEmbeddings:
+    """Real vectors of a real model, through the daemon, as its clients ask for them."""
+
+    def embed(self, daemon, **body):
+        return daemon.post("/v1/embeddings", json={"model": "minilm", **body})
+
+    def test_similar_texts_are_near(self, sdk):
+        texts = ["A cat sits on the mat.", "A kitten rests on a rug.", "Interest rates rose by a quarter point."]
+        answer = sdk.embeddings.create(model="minilm", input=texts)  # the SDK asks for base64
+        cat, kitten, rates = (item.embedding for item in answer.data)
+        assert len(cat) == 384
+        assert cosine(cat, kitten) > 0.5 > 0.2 > cosine(cat, rates)
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens > 20
+
+    def test_float_and_base64_are_the_same(self, daemon):
+        plain = self.embed(daemon, input="hello", encoding_format="float").json()["data"][0]["embedding"]
+        packed = self.embed(daemon, input="hello", encoding_format="base64").json()["data"][0]["embedding"]
+        assert list(struct.unpack("<384f", base64.b64decode(packed))) == pytest.approx(plain, abs=1e-7)
+        assert math.hypot(*plain) == pytest.approx(1, abs=1e-5)
+
+    def test_batched_or_alone_it_is_the_same(self, daemon):
+        texts = ["one", "a somewhat longer text with several words", "x " * 100]
+        together = self.embed(daemon, input=texts).json()["data"]
+        assert [item["index"] for item in together] == [0, 1, 2]
+        for text, item in zip(texts, together, strict=True):
+            alone = self.embed(daemon, input=text).json()["data"][0]["embedding"]
+            assert item["embedding"] == pytest.approx(alone, abs=1e-5)
+
+    def test_token_ids(self, daemon):
+        by_text = self.embed(daemon, input="hello world").json()["data"][0]["embedding"]
+        for ids in ([7592, 2088], [[7592, 2088]]):
+            by_ids = self.embed(daemon, input=ids).json()["data"][0]["embedding"]
+            assert by_ids == pytest.approx(by_text, abs=1e-5)
+
+    def test_dimensions(self, daemon):
+        full = self.embed(daemon, input="hello").json()["data"][0]["embedding"]
+        short = self.embed(daemon, input="hello", dimensions=64).json()["data"][0]["embedding"]
+        assert len(short) == 64
+        assert math.hypot(*short) == pytest.approx(1, abs=1e-5)
+        assert cosine(short, full[:64]) == pytest.approx(1)
+
+    def test_too_long(self, daemon):
+        refused = self.embed(daemon, input=["fine", "word " * 300])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "input[1] has 302 tokens, minilm takes 256" in refused.json()["error"]["message"]
+        assert self.embed(daemon, input=["fine", "word " * 300], truncate=True).status_code == 200
+
+    @pytest.mark.parametrize(
+        ("body", "clue"),
+        [
+            ({}, "input[0] must be a text"),
+            ({"input": []}, "1 to 2048"),
+            ({"input": ""}, "input[0] must be a text"),
+            ({"input": ["a", 1]}, "input[1] must be a text"),
+            ({"input": [[10**6]]}, "this model knows 30522"),
+            ({"input": "a", "dimensions": 1000}, "from 1 to 384"),
+            ({"input": "a", "encoding_format": "int8"}, "one of float, base64"),
+            ({"input": "a", "prompt_name": "nonsense"}, "one of query, document"),
+            ({"input": "a", "input_type": "query"}, "prompt_name"),
+            ({"input": "a", "dimension": 3}, "Did you mean 'dimensions'"),
+        ],
+    )
+    def test_what_it_refuses(self, daemon, body, clue):
+        refused = self.embed(daemon, **body)
+        assert refused.status_code == 400, refused.text
+        assert clue in refused.json()["error"]["message"]
+
+    def test_many_at_once(self, daemon):
+        expected = [self.embed(daemon, input=f"text {i}").json()["data"][0]["embedding"] for i in range(4)]
+        found: dict[int, list[float]] = {}
+
+        def ask(number: int) -> None:
+            found[number] = self.embed(daemon, input=f"text {number % 4}").json()["data"][0]["embedding"]
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number in range(24):
+            assert found[number] == pytest.approx(expected[number % 4], abs=1e-5)
+
+    def test_killed_while_it_works(self, daemon):
+        pid = daemon.model("minilm")["worker"]["pid"] if daemon.model("minilm")["worker"] else None
+        if pid is None:
+            self.embed(daemon, input="load it")
+            pid = daemon.model("minilm")["worker"]["pid"]
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(self.embed(daemon, input=["word " * 200] * 500)))
+        asking.start()
+        wait_until(lambda: daemon.model("minilm")["in_flight"] == 1)
+        os.kill(pid, signal.SIGKILL)
+        asking.join()
+        assert answers[0].status_code >= 500
+        wait_until(lambda: daemon.model("minilm")["state"] != "ready")
+        assert self.embed(daemon, input="again").status_code == 200
+        assert daemon.model("minilm")["worker"]["pid"] != pid
+
+    def test_estimate_and_measurement(self, daemon, record_property):
+        self.embed(daemon, input=["word " * 250] * 64)
+        memory = wait_until(lambda: (m := daemon.model("minilm")["memory"])["measured_mib"] and m)
+        estimate, measured = memory["estimate"]["mib"], memory["measured_mib"]
+        record_property("estimate_mib", estimate)
+        record_property("measured_mib", measured)
+        assert memory["estimate"]["source"] == "computed"
+        assert measured * 0.7 <= estimate <= measured * 1.3, memory
+
+    def test_chat_is_not_what_it_does(self, daemon):
+        refused = daemon.chat("minilm")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+
+
+class TestRerank:
+    def rerank(self, daemon, **body):
+        return daemon.post("/v1/rerank", json={"model": "reranker", "query": "what is a cat", **body})
+
+    def test_order(self, daemon):
+        documents = ["cats are animals", "rates rose", "a dog", {"text": "the cat sat"}]
+        answer = self.rerank(daemon, documents=documents).json()
+        scores = [result["relevance_score"] for result in answer["results"]]
+        assert scores == sorted(scores, reverse=True)
+        assert len(set(scores)) == 4
+        assert sorted(result["index"] for result in answer["results"]) == [0, 1, 2, 3]
+        for result in answer["results"]:
+            document = documents[result["index"]]
+            (alone,) = self.rerank(daemon, documents=[document]).json()["results"]
+            assert alone["relevance_score"] == pytest.approx(result["relevance_score"], abs=1e-5)
+        assert answer["usage"]["total_tokens"] > 0
+
+    def test_the_best(self, daemon):
+        documents = ["cats are animals", "rates rose", "a dog"]
+        every = self.rerank(daemon, documents=documents).json()["results"]
+        answer = self.rerank(daemon, documents=documents, top_n=2, return_documents=True).json()
+        assert [result["index"] for result in answer["results"]] == [result["index"] for result in every[:2]]
+        assert all(result["document"]["text"] == documents[result["index"]] for result in answer["results"])
+
+    @pytest.mark.parametrize(
+        ("body", "clue"),
+        [
+            ({"documents": []}, "a list of 1 to 2048 texts"),
+            ({"documents": ["a"], "query": ""}, "query is needed"),
+            ({"documents": [1]}, "documents[0] must be a text"),
+            ({"documents": [{"text": "a", "title": "b"}]}, "only text can be compared"),
+            ({"documents": ["word " * 200]}, "documents[0] has"),
+            ({"documents": ["a"], "top_n": 0}, "top_n"),
+            ({"documents": ["a"], "max_chunks_per_doc": 2}, "not split"),
+        ],
+    )
+    def test_what_it_refuses(self, daemon, body, clue):
+        refused = self.rerank(daemon, **body)
+        assert refused.status_code == 400, refused.text
+        assert clue in json.dumps(refused.json()["error"])
