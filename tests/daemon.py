@@ -48,7 +48,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str 
 
 def _free_ports(count: int) -> int:
     """The first of `count` ports in a row that nobody uses now."""
-    for _ in range(50):
+    for attempt in range(50):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             first = probe.getsockname()[1]
@@ -56,7 +56,10 @@ def _free_ports(count: int) -> int:
             with contextlib.ExitStack() as stack:
                 try:
                     for port in range(first, first + count):
-                        stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                        tried = stack.enter_context(socket.socket())
+                        # Ports without connections in TIME_WAIT are better; after many tests there may be no such row.
+                        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, attempt >= 10)
+                        tried.bind(("127.0.0.1", port))
                 except OSError:
                     continue
                 return first
