@@ -78,7 +78,7 @@ class UpstreamPool:
         self._own_fields = own.encode("latin-1")
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
-        self._unwritten: list[tuple[asyncio.Transport, bytes]] = []
+        self._unwritten: list[tuple[asyncio.Transport, bytes]] | None = None  # a list once a turn's first was written
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.last_byte_at = 0.0  # loop time: it was alive then, whatever its health check says
@@ -136,17 +136,20 @@ class UpstreamPool:
     # what the connections call
 
     def write_soon(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write at the end of this turn of the loop, together with the other requests of the turn.
+        """Write the first request of a turn of the loop at once, those that follow together at the turn's end.
 
-        A worker with nothing to do sleeps, and waking it costs us more than the write: so it is woken once for all of them.
-        What is aborted meanwhile is never sent.
+        A worker with nothing to do sleeps, and waking it costs us more than the write: it would fall asleep again between
+        two of them. What is aborted meanwhile is never sent.
         """
-        if not self._unwritten:
+        if self._unwritten is None:
+            self._unwritten = []
             self.loop.call_soon(self._write)
-        self._unwritten.append((transport, data))
+            transport.write(data)
+        else:
+            self._unwritten.append((transport, data))
 
     def _write(self) -> None:
-        unwritten, self._unwritten = self._unwritten, []
+        unwritten, self._unwritten = self._unwritten or (), None
         for transport, data in unwritten:
             if not transport.is_closing():
                 transport.write(data)
