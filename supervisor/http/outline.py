@@ -11,8 +11,8 @@ Searching gives way to other work every few hundred microseconds.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import secrets
 from typing import Final
 
 _SLICE: Final = 2 * 1024 * 1024  # bytes between two turns of the loop; a byte is found at some gigabytes a second
@@ -29,7 +29,7 @@ class Outline:
     def __init__(self, body: Bytes, cuts: list[tuple[int, int]]) -> None:
         self._body = body
         self._cuts = cuts
-        self._mark = secrets.token_hex(8).encode()  # nobody can have written it
+        self._mark = os.urandom(8).hex().encode()  # nobody can have written it
         pieces, start = list[Bytes](), 0
         for number, (first, last) in enumerate(cuts):
             pieces += (body[start:first], b"%b-%d-" % (self._mark, number))
