@@ -20,6 +20,7 @@ from runtimes.transformers.config import TransformersConfig
 from runtimes.transformers.kind import Kind
 
 MIB: Final = 1 << 20
+SWITCH: Final = "enable_thinking"
 MOST_CONTEXT: Final = 8192  # where the configuration doesn't say
 PROGRAM_MIB: Final = 380  # torch and transformers without a model, on the processor
 PROGRAM_GPU_MIB: Final = 450  # the CUDA context and the libraries' workspaces
@@ -131,11 +132,17 @@ class Language(Kind[TransformersConfig]):
             context=_context(config, folder),
         )
 
-    def thinking(self, config: TransformersConfig) -> Thinking:
-        """By an argument of the chat template; gpt-oss thinks always, and can only be told how much."""
+    def thinking(self, config: TransformersConfig) -> Thinking | None:
+        """By an argument of the chat template, where it has that one; gpt-oss can only be told how much to think."""
+        try:
+            template = _template(config, checkpoints.read(config.path))
+        except ModelUnusableError:
+            template = SWITCH  # the folder isn't there yet
+        if SWITCH not in template:
+            return None
         return Thinking(
-            enabled={"chat_template_kwargs": {"enable_thinking": True}},
-            disabled={"chat_template_kwargs": {"enable_thinking": False}},
+            enabled={"chat_template_kwargs": {SWITCH: True}},
+            disabled={"chat_template_kwargs": {SWITCH: False}},
         )
 
 

@@ -47,8 +47,8 @@ def chat(
         _take_effort(turns, extra)
     own = inspect.signature(loaded.tokenizer.apply_chat_template).parameters
     for name in extra:
-        if name in own:
-            raise unsupported("chat_template_kwargs", f"{name} is not an argument of the template")
+        if name in own or name not in str(loaded.tokenizer.chat_template):
+            raise unsupported("chat_template_kwargs", f"this model's chat template has no argument {name!r}")
     try:
         text = loaded.tokenizer.apply_chat_template(
             turns, tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **extra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtimes.transformers.chat.formats.pieces import earliest, held
+from runtimes.transformers.chat.formats.pieces import held
 
 
 class Stops:
@@ -22,10 +22,11 @@ class Stops:
         if not self._stops:
             return text
         text = self._tail + text
-        found = earliest(text, self._stops)
-        if found is not None:
-            self._tail, self.hit = "", found[1]
-            return text[: found[0]]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, self.hit = min(found)  # the one that is complete first, as when it comes letter by letter
+            self._tail = ""
+            return text[:at]
         keep = held(text, self._stops)
         self._tail = text[len(text) - keep :]
         return text[: len(text) - keep]

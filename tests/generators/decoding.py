@@ -1,0 +1,62 @@
+"""Generates with the worker's own decoder, many sequences at once, and with transformers' `generate`, one by one.
+
+Run by the Python of the transformers runtime: `decoding.py RUNTIMES_PACKAGE MODEL_FOLDER [picture]`. Prints both as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import types
+
+package = types.ModuleType("runtimes")
+package.__path__ = [sys.argv[1]]
+sys.modules["runtimes"] = package
+
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from runtimes.kit.lane import Cancel  # noqa: E402
+from runtimes.transformers.chat.decoder import Decoder, Job  # noqa: E402
+from runtimes.transformers.chat.model import Options, load  # noqa: E402
+from runtimes.transformers.chat.pictures import prepared  # noqa: E402
+from runtimes.transformers.chat.prompt import _with_pictures  # noqa: E402
+from runtimes.transformers.chat.sampling import Sampling  # noqa: E402
+
+LENGTHS = (3, 40, 1, 17, 33, 64, 25, 16)
+NEW = (12, 30, 40, 5, 20, 8, 25, 30)
+
+
+def main() -> None:
+    loaded = load(Options(sys.argv[2], "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
+    draw = random.Random(1)
+    jobs = []
+    for length, most in zip(LENGTHS, NEW, strict=True):
+        tokens, extra = [draw.randrange(32, 256) for _ in range(length)], None
+        if "picture" in sys.argv and length > 20:
+            place = loaded.model.config.image_token_id
+            features, counts = prepared(loaded.see, [Image.new("RGB", (32 * length, 96), (length, 200, 0))])
+            tokens, _, extra = _with_pictures(loaded, [*tokens, place, 65, 66], features, counts, thinking=False)
+        jobs.append(Job(tokens, most, Sampling(temperature=0), Cancel(), frozenset(), extra))
+    decoder = Decoder(loaded.model, width=3, chunk=16)
+    for job in jobs:
+        decoder.submit(job)
+    together = [[item.id for item in job.results() if not isinstance(item, str)] for job in jobs]
+    alone = []
+    for job in jobs:
+        ids = torch.tensor([job.tokens])
+        made = loaded.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=job.most,
+            eos_token_id=-1,
+            **(job.pictures or {}),
+        )
+        alone.append(made[0, len(job.tokens) :].tolist())
+    print(json.dumps({"together": together, "alone": alone}))
+
+
+if __name__ == "__main__":
+    main()
