@@ -6,6 +6,7 @@ Run by the Python of the transformers runtime: `decoding.py RUNTIMES_PACKAGE MOD
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import types
@@ -55,7 +56,8 @@ def main() -> None:
             **(job.pictures or {}),
         )
         alone.append(made[0, len(job.tokens) :].tolist())
-    print(json.dumps({"together": together, "alone": alone}))
+    print(json.dumps({"together": together, "alone": alone}), flush=True)
+    os._exit(0)  # the decoder's thread doesn't survive the interpreter's own end
 
 
 if __name__ == "__main__":
