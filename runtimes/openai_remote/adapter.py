@@ -145,7 +145,7 @@ class OpenAIRemoteConfig(ModelConfig):
     @model_validator(mode="after")
     def _nothing_for_processes(self) -> Self:
         for key in _FOR_PROCESSES:
-            if key in self.model_fields_set:
+            if getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
                 raise ValueError(f'"{key}" is for models that run here; a remote one has no process and no memory')
         if self.thinking != "default" and self.thinking_field is None:
             raise ValueError('"thinking" needs a "thinking_field": remotes differ in how reasoning is switched')
