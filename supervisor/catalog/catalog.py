@@ -98,9 +98,7 @@ class CatalogModel:
             id=self.id,
             type=config.type,
             priority=self.priority,
-            footprint=_ELSEWHERE
-            if remote
-            else choose(name=self.id, explicit_mib=config.vram_mib, computed=computed),
+            footprint=_ELSEWHERE if remote else choose(name=self.id, explicit_mib=config.vram_mib, computed=computed),
             learned=measured,
             devices=tuple(DeviceId(name) for name in config.devices),
             pin=config.pin,
@@ -223,7 +221,7 @@ def check_devices(
                 catalog.origins[at],
                 at,
                 f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
-                f"{roomiest.id} has {roomiest.total_mib - roomiest.margin_mib} MiB after its margin",
+                f"{roomiest.id} has {max(0, roomiest.total_mib - roomiest.margin_mib)} MiB after its margin",
             )
         )
     return tuple(str(problem) for problem in problems)

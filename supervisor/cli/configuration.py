@@ -1,16 +1,19 @@
-"""`llmux config show`: every value that counts, and who set it."""
+"""`llmux config check` and `show`: every mistake; every value that counts, and who set it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import BaseModel, JsonValue
 
-from supervisor.catalog import Catalog
+from supervisor.catalog import Catalog, load
 from supervisor.catalog.document import Place, Trail, dotted
 from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.masking import masked
+from supervisor.errors import ConfigError
 
 DEFAULT = "default"
 
@@ -25,7 +28,7 @@ class Effective:
 
     @property
     def layer(self) -> str:
-        """`file`, `local`, `env`, or `default`."""
+        """`file`, `local`, `env`, `flag`, or `default`."""
         return self.place.source.layer.value if self.place is not None else DEFAULT
 
     @property
@@ -41,6 +44,18 @@ class Effective:
     def is_unset(self) -> bool:
         """A default that says nothing."""
         return self.place is None and self.value in (None, [], {})
+
+
+def checked(path: Path | None) -> Catalog:
+    """The configuration, looked through as `serve` does before it asks any device; its keys as well. Blocks on files.
+
+    Raises ConfigError with every problem.
+    """
+    catalog = load(path)
+    keys = catalog.server.api_keys
+    if problem := refuse_exposed(catalog.server, load_keys(keys) if keys is not None else Keyring()):
+        raise ConfigError((problem,))
+    return catalog
 
 
 def effective(catalog: Catalog) -> Iterator[Effective]:

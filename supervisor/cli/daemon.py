@@ -45,6 +45,7 @@ from supervisor.workers import Workers
 log = structlog.get_logger("llmux.daemon")
 
 BACKLOG = 2048
+OWN_STOP_S = 20.0  # of the end, besides requests and graces: unkillable workers are waited for, too
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections: whoever closes first must not be us, while they send
 DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
 WORKER_HOST = "127.0.0.1"
@@ -111,14 +112,14 @@ async def serve(boot: Boot) -> None:
     for note in opened.notes:
         log.info("devices.note", message=note)
     try:
-        engine, context = await _assemble(boot, opened, store)
+        context = await _assemble(boot, opened, store)
         reloader = Reloader(context, boot.configuration, boot.keyring)
         application = Application(context, reloader)
         application.metrics.orphans(boot.orphans)
         url = _url(*boot.listener.getsockname()[:2])
         boot.on_listening(url, len(boot.keyring.keys))
         log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
-        await _until_stopped(engine, application, reloader, boot.listener, catalog)
+        await _until_stopped(context, application, reloader, boot.listener)
     finally:
         await store.close()
 
@@ -129,7 +130,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _assemble(boot: Boot, opened: Opened, store: Store) -> tuple[Engine, Context]:
+async def _assemble(boot: Boot, opened: Opened, store: Store) -> Context:
     catalog, server = boot.catalog, boot.catalog.server
     devices = opened.devices
     specs = tuple(device.spec for device in devices)
@@ -156,12 +157,13 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> tuple[Engine, C
     engine = Engine(workers, opened.sampler, store, device_keys=keys)
     gate = Gate.of(boot.keyring, server)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
-    return engine, Context(engine, workers, opened.sampler, catalog, gate, learned=learned)
+    return Context(engine, workers, opened.sampler, catalog, gate, learned=learned)
 
 
 async def _until_stopped(
-    engine: Engine, application: Application, reloader: Reloader, listener: socket.socket, catalog: Catalog
+    context: Context, application: Application, reloader: Reloader, listener: socket.socket
 ) -> None:
+    engine, catalog = context.engine, context.catalog
     GuardedProtocol.configure(catalog.limits)
     config = uvicorn.Config(
         application,
@@ -190,7 +192,7 @@ async def _until_stopped(
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("daemon.stopping")
-    notify.notify("STOPPING=1")
+    notify.stopping(_longest_stop_s(context.catalog))
     await engine.shutdown()
     application.close()
     server.should_exit = True
@@ -198,6 +200,12 @@ async def _until_stopped(
     for task in background:
         task.cancel()
     log.info("daemon.stopped")
+
+
+def _longest_stop_s(catalog: Catalog) -> float:
+    """How long the end may take: running requests, then the slowest worker's grace, then what is ours."""
+    graces = [model.config.grace_s for model in catalog.models.values()]
+    return catalog.limits.drain_s + max(graces, default=0.0) + OWN_STOP_S
 
 
 def _settle_garbage_collector() -> None:

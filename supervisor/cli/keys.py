@@ -55,10 +55,6 @@ def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None) -> 
     path = path.resolve()
     known = load_keys(path) if path.exists() else Keyring()
     names = [key.name for key in known.keys]
-    if expires is not None and _is_no_time(expires):
-        raise InvalidRequestError(
-            f"--expires: {expires!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z."
-        )
     if name in names:
         raise InvalidRequestError(f"{path} has a key named {name!r} already; choose another name.")
     secret, entry = new_key(name, scopes, expires)
@@ -109,6 +105,15 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
     return left, False
 
 
+def is_no_time(text: str) -> bool:
+    """Can `expires` not be this?"""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return True
+    return False
+
+
 def _replace(path: Path, text: str, names: list[str]) -> bool:
     """Put this text in the file's place, if it reads as exactly these keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,14 +130,6 @@ def _replace(path: Path, text: str, names: list[str]) -> bool:
     finally:
         fresh.unlink(missing_ok=True)
     return True
-
-
-def _is_no_time(text: str) -> bool:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return True
-    return False
 
 
 def _names(path: Path) -> list[str] | None:

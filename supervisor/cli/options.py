@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,59 @@ def config_option(command: Command) -> Command:
     return click.option(
         "--config", type=click.Path(path_type=Path), help="Configuration file. Default: the first of the usual places."
     )(command)
+
+
+Flags = dict[str, object]
+"""Settings from the command line, by their dotted keys; None: not given."""
+
+
+def server_options(command: Callable[..., None]) -> Command:
+    """The settings that `serve` takes on its command line, as one argument `flags`."""
+
+    @functools.wraps(command)
+    def collected(
+        *words: object,
+        host: str | None,
+        port: int | None,
+        state_dir: Path | None,
+        log_level: str | None,
+        log_format: str | None,
+        **options: object,
+    ) -> None:
+        flags: Flags = {
+            "server.host": host,
+            "server.port": port,
+            "server.state_dir": str(state_dir) if state_dir is not None else None,
+            "server.log_level": log_level,
+            "server.log_format": log_format,
+        }
+        command(*words, flags=flags, **options)
+
+    wrapped: Command = collected
+    for option in (
+        click.option(
+            "--log-format",
+            type=click.Choice(["auto", "console", "json"]),
+            help="auto: console on a terminal, else JSON.",
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            help="Least severe events to log.",
+        ),
+        click.option(
+            "--state-dir", type=click.Path(path_type=Path), help="Where learned footprints and logs are kept."
+        ),
+        click.option("--port", type=int, help="Port to listen on; 0 takes any that is free."),
+        click.option("--host", help="Address to listen on."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def counted(count: int, what: str) -> str:
+    """`1 model`, `2 models`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def model_argument(*, required: bool = True, public: bool = False) -> Callable[[Command], Command]:

@@ -14,16 +14,21 @@ from supervisor.catalog import Catalog, Configuration, find_config
 from supervisor.catalog.sections import state_dir
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure
+from supervisor.cli.options import counted, print_json_line
 from supervisor.demo import write_demo
 
 DEMO_RUNTIME = "llama_server"
 
 
-def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool) -> None:
-    """Run until a signal. Without any configuration it serves the demo, and says so."""
+def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_json: bool = False) -> None:
+    """Run until a signal. Without any configuration it serves the demo, and says so.
+
+    With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
+    """
     if not demo and config is None and find_config() is None:
         click.echo(
-            "No configuration found: serving the demo. Write your own: config/llmux.example.yaml explains every key."
+            "No configuration found: serving the demo. Write your own: config/llmux.example.yaml explains every key.",
+            err=as_json,
         )
         demo = True
     if demo:
@@ -36,12 +41,31 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool) -> No
     configuration = Configuration(base.absolute(), flags)
     catalog = configuration.read()
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
-        click.echo("Installing the embedded llama.cpp server, once:")
-        install(DEMO_RUNTIME, catalog.server.runtimes_dir, echo=lambda line: click.echo(f"  {line}"))
+        click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
+        install(DEMO_RUNTIME, catalog.server.runtimes_dir, echo=lambda line: click.echo(f"  {line}", err=as_json))
     configure(catalog.server.log_level, catalog.server.log_format)
     from supervisor.cli.daemon import run  # noqa: PLC0415  # after the progress above: it costs most of the start
 
-    run(configuration, catalog, on_listening=lambda url, keys: click.echo(welcome(catalog, url, keys)))
+    def on_listening(url: str, keys: int) -> None:
+        if as_json:
+            print_json_line(greeting(catalog, url, keys))
+        else:
+            click.echo(welcome(catalog, url, keys))
+
+    run(configuration, catalog, on_listening=on_listening)
+
+
+def greeting(catalog: Catalog, url: str, keys: int) -> dict[str, str | int | list[str]]:
+    """What a program needs next."""
+    return {
+        "url": url,
+        "api": f"{url}/v1",
+        "dashboard": f"{url}/ui/",
+        "pid": os.getpid(),
+        "keys": keys,
+        "models": [entry.name for entry in catalog.listing()],
+        "state_dir": str(catalog.server.state_dir),
+    }
 
 
 def command() -> str:
@@ -53,7 +77,7 @@ def welcome(catalog: Catalog, url: str, keys: int) -> str:
     """What a person needs next: the URL, a request to paste, settings for clients, where things are."""
     listing = catalog.listing()
     chat = next((entry for entry in listing if entry.model.config.type == "llm"), None)
-    lines = [f"llmux serves {len(listing)} models at {url}/v1", f"Dashboard: {url}/ui/"]
+    lines = [f"llmux serves {counted(len(listing), 'model')} at {url}/v1", f"Dashboard: {url}/ui/"]
     authorization = "" if not keys else " -H 'Authorization: Bearer <key>'"
     if chat is not None:
         body = f'{{"model":"{chat.name}","messages":[{{"role":"user","content":"Hello"}}]}}'

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from supervisor.catalog.loader import find_config
 from supervisor.errors import LlmuxError
 
 UNIT: Final = "llmux.service"
@@ -100,6 +101,11 @@ def _quoted(word: str) -> str:
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def _literal(word: str) -> str:
+    """A word that systemd takes as it is: no specifier, no variable."""
+    return word.replace("%", "%%").replace("$", "$$")
+
+
 def folder() -> Path:
     """Where user units live."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
@@ -120,9 +126,13 @@ def program() -> str:
 
 
 def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, address: tuple[str, int] | None) -> None:
-    """Write the unit (and the socket unit with `address`), make systemd read it, start it; tell each step."""
-    arguments = ("--config", str(config.absolute())) if config is not None else ()
-    _write(folder() / UNIT, service_unit(program(), arguments), echo)
+    """Write the unit (and the socket unit with `address`), make systemd read it, start it; tell each step.
+
+    Raises ConfigError when there is no such `config`, ServiceError when systemd refuses.
+    """
+    named = find_config(config) if config is not None else None
+    arguments = ("--config", _literal(str(named.absolute()))) if named is not None else ()
+    _write(folder() / UNIT, service_unit(_literal(program()), arguments), echo)
     if address is not None:
         _write(folder() / SOCKET, socket_unit(*address), echo)
     wanted = SOCKET if address is not None else UNIT

@@ -1,7 +1,7 @@
 """The last half hour as numbers: one point every two seconds, in a ring that never grows.
 
-A point is written when the memory has been read, at most one per interval; intervals without a reading (the machine slept)
-are there as empty points, so that a point's place in the list is its time. What is counted rather than sampled (swaps,
+A point is written when the memory has been read, at most one per interval. Readings drift, so one interval without any has
+what the next one has; several (the machine slept) are there as empty points, so that a point's place in the list is its time. What is counted rather than sampled (swaps,
 tokens) belongs to the interval in which it happened; an answer's tokens are spread evenly over the time it took.
 """
 
@@ -31,9 +31,13 @@ class History:
 
     def sample(self, now: float, values: Mapping[str, float | None]) -> None:
         """The values at `now`; the first ones of an interval count."""
-        point = self._at(self._reach(now))
+        number = self._reach(now)
+        point = self._at(number)
+        late = len(self._points) > 2 and not self._points[-2].keys() - COUNTED  # a reading that came just too late
         for name, value in values.items():
             point.setdefault(name, value)
+            if late and name in self._points[-3]:
+                self._points[-2].setdefault(name, value)
 
     def count(self, name: str, now: float, amount: float = 1) -> None:
         """Add to what happened in this interval."""

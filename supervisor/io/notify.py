@@ -30,6 +30,11 @@ def reloading() -> None:
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
+def stopping(within_s: float) -> None:
+    """The end begins, and may take so long; else the unit's TimeoutStopSec counts, which knows nothing of our settings."""
+    notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
+
+
 def watchdog_interval_s() -> float | None:
     """How often `WATCHDOG=1` is due, half of what systemd allows; None when it doesn't watch us."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):

@@ -69,6 +69,14 @@ class TestHistory:
         began, series = history.series()
         assert (began, series["queued"]) == (100.0, [1, None, None, 2])
 
+    def test_one_late_reading_is_no_gap(self):
+        history = History()
+        history.sample(100.0, {"queued": 1})
+        history.sample(101.99, {"queued": 7})
+        history.count("swaps", 102.5)
+        history.sample(104.01, {"queued": 3})
+        assert history.series()[1] == {"queued": [1, 3, 3], "swaps": [0, 1, 0], "tokens_per_s": [0, 0, 0]}
+
     def test_is_bounded(self):
         history = History(points=10)
         for second in range(0, 100, 2):

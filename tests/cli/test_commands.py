@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import resource
 import subprocess
+from collections.abc import Iterator
 
+import click
 import pytest
 
 from supervisor.cli.commands.watch import KINDS
 from supervisor.cli.exits import MEANINGS, Exit
+from supervisor.cli.main import main as llmux
 from supervisor.http import events
 from tests import tiny
 from tests.cli.conftest import LLMUX
@@ -225,6 +228,40 @@ class TestHelp:
                 used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             assert min(used) < 0.25, words
 
+    def test_every_command_takes_json(self):
+        def commands(group: click.Group) -> Iterator[click.Command]:
+            for command in group.commands.values():
+                yield from commands(command) if isinstance(command, click.Group) else (command,)
+
+        without = [
+            command.name
+            for command in commands(llmux)
+            if "--json" not in [option for parameter in command.params for option in parameter.opts]
+        ]
+        assert without == []
+
+    def test_the_demo_has_its_own_configuration(self, alone):
+        told = alone("serve", "--demo", "--config", "my.yaml")
+        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert "leave out" in told.stderr
+
+    def test_serve_tells_programs_where_it_listens(self, alone):
+        """One line on stdout: all that is needed with a port that the system chooses."""
+        (alone.home / "my.yaml").write_text("models: {a: {cmd: [cat], vram_mib: 1}}\n")
+        command = [*LLMUX, "serve", "--config", "my.yaml", "--port", "0", "--state-dir", "state", "--json"]
+        with subprocess.Popen(
+            command, env=alone.env(PYTHONPATH=str(REPOSITORY)), cwd=alone.home, stdout=subprocess.PIPE, text=True
+        ) as daemon:
+            try:
+                told = json.loads(daemon.stdout.readline())
+                rows = json.loads(alone("ps", "--json", "--url", told["url"]).stdout)["data"]
+            finally:
+                daemon.terminate()
+            rest = daemon.stdout.read()
+        assert (told["pid"], told["models"], told["keys"]) == (daemon.pid, ["a"], 0)
+        assert [row["name"] for row in rows] == ["a"]
+        assert (rest, daemon.returncode) == ("", 0)
+
     def test_wrong_usage(self, alone):
         assert alone("pss").returncode == Exit.USAGE
         assert alone("load").returncode == Exit.USAGE
@@ -239,6 +276,8 @@ class TestCompletion:
         script = alone("completion", shell_name)
         assert script.returncode == Exit.DONE
         assert "_LLMUX_COMPLETE" in script.stdout
+        as_json = json.loads(alone("completion", shell_name, "--json").stdout)
+        assert (as_json["shell"], as_json["script"]) == (shell_name, script.stdout.rstrip("\n") + "\n")
 
     def completed(self, shell, *words: str) -> set[str]:
         told = shell(
@@ -252,6 +291,12 @@ class TestCompletion:
         assert self.completed(shell, "load", "SL") == {"slow"}
         assert {"quick", "thinker"} <= self.completed(shell, "chat", "")
         assert "unload" in self.completed(shell, "un")
+
+    def test_names_of_keys(self, alone, monkeypatch):
+        monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])
+        for name in ("webui", "ops"):
+            assert alone("keys", "add", name).returncode == Exit.DONE
+        assert self.completed(alone, "keys", "revoke", "w") == {"webui"}
 
     def test_no_daemon_completes_nothing(self, alone, monkeypatch):
         monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])

@@ -48,10 +48,40 @@ class TestConfigCheck:
         assert all(word in problem for word, problem in zip(problems, found["problems"], strict=True))
         assert alone("config", "check", "my.yaml").returncode == code
 
+    def test_keys_belong_to_it(self, alone):
+        """What `serve` would refuse: an open address without keys, a file of keys with mistakes."""
+        (alone.home / "my.yaml").write_text("server: {host: 0.0.0.0}\nmodels: {a: {cmd: [cat], vram_mib: 1}}\n")
+        told = alone("config", "check", "my.yaml")
+        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert "there are no API keys" in told.stderr
+        keys = alone.home / "api_keys.yaml"
+        keys.write_text("- {name: a, key: short}\n")
+        keys.chmod(0o600)
+        assert "could be guessed" in alone("config", "check", "my.yaml").stderr
+        keys.write_text("- {name: a, key: sk-a-0123456789abc}\n")
+        told = alone("config", "check", "my.yaml")
+        assert (told.returncode, told.stdout) == (Exit.DONE, "No mistakes: 1 model, 1 public name.\n")
+
     def test_without_a_file_it_says_what_to_do(self, alone):
         done = alone("config", "check")
         assert done.returncode == Exit.USAGE
         assert "llmux demo" in done.stderr
+
+
+class TestConfigShow:
+    """`config show` tells what counts, whoever said it."""
+
+    def test_options_of_serve(self, alone):
+        (alone.home / "my.yaml").write_text("server: {port: 9000, log_level: error}\nmodels: {}\n")
+        shown = alone("config", "show", "my.yaml", "--port", "9002", "--host", "::1", LLMUX_SERVER__PORT="9001").stdout
+        assert "  port: 9002  # --port (flag)\n" in shown
+        assert '  host: "::1"  # --host (flag)\n' in shown
+        assert "  log_level: error  # my.yaml:1\n" in shown
+        found = json.loads(alone("config", "show", "my.yaml", "--port", "9002", "--json").stdout)
+        assert [(row["value"], row["layer"]) for row in found if row["key"] == "server.port"] == [(9002, "flag")]
+
+    def test_schema_is_json_with_and_without_the_option(self, alone):
+        assert alone("config", "schema", "--json").stdout == alone("config", "schema").stdout
 
 
 class TestKeys:
@@ -113,6 +143,15 @@ class TestKeys:
         assert "'webui'" in told.stderr
         assert path.read_text() == FILE
         assert alone("keys", "revoke", "a").returncode == Exit.NOT_FOUND
+
+    @pytest.mark.parametrize(
+        "words", [("",), ("a\nb",), ("x" * 101,), ("a", "--expires", "never"), ("a", "--scope", "root")]
+    )
+    def test_names_and_dates_that_are_none(self, alone, path, words):
+        told = alone("keys", "add", *words, "--file", str(path))
+        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert "sk-llmux" not in told.stderr
+        assert path.read_text() == FILE
 
     def test_the_old_name_of_add(self, alone, path):
         assert alone("keys", "new", "a", "--file", str(path)).returncode == Exit.DONE

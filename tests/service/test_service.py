@@ -47,22 +47,29 @@ class TestUnits:
 class TestInstall:
     """`llmux service install` writes the unit, says what it did, and does it only once."""
 
-    def llmux(self, home: Path, *words: str) -> str:
+    def llmux(self, home: Path, *words: str, code: int = 0) -> str:
         nobody = {"XDG_RUNTIME_DIR": str(home), "DBUS_SESSION_BUS_ADDRESS": f"unix:path={home / 'none'}"}
         env = {**os.environ, **nobody, "HOME": str(home), "XDG_CONFIG_HOME": ""}
         command = [sys.executable, "-m", "supervisor.cli", "service", *words]
         done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    def test_a_configuration_that_is_not_there(self, tmp_path):
+        said = self.llmux(tmp_path, "install", "--config", "nothing.yaml", code=2)
+        assert "nothing.yaml: there is no such file" in said
+        assert not (tmp_path / ".config").exists()
 
     def test_install_status_uninstall(self, tmp_path):
         unit = tmp_path / ".config" / "systemd" / "user" / service.UNIT
-        said = self.llmux(tmp_path, "install", "--config", "my.yaml")
+        config = tmp_path / "50% of $HOME.yaml"
+        config.write_text("models: {}\n")
+        said = self.llmux(tmp_path, "install", "--config", str(config))
         assert f"wrote {unit}" in said
-        assert f"--config {REPOSITORY / 'my.yaml'}" in unit.read_text()
+        assert f'--config "{tmp_path}/50%% of $$HOME.yaml"' in unit.read_text()
         program = unit.read_text().partition("ExecStart=")[2].split()[0]
         assert Path(program).is_file()
-        assert f"unchanged: {unit}" in self.llmux(tmp_path, "install", "--config", "my.yaml")
+        assert f"unchanged: {unit}" in self.llmux(tmp_path, "install", "--config", str(config))
         assert str(unit) in self.llmux(tmp_path, "status")
         assert f"removed {unit}" in self.llmux(tmp_path, "uninstall")
         assert not unit.exists()
@@ -125,7 +132,8 @@ class TestNotify:
 
     def test_ready_watchdog_stopping(self, tmp_path, systemd):
         env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
-        daemon = Daemon(tmp_path, {"models": {"a": fake()}}, env)
+        config = {"models": {"a": fake(grace_s=40)}, "limits": {"drain_s": 400}}
+        daemon = Daemon(tmp_path, config, env)
         try:
             daemon.start(wait=False)
             systemd.expect("READY=1")
@@ -138,7 +146,7 @@ class TestNotify:
             daemon.signal(signal.SIGCONT)
             systemd.expect("WATCHDOG=1")
             daemon.signal(signal.SIGTERM)
-            systemd.expect("STOPPING=1")
+            systemd.expect("EXTEND_TIMEOUT_USEC=460000000")  # drain_s, grace_s and some: more than the unit's own time
         finally:
             assert daemon.stop() == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from supervisor.cli.exits import exit_of
-from supervisor.cli.options import daemon_options, json_option, print_json
+from supervisor.cli.options import Flags, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
 
 
@@ -27,10 +27,10 @@ def config() -> None:
 @json_option
 def config_check(path: Path | None, as_json: bool) -> None:
     """Report every mistake of PATH (default: the file that `serve` would use)."""
-    from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # only this command needs it
+    from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
 
     try:
-        catalog = load_catalog(path)
+        catalog = configuration.checked(path)
     except ConfigError as error:
         if not as_json:
             raise
@@ -40,18 +40,22 @@ def config_check(path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, "problems": [], "models": models, "public_names": names})
     else:
-        click.echo(f"No mistakes: {len(models)} models, {len(names)} public names.")
+        click.echo(f"No mistakes: {counted(len(models), 'model')}, {counted(len(names), 'public name')}.")
 
 
 @config.command("show")
 @_path_argument
+@server_options
 @json_option
-def config_show(path: Path | None, as_json: bool) -> None:
-    """Show what counts in the end, and who set it: a line of a file, a variable, or the default. Secrets are masked."""
+def config_show(path: Path | None, flags: Flags, as_json: bool) -> None:
+    """Show what counts in the end, and who set it: a line of a file, a variable, an option of `serve`, or the default.
+
+    Secrets are masked. Options of `serve` may be given, to see what they change.
+    """
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
     from supervisor.cli import configuration  # noqa: PLC0415
 
-    values = configuration.effective(load_catalog(path, check_files=False))
+    values = configuration.effective(load_catalog(path, flags=flags, check_files=False))
     if as_json:
         print_json(configuration.as_json(values))
     else:
@@ -59,8 +63,9 @@ def config_show(path: Path | None, as_json: bool) -> None:
 
 
 @config.command("schema")
-def config_schema() -> None:
-    """Print the JSON Schema of the configuration, for editors."""
+@json_option
+def config_schema(as_json: bool) -> None:  # noqa: ARG001  # there is nothing else to print
+    """Print the JSON Schema of the configuration, for editors; always as JSON."""
     from supervisor.catalog.schema import json_schema  # noqa: PLC0415  # imports every runtime
 
     print_json(json_schema())

@@ -47,6 +47,12 @@ def keys_add(
     from supervisor.catalog.keys import Scope  # noqa: PLC0415  # not for declaring
     from supervisor.cli import keys as files  # noqa: PLC0415  # as above
 
+    if not 0 < len(name.strip()) <= 100 or not name.isprintable():
+        raise click.BadParameter("expected 1 to 100 characters that can be printed", param_hint="NAME")
+    if expires is not None and files.is_no_time(expires):
+        raise click.BadParameter(
+            f"{expires!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z", param_hint="--expires"
+        )
     path = path or files.keys_file(config)
     wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
     secret = files.add(path, name, wanted, expires)
@@ -88,8 +94,20 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
         click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
 
 
+def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the keys there are."""
+    from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
+    from supervisor.errors import ConfigError  # noqa: PLC0415  # as above
+
+    try:
+        rows = files.listing(ctx.params.get("path") or files.keys_file(ctx.params.get("config")))
+    except ConfigError:
+        return []
+    return [row["name"] for row in rows if row["name"].startswith(incomplete)]
+
+
 @keys.command("revoke")
-@click.argument("name")
+@click.argument("name", shell_complete=_names)
 @file_options
 @json_option
 def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool) -> None:

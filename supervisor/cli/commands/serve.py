@@ -6,51 +6,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.options import Command, config_option
-
-
-def _settings(command: Command) -> Command:
-    for option in (
-        click.option(
-            "--log-format",
-            type=click.Choice(["auto", "console", "json"]),
-            help="auto: console on a terminal, else JSON.",
-        ),
-        click.option(
-            "--log-level",
-            type=click.Choice(["debug", "info", "warning", "error"]),
-            help="Least severe events to log.",
-        ),
-        click.option(
-            "--state-dir", type=click.Path(path_type=Path), help="Where learned footprints and logs are kept."
-        ),
-        click.option("--port", type=int, help="Port to listen on; 0 takes any that is free."),
-        click.option("--host", help="Address to listen on."),
-    ):
-        command = option(command)
-    return command
-
-
-def _run(
-    config: Path | None,
-    *,
-    demo: bool,
-    host: str | None,
-    port: int | None,
-    state_dir: Path | None,
-    log_level: str | None,
-    log_format: str | None,
-) -> None:
-    from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415  # the other commands need nothing of it
-
-    flags: dict[str, object] = {
-        "server.host": host,
-        "server.port": port,
-        "server.state_dir": str(state_dir) if state_dir is not None else None,
-        "server.log_level": log_level,
-        "server.log_format": log_format,
-    }
-    run_daemon(config, flags, demo=demo)
+from supervisor.cli.options import Flags, config_option, json_option, server_options
 
 
 @click.command()
@@ -58,43 +14,25 @@ def _run(
 @click.option(
     "--demo", is_flag=True, help="Serve tiny scripted models; installs the embedded llama.cpp runtime if needed."
 )
-@_settings
-def serve(
-    config: Path | None,
-    demo: bool,
-    host: str | None,
-    port: int | None,
-    state_dir: Path | None,
-    log_level: str | None,
-    log_format: str | None,
-) -> None:
-    """Run the daemon until it is told to stop."""
-    _run(
-        config,
-        demo=demo,
-        host=host,
-        port=port,
-        state_dir=state_dir,
-        log_level=log_level,
-        log_format=log_format,
-    )
+@server_options
+@json_option
+def serve(config: Path | None, demo: bool, flags: Flags, as_json: bool) -> None:
+    """Run the daemon until it is told to stop. --json tells where it listens in a line of JSON."""
+    if demo and config is not None:
+        raise click.UsageError("--demo has a configuration of its own: leave out --demo, or --config.")
+    from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415  # the other commands need nothing of it
+
+    run_daemon(config, flags, demo=demo, as_json=as_json)
 
 
 @click.command()
-@_settings
-def demo(
-    host: str | None, port: int | None, state_dir: Path | None, log_level: str | None, log_format: str | None
-) -> None:
+@server_options
+@json_option
+def demo(flags: Flags, as_json: bool) -> None:
     """Serve tiny scripted models, the same as serve --demo: to see how everything works."""
-    _run(
-        None,
-        demo=True,
-        host=host,
-        port=port,
-        state_dir=state_dir,
-        log_level=log_level,
-        log_format=log_format,
-    )
+    from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415  # as above
+
+    run_daemon(None, flags, demo=True, as_json=as_json)
 
 
 COMMANDS = (serve, demo)

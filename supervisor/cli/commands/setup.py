@@ -37,14 +37,19 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(SETUPS)))
+@json_option
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion(ctx: click.Context, shell: str, as_json: bool) -> None:
     """Print what makes SHELL complete commands, options, and the names of models."""
     from click.shell_completion import get_completion_class  # noqa: PLC0415  # not for declaring
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(ctx.find_root().command, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source())
+    script = kind(ctx.find_root().command, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source()
+    if as_json:
+        print_json({"shell": shell, "setup": SETUPS[shell].partition("    #")[0], "script": script})
+        return
+    click.echo(script)
     if sys.stdout.isatty():
         click.echo(f"Use it: {SETUPS[shell]}", err=True)
 
