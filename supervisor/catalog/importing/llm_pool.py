@@ -35,6 +35,7 @@ _DECODING: Final = MappingProxyType(
         "stop": "stop",
     }
 )
+_REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
 _OTHERWISE: Final = MappingProxyType(
     {
         "prompt_format": "the model's own chat template is used",
@@ -52,13 +53,22 @@ _RENAMED: Final = MappingProxyType(
         "n_parallel": "parallel",
     }
 )
+_RENAMED_REMOTE: Final = MappingProxyType(
+    {
+        "base_url": "base_url",
+        "api_key_env": "api_key_env",
+        "model": "upstream_model",
+        "timeout_s": "first_byte_s",
+        "max_retries": "max_retries",
+        "health_check": "health",
+    }
+)
 _OWN: Final = "llmux chooses it"
 _VLLM_SWITCHES: Final = frozenset({"trust_remote_code", "enforce_eager", "enable_prefix_caching"})
 _NOT_HERE: Final = MappingProxyType(
     {
         "ct2": "there is no runtime for CTranslate2",
         "exllamav3": "there is no runtime for ExLlamaV3",
-        "openai_remote": "there is no runtime for remote APIs",
     }
 )
 
@@ -93,8 +103,10 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
     for key in [key for key in decoding if key not in _DECODING]:
         draft.lose(f"engine.decoding.{key}", "requests have no such field")
     for name, model in draft.models.items():
-        # vLLM's field bears the name that llm-pool uses.
+        # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
         names = {**_DECODING, **({"repetition_penalty": "repetition_penalty"} if "cmd" in model else {})}
+        if model.get("runtime") == "openai_remote":
+            names = {key: key for key in _REMOTE_DECODING}
         draft.merge(name, name, "defaults", {names[key]: item for key, item in decoding.items() if key in names})
     for where, part, known in (("service", service, {"host", "port", "log_level"}), ("engine", engine, _ENGINE)):
         for key in [key for key in part if key not in known]:
@@ -230,8 +242,35 @@ def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
     _others(draft, name, where, values, "vllm_")
 
 
+def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
+    model = draft.models[name]
+    model["runtime"] = "openai_remote"
+    for field, value in _rest(values, "remote_").items():
+        at = f"{where}.remote_{field}"
+        if field in _RENAMED_REMOTE:
+            model[_RENAMED_REMOTE[field]] = value
+        elif field == "thinking" and value in ("enabled", "disabled"):
+            model |= {"thinking_field": "thinking", "thinking": value}
+        elif field == "api_kind":
+            if value != "chat_completions":
+                draft.lose(at, "requests are passed on as they are", model=name)
+        else:
+            draft.lose(at, "openai_remote has no such key", model=name)
+    if isinstance(values.get("enable_thinking"), bool):
+        model["thinking_field"] = "thinking"
+    draft.look(f"{where}.backend", "requests must say allow_remote, as before, but are not translated", model=name)
+    _others(draft, name, where, values, "remote_")
+
+
 _BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = MappingProxyType(
-    {"llama_server": _llama_server, "llama_cpp": _gguf, "gguf": _gguf, "vllm": _vllm, "vllm_serve": _vllm}
+    {
+        "llama_server": _llama_server,
+        "llama_cpp": _gguf,
+        "gguf": _gguf,
+        "vllm": _vllm,
+        "vllm_serve": _vllm,
+        "openai_remote": _remote,
+    }
 )
 
 
