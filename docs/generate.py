@@ -20,6 +20,7 @@ from typing import Any, Final
 import click
 
 from runtimes.base import Endpoint, ModelConfig
+from runtimes.kit.audio.parameters import PARAMETERS
 from runtimes.registry import REGISTRY
 from supervisor.catalog.schema import json_schema
 from supervisor.cli.exits import MEANINGS
@@ -36,6 +37,8 @@ KINDS: Final[Mapping[str, Sequence[Mapping[str, object]]]] = {
         {"path": Path("model.gguf"), "rerank": True},
     ),
     "command": ({"cmd": ["program"]},),
+    "transformers": ({"path": Path("model")}, {"path": Path("model"), "type": "asr"}),
+    "faster_whisper": ({"path": Path("model")},),
     "openai_remote": ({"base_url": "https://api.example.com/v1", "upstream_model": "model"},),
     "vllm_serve": (
         {"path": Path("model")},
@@ -239,6 +242,12 @@ def endpoints_of(name: str) -> set[Endpoint]:
     return {e for keys in KINDS[name] for e in adapter.endpoints(adapter.config(runtime=name, **keys))}
 
 
+def transcription_parameters() -> str:
+    """What happens to each parameter of a transcription."""
+    rows = [(f"`{name}`", found.fate, found.note or "–") for name, found in PARAMETERS.items()]
+    return table(("Parameter", "Fate", "Meaning"), rows)
+
+
 def runtimes() -> str:
     """A row a runtime."""
     rows = []
@@ -261,6 +270,7 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "transitions": transitions,
     "endpoints": endpoints,
     "runtimes": runtimes,
+    "parameters of speech recognition": transcription_parameters,
 }
 
 if __name__ == "__main__":

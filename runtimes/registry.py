@@ -49,6 +49,7 @@ REGISTRY = Registry(
         "llama_server": "runtimes.llama_server.adapter:LlamaServerAdapter",
         "command": "runtimes.command.adapter:CommandAdapter",
         "transformers": "runtimes.transformers.adapter:TransformersAdapter",
+        "faster_whisper": "runtimes.faster_whisper.adapter:FasterWhisperAdapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",
         "openai_remote": "runtimes.openai_remote.adapter:OpenAIRemoteAdapter",
     }

@@ -36,7 +36,13 @@ class TestExample:
     def test_as_it_is(self, folder):
         folder.write(EXAMPLE.read_text())
         catalog = folder.load(registry=REGISTRY, check_files=False)
-        assert [entry.name for entry in catalog.listing()] == ["qwen3-8b-instruct", "my-server", "qwen3-32b-vllm", "frontier-large"]
+        assert [entry.name for entry in catalog.listing()] == [
+            "qwen3-8b-instruct",
+            "my-server",
+            "qwen3-32b-vllm",
+            "frontier-large",
+            "whisper-large",
+        ]
 
     def test_with_everything_on(self, folder):
         catalog = folder.load(everything_on(), registry=REGISTRY, check_files=False)
