@@ -336,14 +336,15 @@ class Ledger:
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
                 self._put(replace(lease, seen_mib=lease.measured_mib))
-        seen = {lease.holder: lease.seen_mib for lease in device.leases.values() if lease.phase is not Phase.RESERVED}
-        device.pictures.appendleft(_Picture(sample.free_mib, seen))
         released: list[Holder] = []
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, back in list(device.returns.items()):
             if taken_at > device.leases[holder].since and back.is_back(device, holder, write_off_s):
                 self.release(holder)
                 released.append(holder)
+        # Without those just released: what they held is in the free memory of this picture.
+        seen = {lease.holder: lease.seen_mib for lease in device.leases.values() if lease.phase is not Phase.RESERVED}
+        device.pictures.appendleft(_Picture(sample.free_mib, seen))
         return released
 
     def overdue(self, now: float) -> list[Alert]:

@@ -253,6 +253,16 @@ class TestReturning:
 
         assert sample(ledger, 16000, 6.0) == [A]
 
+    def test_what_came_back_before_is_not_waited_for_again(self, ledger):
+        """The reading that showed an earlier worker's memory back is what a later, short life is compared with."""
+        held(ledger, A, 4000, 4000, free=12000, at=1.0)
+        ledger.returning(A, 2.0)
+        assert sample(ledger, 16000, 3.0) == [A]
+        ledger.begin(B, GPU, 4000)
+        ledger.returning(B, 4.0)
+
+        assert sample(ledger, 16000, 5.0) == [B]
+
     def test_what_is_measured_after_the_exit_is_not_what_it_held(self, ledger):
         held(ledger, A, 4000, 5000, free=11000, at=1.0)
         ledger.returning(A, 3.0)
