@@ -156,6 +156,12 @@ class TestOperator:
         page.keyboard.press("Enter")
         expect(row(page, "embedder")).to_contain_text("ready")
 
+    @pytest.mark.parametrize("path", ["nothing/here", "100%", "models/no-such-model"])
+    def test_follows_an_old_link_to_the_overview(self, empty, open_page, path):
+        page = open_page(empty, path)
+        expect(row(page, "tiny-chat")).to_be_visible()
+        expect(page.locator("nav [aria-current=page]")).to_have_text("Overview")
+
     def test_finds_no_sideways_scrolling_on_a_phone(self, empty, open_page):
         empty.post("/v1/admin/models/embedder/load")
         for path in ["", "models/embedder/why", "playground/chat", "playground/embeddings", "decisions", "connect"]:

@@ -48,10 +48,7 @@ def config_check(path: Path | None, as_json: bool) -> None:
 @server_options
 @json_option
 def config_show(path: Path | None, flags: Flags, as_json: bool) -> None:
-    """Show what counts in the end, and who set it: a line of a file, a variable, an option of `serve`, or the default.
-
-    Secrets are masked. Options of `serve` may be given, to see what they change.
-    """
+    """Show what counts in the end, and who set it: file, variable, option of serve, or default. Secrets are masked."""
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
     from supervisor.cli import configuration  # noqa: PLC0415
 

@@ -62,7 +62,7 @@ function App() {
     [theme],
   );
   const [page, detail, tab] = parts();
-  const shown = page === "models" ? "" : page;
+  const shown = PAGES.some(({ path }) => path === page) ? page : ""; // whatever else is asked for: the overview
   useEffect(() => {
     const title = PAGES.find(({ path }) => path === shown)?.title;
     document.title = title ? `${title} · llmux` : "llmux";

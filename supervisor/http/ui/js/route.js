@@ -4,7 +4,15 @@ export function parts() {
   return location.hash
     .replace(/^#\/?/, "")
     .split("/")
-    .map(decodeURIComponent);
+    .map(decoded);
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // a lone "%": typed by hand
+  }
 }
 
 export function href(...path) {
