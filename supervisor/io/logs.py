@@ -38,7 +38,7 @@ _OUT_OF_MEMORY = (
         r"^(?!.*mlock).*cannot allocate memory",
         r"(?:insufficient|not enough) (?:\w+ )?memory",
         r"no available memory for the cache blocks",
-        r"free memory on device .* is less than",
+        r"(?:free memory on device|available memory on node) .* is less than",
     ),
 )
 _ENVIRONMENT = (
@@ -99,6 +99,8 @@ _ARGUMENTS = (
         r"failed to load model",
         r"exiting due to model loading error",
         r"pydantic\w*\.ValidationError",
+        r"to serve at least one request with the model",  # vLLM: its cache is too small for its context
+        r"failed to infer device type",  # vLLM: built for another device
     ),
     _rule(CrashClass.BAD_ARGUMENTS, r"^usage: "),
 )

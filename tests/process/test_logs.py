@@ -68,6 +68,12 @@ RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator:
 
 VLLM_KV = "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
 
+VLLM_NODE = "ValueError: Available memory on node 0 (1.0/23.5 GiB) on kv cache allocation is less than requested memory for kv (4.0 GiB)."
+VLLM_SMALL = "ValueError: To serve at least one request with the models's max seq len (8192), (1.0 GiB KV cache is needed, which is larger than the available KV cache memory (0.5 GiB)."
+VLLM_DEVICE = (
+    "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`"
+)
+
 UVICORN_PORT = """\
 INFO:     Application startup complete.
 ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 8001): address already in use"""
@@ -125,6 +131,9 @@ MESSAGES = [
     (TORCH_OOM, 1, OOM, TORCH_OOM.splitlines()[3]),
     (TORCH_CPU_OOM, 1, OOM, TORCH_CPU_OOM),
     (VLLM_KV, 1, OOM, VLLM_KV),
+    (VLLM_NODE, 1, OOM, VLLM_NODE),
+    (VLLM_SMALL, 1, ARGS, VLLM_SMALL),
+    (VLLM_DEVICE, 1, ARGS, VLLM_DEVICE),
     ("torch.AcceleratorError: CUDA error: cudaErrorMemoryAllocation", 1, OOM, None),
     ("MemoryError", 1, OOM, "MemoryError"),
     ("OSError: [Errno 12] Cannot allocate memory", 1, OOM, None),
