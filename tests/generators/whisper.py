@@ -6,7 +6,7 @@ the text. So the text is the same with a prompt, after other text, in every lang
 looks at tells the time of words: each token looks at the frames between two of `BOUNDS`, where the next one is said.
 
     checkpoint(folder)                       as transformers loads it
-    python tiny_whisper.py FROM TO           the same for CTranslate2; in an environment that has ctranslate2
+    python whisper.py FROM TO           the same for CTranslate2; in an environment that has ctranslate2
 
 Needs NumPy and nothing else.
 """
