@@ -20,7 +20,10 @@ from typing import Any, Final
 import click
 
 from runtimes.base import Endpoint, ModelConfig
-from runtimes.kit.audio.parameters import PARAMETERS
+from runtimes.chatterbox.parameters import SPEECH
+from runtimes.embeddings.parameters import EMBEDDINGS, RERANK
+from runtimes.kit.audio.parameters import PARAMETERS as TRANSCRIPTION
+from runtimes.kit.parameters import Table
 from runtimes.registry import REGISTRY
 from supervisor.catalog.schema import json_schema
 from supervisor.cli.exits import MEANINGS
@@ -39,6 +42,8 @@ KINDS: Final[Mapping[str, Sequence[Mapping[str, object]]]] = {
     "command": ({"cmd": ["program"]},),
     "transformers": ({"path": Path("model")}, {"path": Path("model"), "type": "asr"}),
     "faster_whisper": ({"path": Path("model")},),
+    "embeddings": ({"path": Path("model")}, {"path": Path("model"), "task": "rerank"}),
+    "chatterbox": ({"path": Path("model")},),
     "openai_remote": ({"base_url": "https://api.example.com/v1", "upstream_model": "model"},),
     "vllm_serve": (
         {"path": Path("model")},
@@ -227,12 +232,14 @@ def transitions() -> str:
 
 def endpoints() -> str:
     """Inference paths, and which runtimes serve them."""
-    serving: dict[Endpoint, list[str]] = {}
+    serving: dict[tuple[str, str], list[str]] = {}
     for name in REGISTRY.names():
-        for endpoint in endpoints_of(name):
-            serving.setdefault(endpoint, []).append(name)
-    ordered = sorted(serving, key=lambda endpoint: (not endpoint.path.startswith("/v1/"), endpoint))
-    rows = [(f"`{e.method} {e.path}`", ", ".join(f"`{name}`" for name in serving[e])) for e in ordered]
+        for path, method in {(endpoint.path, endpoint.method) for endpoint in endpoints_of(name)}:
+            serving.setdefault((path, method), []).append(name)
+    ordered = sorted(serving, key=lambda place: (not place[0].startswith("/v1/"), place))
+    rows = [
+        (f"`{method} {path}`", ", ".join(f"`{name}`" for name in serving[path, method])) for path, method in ordered
+    ]
     return table(("Endpoint", "Served by"), rows)
 
 
@@ -242,10 +249,21 @@ def endpoints_of(name: str) -> set[Endpoint]:
     return {e for keys in KINDS[name] for e in adapter.endpoints(adapter.config(runtime=name, **keys))}
 
 
-def transcription_parameters() -> str:
-    """What happens to each parameter of a transcription."""
-    rows = [(f"`{name}`", found.fate, found.note or "–") for name, found in PARAMETERS.items()]
+def parameters(known: Table) -> str:
+    """What happens to each parameter of a request."""
+    rows = [(f"`{name}`", found.fate, found.note or "–") for name, found in known.items()]
     return table(("Parameter", "Fate", "Meaning"), rows)
+
+
+def speech_parameters() -> str:
+    """The same, in each variant."""
+    names = dict.fromkeys(name for known in SPEECH.values() for name in known)
+    rows = [(f"`{name}`", *(_told(known, name) for known in SPEECH.values())) for name in names]
+    return table(("Parameter", *SPEECH), rows)
+
+
+def _told(known: Table, name: str) -> str:
+    return f"{known[name].fate}: {known[name].note}"
 
 
 def runtimes() -> str:
@@ -270,7 +288,10 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "transitions": transitions,
     "endpoints": endpoints,
     "runtimes": runtimes,
-    "parameters of speech recognition": transcription_parameters,
+    "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
+    "parameters of speech": speech_parameters,
+    "parameters of embeddings": partial(parameters, EMBEDDINGS),
+    "parameters of reranking": partial(parameters, RERANK),
 }
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -23,6 +23,23 @@ PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s")
 """Keys of every model that say how long its worker gets for something; they don't change what it takes."""
 
 
+class Source(BaseModel):
+    """Where a model's files come from, for `llmux pull`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    repo: str = Field(
+        pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$",
+        description="Repository on the model hub.",
+        examples=["Qwen/Qwen3-0.6B"],
+    )
+    revision: str = Field(default="main", min_length=1, description="Branch, tag or commit.")
+    files: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Names of files, or patterns. Default: all; where there are safetensors, no other weights.",
+    )
+
+
 class ModelConfig(BaseModel):
     """The keys every model has, whatever its runtime. Adapters subclass it with their own keys.
 
@@ -32,6 +49,10 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     runtime: str = Field(description="The runtime that serves this model.", examples=["llama_server"])
+    source: Source | None = Field(
+        default=None,
+        description="Where `llmux pull` gets its files; then `path` may be left out: below `server.models_dir`.",
+    )
     type: ModelType = Field(default="llm", description="What the model is for; decides its default priority.")
     priority: int | None = Field(
         default=None,
@@ -270,6 +291,7 @@ class Adapter(abc.ABC, Generic[C]):
                 "target_inflight",
                 "public",
                 "enabled",
+                "source",
                 *PATIENCE,
             }
         )

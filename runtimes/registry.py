@@ -51,6 +51,8 @@ REGISTRY = Registry(
         "transformers": "runtimes.transformers.adapter:TransformersAdapter",
         "faster_whisper": "runtimes.faster_whisper.adapter:FasterWhisperAdapter",
         "vllm_serve": "runtimes.vllm_serve.adapter:VllmServeAdapter",
+        "embeddings": "runtimes.embeddings.adapter:EmbeddingsAdapter",
+        "chatterbox": "runtimes.chatterbox.adapter:ChatterboxAdapter",
         "openai_remote": "runtimes.openai_remote.adapter:OpenAIRemoteAdapter",
     }
 )

@@ -42,6 +42,8 @@ class TestExample:
             "qwen3-32b-vllm",
             "frontier-large",
             "whisper-large",
+            "bge-m3",
+            "speaker",
         ]
 
     def test_with_everything_on(self, folder):

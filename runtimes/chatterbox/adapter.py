@@ -1,0 +1,147 @@
+"""Chatterbox text to speech: a checkpoint folder, one of three variants, and a folder of reference clips as voices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from pydantic import Field, JsonValue
+
+from runtimes import checkpoints
+from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
+from runtimes.chatterbox import voices
+from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+
+MIB: Final = 1 << 20
+PROGRAM_MIB: Final = 900  # Python, torch, transformers, librosa, the watermark's own network
+WORK_MIB: Final = 400  # activations, the token model's cache, the vocoder's buffers of a long sentence
+
+Variant = Literal["default", "multilingual", "turbo"]
+
+WEIGHTS: Final = MappingProxyType(
+    {
+        "default": ("t3_cfg.safetensors", "s3gen.safetensors", "ve.safetensors"),
+        "multilingual": ("t3_mtl23ls_v2.safetensors", "s3gen.pt", "ve.pt"),
+        "turbo": ("t3_turbo_v1.safetensors", "s3gen_meanflow.safetensors", "ve.safetensors"),
+    }
+)
+"""The files that the library loads for each variant."""
+
+OTHERS: Final = MappingProxyType(
+    {
+        "default": ("tokenizer.json",),
+        "multilingual": ("grapheme_mtl_merged_expanded_v1.json", "Cangjie5_TC.json"),
+        "turbo": ("tokenizer_config.json",),
+    }
+)
+
+
+class ChatterboxConfig(WorkerConfig):
+    """A voice that reads text aloud."""
+
+    type: ModelType = Field(default="tts", description="What the model is for; decides its default priority.")
+    path: ModelPath = Field(description="The checkpoint's folder.", examples=["/models/chatterbox"])
+    variant: Variant = Field(default="default", description="Which of the three models in the folder.")
+    voices: ModelPath | None = Field(
+        default=None,
+        description="A folder of reference clips (wav, flac, mp3, ogg; turbo: over 5 s): anna.wav is the voice anna.",
+        examples=["~/voices"],
+    )
+    default_voice: str | None = Field(
+        default=None, description="The voice of requests without one. Default: the first clip, else the model's own."
+    )
+    voice_aliases: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further names of voices, for clients that insist on OpenAI's.",
+        examples=[{"alloy": "anna"}],
+    )
+    default_language: str = Field(
+        default="en", pattern=r"^[a-z]{2}$", description="multilingual: the language of requests without one."
+    )
+    parallel: int = Field(default=1, ge=1, le=1, description="The library speaks one text at a time.")
+
+
+class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
+    """Resemble AI's Chatterbox."""
+
+    name = "chatterbox"
+    summary = "Text to speech in cloned voices: Chatterbox default, multilingual and turbo."
+    program = "runtimes.chatterbox.worker"
+    requirements = Path(__file__).parent / "requirements.lock"
+    config = ChatterboxConfig
+
+    def check(self, config: ChatterboxConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """Files that are missing, voices that aren't there."""
+        return tuple(_problems(config))
+
+    def options(self, config: ChatterboxConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """Raises ModelUnusableError for what `check` finds."""
+        for problem in _problems(config):
+            raise ModelUnusableError(problem)
+        return {
+            "path": str(config.path),
+            "variant": config.variant,
+            "voices": None if config.voices is None else str(config.voices),
+            "default_voice": config.default_voice,
+            "aliases": dict(config.voice_aliases),
+            "default_language": config.default_language,
+            "device": "cpu" if context.device.kind == "host" else "cuda",
+        }
+
+    def endpoints(self, config: ChatterboxConfig) -> frozenset[Endpoint]:
+        """Speech."""
+        return frozenset({Endpoint("/v1/audio/speech")})
+
+    def voices(self, config: ChatterboxConfig) -> tuple[str, ...]:
+        """Clips, the model's own voice, aliases."""
+        return tuple(voices.names(config.path, config.voices, config.voice_aliases))
+
+    def estimate(self, config: ChatterboxConfig) -> Estimate | None:
+        """Weights by the files' heads (or sizes), what a long sentence takes, and the program."""
+        try:
+            size = sum(_bytes(config.path / name) for name in WEIGHTS[config.variant])
+        except (ModelUnusableError, OSError):
+            return None
+        weights = -(-size // MIB)
+        return Estimate(
+            mib=weights + WORK_MIB + PROGRAM_MIB,
+            source="computed",
+            detail=f"weights {weights} + one sentence {WORK_MIB} + program {PROGRAM_MIB} MiB",
+        )
+
+    def capabilities(self, config: ChatterboxConfig) -> Capabilities:
+        """Text in."""
+        return Capabilities(("text",), tools=False, thinking=False, multi_turn=False)
+
+    def overridable(self, config: ChatterboxConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Nothing that decides what is read."""
+        return self.constraints("threads", "default_language")
+
+
+def _bytes(file: Path) -> int:
+    if file.suffix == ".safetensors":
+        return sum(size for _, size in checkpoints.tensor_sizes(file))
+    return file.stat().st_size
+
+
+def _problems(config: ChatterboxConfig) -> Iterator[str]:
+    if not config.path.is_dir():
+        yield f"path: {config.path}: there is no such folder"
+        return
+    missing = [
+        name for name in (*WEIGHTS[config.variant], *OTHERS[config.variant]) if not (config.path / name).is_file()
+    ]
+    if missing:
+        yield f"path: {config.path} lacks {', '.join(missing)}, which variant {config.variant} is made of"
+    if config.voices is not None and not config.voices.is_dir():
+        yield f"voices: {config.voices}: there is no such folder"
+    known = voices.names(config.path, config.voices, {})
+    if not known:
+        yield "voices: there is no voice: name a folder with at least one clip (the checkpoint has none of its own)"
+        return
+    named = {f"voice_aliases: {alias}": voice for alias, voice in config.voice_aliases.items()}
+    for key, voice in {"default_voice": config.default_voice, **named}.items():
+        if voice is not None and voice not in known:
+            yield f"{key}: there is no voice {voice!r}; there are {', '.join(known)}"

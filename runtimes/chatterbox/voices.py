@@ -1,0 +1,27 @@
+"""Voices are files: a clip of a few seconds in a folder is a voice of its name. Looked at on both sides, so nothing is
+imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+SUFFIXES: Final = frozenset({".wav", ".flac", ".mp3", ".ogg"})
+BUILT_IN: Final = "default"
+BUILT_IN_FILE: Final = "conds.pt"
+
+
+def clips(folder: Path | None) -> dict[str, Path]:
+    """Clip by voice, sorted by name. A folder that can't be read has none."""
+    if folder is None or not folder.is_dir():
+        return {}
+    found = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
+    return {file.stem: file for file in found}
+
+
+def names(model: Path, folder: Path | None, aliases: Mapping[str, str]) -> list[str]:
+    """Every name that a request may say: clips, the model's own voice, aliases."""
+    own = [BUILT_IN] if (model / BUILT_IN_FILE).is_file() else []
+    return list(dict.fromkeys([*clips(folder), *own, *aliases]))

@@ -1,0 +1,373 @@
+"""The chatterbox runtime: text in sentences, files as they are made, voices; a real worker with the library's model classes
+replaced, and (make test-chatterbox) the real library on a random checkpoint of full width.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import wave
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtimes.chatterbox.adapter import OTHERS, WEIGHTS, ChatterboxAdapter, ChatterboxConfig
+from runtimes.chatterbox.sentences import MOST, pieces
+from tests import environments
+from tests.daemon import running, wait_until
+from tests.runtimes import fake_chatterbox
+from tests.tiny import CACHE
+
+ADAPTER = ChatterboxAdapter()
+REAL = os.environ.get("LLMUX_TEST_CHATTERBOX") == "1"
+TEXT = "The first sentence is here. The second one follows it at once, as sentences do. And a third."
+
+
+class TestSentences:
+    """Pieces are the text, none is too long, and they end where one would breathe."""
+
+    @given(st.text(st.sampled_from("abc Ä.!?。,;\n\"'")))
+    def test_nothing_is_lost(self, text):
+        found = pieces(text)
+        assert "".join("".join(found).split()) == "".join(text.split())
+        assert all(0 < len(piece) <= MOST for piece in found)
+
+    def test_sentences(self):
+        assert pieces("Hello there. " * 30)[0].count("Hello") == 9
+        assert all(piece.endswith(".") for piece in pieces("Hello there. " * 30))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Dr. Smith met Mr. Jones at 3.5 km from St. Ives on a very long walk that went on and on for a while, said he.",
+            "Am 3. Mai war z. B. der Himmel blau, und das blieb er auch noch einige Tage lang, wie man sich erzählte.",
+        ],
+    )
+    def test_no_sentence_ends_here(self, text):
+        long = " ".join([text] * 4)
+        assert all(piece.endswith((text[-12:], text)) for piece in pieces(long))
+
+    def test_a_long_sentence_is_cut_at_a_comma(self):
+        text = "word " * 30 + "word, " + "word " * 60
+        first, *_ = pieces(text)
+        assert first.endswith("word,")
+
+    def test_without_any_space(self):
+        assert [len(piece) for piece in pieces("x" * 700)] == [300, 300, 100]
+
+
+def clip(path: Path, seconds: float = 6.0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24000)
+        file.writeframes(b"".join(struct.pack("<h", (i * 37) % 8000) for i in range(int(24000 * seconds))))
+
+
+def checkpoint(folder: Path, variant: str) -> Path:
+    """The files that a variant has, with hardly anything in them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    head = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    for name in (*WEIGHTS[variant], *OTHERS[variant]):
+        (folder / name).write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runtimes_dir(tmp_path_factory) -> Path:
+    """An environment `chatterbox` of what its worker needs beside the library, and our replacement of that."""
+    source = environments.installed("transformers") / "transformers"
+    folder = tmp_path_factory.mktemp("runtimes")
+    python = folder / "chatterbox" / "bin" / "python"
+    subprocess.run(
+        [str(source / "bin" / "python"), "-m", "venv", "--without-pip", str(folder / "chatterbox")], check=True
+    )
+    version = subprocess.run(
+        [str(python), "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+    ).stdout.strip()
+    site_packages = folder / "chatterbox" / "lib" / version / "site-packages"
+    (site_packages / "transformers.pth").write_text(f"{source.resolve()}/lib/{version}/site-packages\n")
+    fake_chatterbox.install(site_packages)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory, runtimes_dir):
+    folder = tmp_path_factory.mktemp("chatterbox")
+    clip(folder / "voices" / "anna.wav")
+    clip(folder / "voices" / "bob.wav", 7.01)
+    (folder / "voices" / "broken.wav").write_bytes(b"x")
+    (folder / "voices" / "notes.txt").write_text("not a clip")
+    models = {
+        variant: {
+            "runtime": "chatterbox",
+            "path": str(checkpoint(folder / variant, variant)),
+            "variant": variant,
+            "voices": str(folder / "voices"),
+            "voice_aliases": {"alloy": "anna"},
+            "default_voice": "bob",
+            "vram_mib": 900,
+        }
+        for variant in WEIGHTS
+    }
+    config = {
+        "models": models,
+        "virtual_models": {"lively": {"model": "default", "defaults": {"exaggeration": 1.5}}},
+        "server": {"runtimes_dir": str(runtimes_dir)},
+    }
+    with running(folder, config) as started:
+        yield started
+
+
+def speak(daemon, model: str = "default", **body) -> httpx.Response:
+    return daemon.post("/v1/audio/speech", json={"model": model, "input": "Hello.", **body})
+
+
+def log(daemon, model: str) -> str:
+    return daemon.get(f"/v1/admin/models/{model}/logs").text
+
+
+def samples(data: bytes, runtimes_dir: Path) -> list[float]:
+    """Any file as mono samples at 24 kHz, decoded by the worker's own PyAV."""
+    script = (
+        "import av, io, json, sys\n"
+        "r = av.AudioResampler(format='flt', layout='mono', rate=24000)\n"
+        "f = av.open(io.BytesIO(sys.stdin.buffer.read()))\n"
+        "out = [x for frame in f.decode(audio=0) for p in r.resample(frame) for x in p.to_ndarray()[0].tolist()]\n"
+        "print(json.dumps(out))"
+    )
+    python = runtimes_dir / "chatterbox" / "bin" / "python"
+    done = subprocess.run([str(python), "-c", script], input=data, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+class TestSpeech:
+    """Files of every format hold the speech, and are complete."""
+
+    @pytest.mark.parametrize(
+        ("name", "media_type", "start"),
+        [
+            ("mp3", "audio/mpeg", (b"ID3", b"\xff\xf3", b"\xff\xfb")),
+            ("opus", "audio/ogg", (b"OggS",)),
+            ("aac", "audio/aac", (b"\xff\xf1",)),
+            ("flac", "audio/flac", (b"fLaC",)),
+            ("wav", "audio/wav", (b"RIFF",)),
+        ],
+    )
+    def test_formats(self, daemon, runtimes_dir, name, media_type, start):
+        answer = speak(daemon, input=TEXT, response_format=name)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"] == media_type
+        assert answer.content.startswith(start)
+        heard = samples(answer.content, runtimes_dir)
+        assert len(heard) / 24000 == pytest.approx(0.05 * len(TEXT), rel=0.06)
+        assert max(heard) > 0.3
+
+    def test_pcm(self, daemon):
+        answer = speak(daemon, response_format="pcm")
+        assert len(answer.content) == 2 * int(0.05 * len("Hello.") * 24000)
+        assert max(struct.unpack(f"<{len(answer.content) // 2}h", answer.content)) > 10000
+
+    def test_mp3_is_the_default(self, daemon):
+        assert speak(daemon).headers["content-type"] == "audio/mpeg"
+
+    def test_sdk(self, daemon):
+        sdk = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0)
+        with sdk.audio.speech.with_streaming_response.create(model="default", voice="anna", input=TEXT) as answer:
+            assert sum(map(len, answer.iter_bytes())) > 3000
+
+    def test_it_comes_as_it_is_made(self, daemon):
+        """The first sentence is heard while the next are made."""
+        body = {"model": "default", "input": f"{TEXT} " * 6, "response_format": "pcm"}
+        with daemon.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
+            pieces_seen = 0
+            for _ in answer.iter_raw():
+                pieces_seen += 1
+                if pieces_seen == 1:
+                    assert daemon.model("default")["in_flight"] == 1
+        assert pieces_seen >= 3
+
+    def test_events(self, daemon):
+        plain = speak(daemon, input=TEXT, response_format="pcm", seed=1).content
+        answer = speak(daemon, input=TEXT, response_format="pcm", seed=1, stream_format="sse")
+        events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
+        assert events[-1]["type"] == "speech.audio.done"
+        assert events[-1]["usage"]["input_tokens"] > 0
+        assert b"".join(base64.b64decode(event["audio"]) for event in events[:-1]) == plain
+
+    @pytest.mark.parametrize("speed", [0.25, 0.5, 1.5, 4])
+    def test_speed(self, daemon, speed):
+        plain = speak(daemon, input=TEXT, response_format="pcm").content
+        changed = speak(daemon, input=TEXT, response_format="pcm", speed=speed).content
+        assert len(plain) / len(changed) == pytest.approx(speed, rel=0.05)
+
+    def test_seed(self, daemon):
+        first, same, other = (speak(daemon, response_format="pcm", seed=seed).content for seed in (7, 7, 8))
+        assert first == same
+        assert first != other
+
+    def test_virtual_model(self, daemon):
+        speak(daemon, "lively", input="So lively.")
+        assert "spoke 'So lively.' 1.5" in log(daemon, "default")
+
+    @pytest.mark.parametrize(
+        ("model", "body", "clue"),
+        [
+            ("default", {"input": ""}, "input is needed"),
+            ("default", {"input": "x" * 100_001}, "100000 are the most"),
+            ("default", {"voice": "nobody"}, "one of anna, bob, broken, alloy"),
+            ("default", {"response_format": "m4a"}, "one of mp3, opus, aac"),
+            ("default", {"speed": 9}, "from 0.25 to 4"),
+            ("default", {"instructions": "Whisper."}, "choose a voice"),
+            ("default", {"language": "de"}, "English only"),
+            ("default", {"top_k": 5}, "only the turbo variant"),
+            ("turbo", {"exaggeration": 1}, "no such control"),
+            ("multilingual", {"language": "xx"}, "one of de, en"),
+            ("default", {"voice": "broken"}, "broken.wav can't be used"),
+        ],
+    )
+    def test_what_it_refuses(self, daemon, model, body, clue):
+        refused = speak(daemon, model, **body)
+        assert refused.status_code == 400, refused.text
+        assert clue in refused.json()["error"]["message"]
+
+
+class TestVariants:
+    def test_multilingual(self, daemon):
+        assert speak(daemon, "multilingual", language="de-DE").status_code == 200
+        assert speak(daemon, "multilingual").status_code == 200
+        text = log(daemon, "multilingual")
+        assert text.index("language de") < text.rindex("language en")
+
+    def test_turbo(self, daemon):
+        assert speak(daemon, "turbo", top_k=5, norm_loudness=False, cfg_weight=0).status_code == 200
+        assert "'top_k': 5" in log(daemon, "turbo")
+        assert "{'norm_loudness': False}" in log(daemon, "turbo")
+
+
+class TestVoices:
+    """A voice is a clip in a folder; preparing one is done once."""
+
+    def test_pitch_tells_them_apart(self, daemon):
+        anna, alias, bob, default, built = (
+            speak(daemon, response_format="pcm", seed=1, **voice).content
+            for voice in ({"voice": "anna"}, {"voice": {"id": "alloy"}}, {"voice": "bob"}, {}, {"voice": "anna"})
+        )
+        assert anna == alias == built
+        assert bob == default != anna
+        assert log(daemon, "default").count("prepared anna.wav") <= 1
+
+    def test_listing(self, daemon):
+        voices = {"anna", "bob", "broken", "alloy"}
+        listed = httpx.get(f"{daemon.url}/v1/audio/voices", trust_env=False).json()["voices"]
+        assert {voice["id"] for voice in listed} == voices
+        assert all(voice["name"] for voice in listed)
+        models = httpx.get(f"{daemon.url}/v1/audio/models", trust_env=False).json()["models"]
+        assert {"lively", "turbo", "multilingual"} <= {model["id"] for model in models}
+
+
+class TestEnds:
+    def test_a_client_that_leaves(self, daemon):
+        """It ends within a token, not with the text."""
+        body = {"model": "default", "input": "Hello there, all of you. " * 200, "response_format": "pcm"}
+        with daemon.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
+            next(answer.iter_raw())
+        wait_until(lambda: daemon.model("default")["in_flight"] == 0, 5)
+        assert speak(daemon).elapsed.total_seconds() < 5
+        assert log(daemon, "default").count("Hello there") < 30
+
+    def test_killed_while_it_speaks(self, daemon):
+        speak(daemon, "turbo")
+        pid = daemon.model("turbo")["worker"]["pid"]
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                speak(daemon, "turbo", input="Hello there, all of you. " * 200)
+            except httpx.HTTPError as error:
+                errors.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: daemon.model("turbo")["in_flight"] == 1)
+        os.kill(pid, signal.SIGKILL)
+        asking.join()
+        wait_until(lambda: daemon.model("turbo")["state"] != "ready")
+        assert speak(daemon, "turbo").status_code == 200
+
+
+class TestAdapter:
+    """What is missing is said before anything is started."""
+
+    def config(self, folder, **keys) -> ChatterboxConfig:
+        return ChatterboxConfig(runtime="chatterbox", path=str(folder), **keys)
+
+    def test_problems(self, tmp_path):
+        folder = checkpoint(tmp_path / "model", "default")
+        check = lambda **keys: " ".join(ADAPTER.check(self.config(folder, **keys), runtimes_dir=Path()))
+        assert "there is no voice" in check()
+        (folder / "conds.pt").touch()
+        assert check() == ""
+        assert "lacks t3_turbo_v1.safetensors, s3gen_meanflow.safetensors" in check(variant="turbo")
+        assert "there is no such folder" in check(voices=str(tmp_path / "none"))
+        clip(tmp_path / "voices" / "anna.wav", 0.1)
+        assert "default_voice: there is no voice 'eve'; there are anna, default" in check(
+            voices=str(tmp_path / "voices"), default_voice="eve"
+        )
+        assert "no such folder" in " ".join(ADAPTER.check(self.config(tmp_path / "no"), runtimes_dir=Path()))
+
+    def test_estimate(self, tmp_path):
+        folder = checkpoint(tmp_path / "model", "default")
+        assert ADAPTER.estimate(self.config(folder)).source == "computed"
+        (folder / "s3gen.safetensors").unlink()
+        assert ADAPTER.estimate(self.config(folder)) is None
+
+
+@pytest.mark.skipif(not REAL, reason="the real library takes 1.8 GB and minutes: make test-chatterbox")
+@pytest.mark.timeout(1500)
+def test_the_real_library(tmp_path, capsys):
+    """A random checkpoint of full width is loaded and speaks: noise of the right length, in chunks."""
+    source = environments.installed("chatterbox") / "chatterbox"
+    writer = Path(__file__).with_name("write_chatterbox.py")
+    model = CACHE / "models" / "chatterbox-small"
+    if not (model / "tokenizer.json").exists():
+        subprocess.run([str(source / "bin" / "python"), "-I", str(writer), str(model), "--small"], check=True)
+    folder = tmp_path / "runtimes"
+    subprocess.run(
+        [str(source / "bin" / "python"), "-m", "venv", "--without-pip", str(folder / "chatterbox")], check=True
+    )
+    (site_packages,) = (folder / "chatterbox" / "lib").glob("python*/site-packages")
+    (real,) = source.resolve().glob("lib/python*/site-packages")
+    shutil.copy(writer, site_packages / "write_chatterbox.py")
+    (site_packages / "real.pth").write_text(f"{real}\nimport write_chatterbox; write_chatterbox.shrink()\n")
+    clip(tmp_path / "voices" / "anna.wav", 7)
+    models = {"tts": {"runtime": "chatterbox", "path": str(model), "voices": str(tmp_path / "voices")}}
+    config = {
+        "devices": [{"kind": "host", "budget_mib": 9000, "margin_mib": 0}],
+        "models": models,
+        "server": {"runtimes_dir": str(folder)},
+        "limits": {"first_byte_s": 1200},
+    }
+    with running(tmp_path, config) as daemon:
+        body = {"model": "tts", "input": "Hello.", "response_format": "wav", "temperature": 5}
+        answer = daemon.client(timeout=1400).post("/v1/audio/speech", json=body)
+        assert answer.status_code == 200, answer.text
+        seconds = (len(answer.content) - 44) / 48000
+        assert seconds > 0.5
+        memory = daemon.model("tts")["memory"]
+        with capsys.disabled():
+            print(f"\n{seconds:.1f} s of speech in {answer.elapsed.total_seconds():.0f} s; {memory}", file=sys.stderr)
+        assert memory["measured_mib"] * 0.7 <= memory["estimate"]["mib"] <= memory["measured_mib"] * 1.3
