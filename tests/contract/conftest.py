@@ -149,15 +149,36 @@ def vllm(folder: Path) -> Subject:
     )
 
 
+def remote() -> Subject:
+    """No process: what the contract says of configurations holds for it, what it says of workers is in tests/remote."""
+    return Subject(
+        name="openai_remote",
+        adapter=REGISTRY.get("openai_remote"),
+        keys={"base_url": "https://api.example.com/v1", "upstream_model": "theirs", "api_key_env": "THEIR_KEY"},
+        broken={"ca_file": str(FAKE.with_name("no-such-file.pem"))},
+        complaint="there is no such file",
+    )
+
+
 RUNTIMES = ["embedded", pytest.param("binary", marks=pytest.mark.binary), "command", "vllm_serve"]
 
 
 @pytest.fixture(scope="session", params=RUNTIMES)
 def subject(request, tmp_path_factory) -> Subject:
-    """Every runtime in turn."""
-    if request.param == "vllm_serve":
-        return vllm(tmp_path_factory.mktemp("vllm"))
-    return fake() if request.param == "command" else llama(request.param)
+    """Every runtime that has workers in turn."""
+    return of_workers(request.param, tmp_path_factory)
+
+
+def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
+    if name == "vllm_serve":
+        return vllm(folders.mktemp("vllm"))
+    return fake() if name == "command" else llama(name)
+
+
+@pytest.fixture(scope="session", params=[*RUNTIMES, "openai_remote"])
+def runtime(request, tmp_path_factory) -> Subject:
+    """Every runtime in turn, those without workers too."""
+    return remote() if request.param == "openai_remote" else of_workers(request.param, tmp_path_factory)
 
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("binary", marks=pytest.mark.binary)])

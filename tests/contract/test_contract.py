@@ -11,11 +11,35 @@ from pathlib import Path
 from runtimes.base import Endpoint
 
 
+class TestConfiguration:
+    """A runtime says beforehand what it can say, and serves what it names, no more."""
+
+    def test_a_good_configuration_has_no_problems(self, runtime, context):
+        assert runtime.adapter.check(runtime.config(), runtimes_dir=context.runtimes_dir) == ()
+
+    def test_what_it_serves_is_exact_paths(self, runtime):
+        endpoints = runtime.adapter.endpoints(runtime.config())
+        assert Endpoint(runtime.question.path) in endpoints
+        for endpoint in endpoints:
+            assert endpoint.path.startswith("/")
+            assert not set(endpoint.path) & set("*{}?#")
+
+    def test_it_never_offers_what_is_the_supervisors(self, runtime):
+        offered = {(endpoint.method, endpoint.path) for endpoint in runtime.adapter.endpoints(runtime.config())}
+        for path in ("/models/load", "/models/unload", "/metrics", "/props", "/lora-adapters", "/v1/models", "/health"):
+            assert ("POST", path) not in offered
+        assert not {("GET", "/metrics"), ("GET", "/health"), ("GET", "/v1/models")} & offered
+
+    def test_what_it_can_do_is_told(self, runtime):
+        assert "text" in runtime.adapter.capabilities(runtime.config()).modalities
+
+    def test_what_only_the_supervisor_uses_does_not_change_the_memory_definition(self, runtime):
+        plain = runtime.adapter.memory_definition(runtime.config())
+        assert plain == runtime.adapter.memory_definition(runtime.config(priority=7, pin=True, target_inflight=3))
+
+
 class TestLaunchSpec:
     """A launch spec is complete, and keeps its secret."""
-
-    def test_a_good_configuration_has_no_problems(self, subject, context):
-        assert subject.adapter.check(subject.config(), runtimes_dir=context.runtimes_dir) == ()
 
     def test_the_program_exists(self, subject, context):
         program = Path(subject.adapter.launch(subject.config(), context).argv[0])
@@ -40,22 +64,8 @@ class TestLaunchSpec:
         first, second = (subject.adapter.launch(subject.config(), context) for _ in range(2))
         assert first == second
 
-    def test_what_it_serves_is_exact_paths(self, subject):
-        endpoints = subject.adapter.endpoints(subject.config())
-        assert Endpoint(subject.question.path) in endpoints
-        for endpoint in endpoints:
-            assert endpoint.path.startswith("/")
-            assert not set(endpoint.path) & set("*{}?#")
-
-    def test_it_never_offers_what_is_the_supervisors(self, subject):
-        offered = {(endpoint.method, endpoint.path) for endpoint in subject.adapter.endpoints(subject.config())}
-        for path in ("/models/load", "/models/unload", "/metrics", "/props", "/lora-adapters", "/v1/models", "/health"):
-            assert ("POST", path) not in offered
-        assert not {("GET", "/metrics"), ("GET", "/health"), ("GET", "/v1/models")} & offered
-
-    def test_settings_that_only_the_supervisor_uses_dont_change_the_memory_definition(self, subject):
+    def test_patience_does_not_change_the_memory_definition(self, subject):
         plain = subject.adapter.memory_definition(subject.config())
-        assert plain == subject.adapter.memory_definition(subject.config(priority=7, pin=True, target_inflight=3))
         assert plain == subject.adapter.memory_definition(subject.config(grace_s=3, startup_limit_s=60))
         assert plain != subject.adapter.memory_definition(subject.config(env={"A": "1"}))
 

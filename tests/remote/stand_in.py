@@ -95,6 +95,7 @@ class StandIn(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: StandIn
 
     def log_message(self, *args) -> None:
