@@ -49,6 +49,7 @@ def model_view(context: Context, model: ModelId) -> Json | None:
         "queued": world.queue.count(model),
         "waits_for": list(record.claims) if model in world.wanted else [],
         "device": record.device,
+        "remote": record.spec.remote,
         "memory": _memory(record, lease),
         "worker": worker,
         "replicas": [_replica(record, lease, worker)] if record.has_worker else [],

@@ -38,6 +38,7 @@ class TestViews:
     def test_ready_from_the_start(self, served):
         view = served.wait_state("far", "ready")
         assert (view["device"], view["answering"], view["reason"]) == ("remote", True, "runs elsewhere")
+        assert view["remote"]
         assert view["memory"]["lease_mib"] is None
         assert view["memory"]["estimate"] == {"mib": 0, "source": "explicit", "detail": "others run it"}
         assert view["worker"]["pid"] is None

@@ -57,7 +57,7 @@ function Facts({ model }) {
   const facts = [
     ["Runtime", `${model.runtime}, ${model.type}`],
     ["Priority", `${model.priority}${model.pin ? ", pinned" : ""}`],
-    ["Estimate", model.device === "remote" ? "" : `${mib(memory.estimate.mib)}, ${memory.estimate.source}: ${memory.estimate.detail}`],
+    ["Estimate", model.remote ? "" : `${mib(memory.estimate.mib)}, ${memory.estimate.source}: ${memory.estimate.detail}`],
     ["Learned", Object.entries(memory.learned).map(([device, size]) => `${mib(size)} on ${device}`).join(", ")],
     ["Lease", memory.lease_mib === null ? "" : `${mib(memory.lease_mib)} on ${model.device}, ${mib(memory.measured_mib)} measured`],
     ["Address", worker?.address ? `${worker.address}, as ${worker.upstream_model}, ${plural(worker.connections, "connection")}` : ""],
