@@ -54,7 +54,7 @@ class TestFamily:
     def test_killed_in_the_middle_of_an_answer(self, daemon, victim):
         pids = family(daemon)
         body = {"model": "qwen", "messages": [], "stream": True, "fake": {"chunks": 1000, "chunk_delay": 0.05}}
-        with daemon.client().stream("POST", "/v1/chat/completions", json=body) as answer:
+        with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
             os.kill(pids[victim], signal.SIGKILL)

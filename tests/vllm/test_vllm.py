@@ -72,6 +72,12 @@ def tree(daemon) -> list[psutil.Process]:
     return [shim, *shim.children(recursive=True)]
 
 
+def segments(family: list[psutil.Process]) -> set[Path]:
+    """The shared memory that these processes have mapped."""
+    lines = [line for process in family for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()]
+    return {Path(line.split()[5]) for line in lines if "/dev/shm/" in line}
+
+
 class TestOptions:
     """The tables of options say what this vLLM says."""
 
@@ -99,7 +105,7 @@ class TestAnswers:
     def test_a_stream(self, daemon):
         body = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 64}
         body["stream_options"] = {"include_usage": True}
-        with daemon.client().stream("POST", "/v1/chat/completions", json=body) as answer:
+        with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
             events = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
         assert events[-1] == "[DONE]"
         chunks = [json.loads(event) for event in events[:-1]]
@@ -160,11 +166,11 @@ class TestEnd:
         family = tree(daemon)
         names = [process.name() for process in family]
         assert any("EngineCore" in name or name.startswith("VLLM") for name in names), names
-        shm = set(Path("/dev/shm").iterdir())
+        shared = segments(family)
         print("\n" + ", ".join(f"{p.name()} {p.memory_info().rss >> 20} MiB" for p in family))
         body = {"model": "qwen", "prompt": "Hello", "max_tokens": 480, "ignore_eos": True, "stream": True}
         server = daemon.model("qwen")["worker"]["pid"]
-        with daemon.client().stream("POST", "/v1/completions", json=body) as answer:
+        with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
             os.kill(server, signal.SIGKILL)
@@ -173,5 +179,9 @@ class TestEnd:
                 list(lines)
         wait_until(lambda: not [p for p in family if p.is_running() and p.status() != "zombie"], 10, "all are gone")
         wait_until(lambda: not daemon.workers(), 10, "none is left that carries the daemon's mark")
-        print(f"gone after {time.monotonic() - killed:.2f} s; new in /dev/shm: {set(Path('/dev/shm').iterdir()) - shm}")
+        left = [path for path in shared if path.exists()]
+        sizes = {path.name: f"{path.stat().st_size >> 20} MiB, {path.stat().st_blocks // 2} KiB used" for path in left}
+        print(f"gone after {time.monotonic() - killed:.2f} s; left in /dev/shm: {sizes}")
+        for path in left:
+            path.unlink()
         daemon.wait_state("qwen", "backoff")
