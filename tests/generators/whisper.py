@@ -147,7 +147,7 @@ def vocabulary(multilingual: bool) -> tuple[dict[str, int], list[str]]:
     return {token: number for number, token in enumerate(texts)}, special
 
 
-def weights(ids: dict[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+def weights(ids: dict[str, int], *, multilingual: bool, seed: int = 0) -> dict[str, np.ndarray]:
     """The tensors, named as transformers names them."""
     random = np.random.default_rng(seed)
 
@@ -158,7 +158,7 @@ def weights(ids: dict[str, int], seed: int = 0) -> dict[str, np.ndarray]:
     embeddings -= embeddings.mean(axis=1, keepdims=True)  # as the layer norm leaves them
     embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
     end = embeddings[ids["<|endoftext|>"]]
-    script = [("<|startoftranscript|>", "<|en|>"), ("<|en|>", "<|transcribe|>")]
+    script = [("<|startoftranscript|>", "<|en|>" if multilingual else "<|0.00|>"), ("<|en|>", "<|transcribe|>")]
     script += [(task, "<|0.00|>") for task in ("<|transcribe|>", "<|translate|>")]
     script += [("<|notimestamps|>", WORDS[0])]
     said = ["<|0.00|>", *WORDS[:2], "<|1.00|>", "<|1.02|>", *WORDS[2:], "<|2.00|>", "<|endoftext|>"]
@@ -287,7 +287,7 @@ def checkpoint(folder: Path, *, multilingual: bool = True) -> Path:
     for name, values in files.items():
         (folder / name).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n")
-    save(folder / "model.safetensors", weights(ids))
+    save(folder / "model.safetensors", weights(ids, multilingual=multilingual))
     (folder / "config.json").write_text(json.dumps(config))  # last: it says that the rest is there
     return folder
 

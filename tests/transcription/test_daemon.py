@@ -1,0 +1,185 @@
+"""From OpenAI's client through the daemon to both engines."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+
+import openai
+import psutil
+import pytest
+
+from tests import environments, hearing
+from tests.daemon import running, wait_until
+from tests.transcription.conftest import HEARD, keys_of
+from tests.transcription.test_turns import hours
+
+MODELS = {
+    "quick": keys_of("faster_whisper"),
+    "exact": keys_of("transformers"),
+    "cohere": {"runtime": "transformers", "type": "asr", "path": str(hearing.cohere()), "default_language": "en"},
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    environments.installed("faster_whisper")
+    environments.installed("transformers")
+    virtual = {f"{name}-german": {"model": name, "defaults": {"language": "de"}} for name in MODELS}
+    virtual["quick-subtitles"] = {"model": "quick", "force": {"response_format": "vtt"}}
+    models = {name: {**keys, "public": True} for name, keys in MODELS.items()}
+    with running(tmp_path_factory.mktemp("hearing"), {"models": models, "virtual_models": virtual}) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def sdk(site):
+    transport = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(base_url=f"{site.url}/v1", api_key="none", max_retries=0, http_client=transport) as client:
+        yield client
+
+
+def sound(name: str = "speech.mp3", language: str = "en") -> io.BytesIO:
+    file = io.BytesIO((hearing.sounds(language) / name).read_bytes())
+    file.name = name
+    return file
+
+
+class TestOpenAI:
+    """What their client sends and understands."""
+
+    @pytest.mark.parametrize(
+        ("model", "said"), [("quick", hearing.SAID), ("exact", hearing.SAID), ("cohere", hearing.COHERE_SAID)]
+    )
+    def test_transcription(self, sdk, model, said):
+        answer = sdk.audio.transcriptions.create(model=model, file=sound())
+        assert (answer.text, answer.usage.type) == (said, "duration")
+
+    @pytest.mark.parametrize("model", ["quick", "exact"])
+    def test_verbose(self, sdk, model):
+        answer = sdk.audio.transcriptions.create(
+            model=model,
+            file=sound("speech.m4a", "de"),
+            language="de",
+            response_format="verbose_json",
+            timestamp_granularities=["word", "segment"],
+        )
+        assert (answer.language, [word.word for word in answer.words]) == ("german", hearing.SAID.split())
+        assert [segment.text for segment in answer.segments] == [" one two", " three four five"]
+
+    @pytest.mark.parametrize("model", ["quick", "exact"])
+    @pytest.mark.parametrize(("kind", "begins"), [("text", "one two"), ("srt", "1\n00:00"), ("vtt", "WEBVTT")])
+    def test_texts(self, sdk, model, kind, begins):
+        answer = sdk.audio.transcriptions.create(model=model, file=sound("speech.webm"), response_format=kind)
+        assert answer.startswith(begins)
+
+    @pytest.mark.parametrize("model", ["quick", "exact"])
+    def test_stream(self, sdk, model):
+        events = list(sdk.audio.transcriptions.create(model=model, file=sound("long.ogg"), stream=True))
+        assert {event.type for event in events[:-1]} == {"transcript.text.delta"}
+        assert events[-1].type == "transcript.text.done"
+        assert "".join(event.delta for event in events[:-1]) == events[-1].text
+
+    @pytest.mark.parametrize("model", ["quick", "exact"])
+    def test_translation(self, sdk, model):
+        assert sdk.audio.translations.create(model=model, file=sound("speech.flac")).text == hearing.SAID
+
+    @pytest.mark.parametrize("model", ["quick", "exact"])
+    def test_errors(self, sdk, model):
+        with pytest.raises(openai.BadRequestError, match="can't be read") as told:
+            sdk.audio.transcriptions.create(model=model, file=("a.mp3", b"nonsense" * 100))
+        assert (told.value.code, told.value.param) == ("invalid_audio", "file")
+
+
+class TestDaemon:
+    """Virtual models, other clients, capabilities, memory."""
+
+    @pytest.mark.parametrize("model", sorted(MODELS))
+    def test_defaults_of_virtual_models(self, sdk, model):
+        ask = lambda **keys: sdk.audio.transcriptions.create(file=sound(), response_format="verbose_json", **keys)
+        assert ask(model=f"{model}-german").language == "german"
+        assert ask(model=f"{model}-german", language="fr").language == "french"
+
+    def test_forced_formats(self, site):
+        answer = site.post(HEARD, files={"file": sound()}, data={"model": "quick-subtitles", "response_format": "json"})
+        assert answer.headers["content-type"].startswith("text/vtt")
+
+    def test_open_webui(self, site):
+        """Chunked, without a length, and the file as a stream of octets."""
+        data = sound("speech.webm").read()
+        form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nquick\r\n--b\r\n'
+        form += b'Content-Disposition: form-data; name="language"\r\n\r\nen\r\n--b\r\nContent-Disposition: form-data; '
+        form += (
+            b'name="file"; filename="a.webm"\r\nContent-Type: application/octet-stream\r\n\r\n'
+            + data
+            + b"\r\n--b--\r\n"
+        )
+        pieces = (form[start : start + 4096] for start in range(0, len(form), 4096))
+        answer = site.post(HEARD, content=pieces, headers={"Content-Type": "multipart/form-data; boundary=b"})
+        assert answer.json()["text"] == hearing.SAID
+
+    def test_capabilities(self, site):
+        for name in MODELS:
+            assert site.model(name)["capabilities"]["modalities"] == ["audio"]
+            assert site.model(name)["type"] == "asr"
+
+    @pytest.mark.parametrize("name", sorted(MODELS))
+    def test_estimate(self, site, sdk, name, record_property):
+        """What is measured after a few requests is what was foretold, within 30 %."""
+        for kind in ("speech.mp3", "long.ogg"):
+            sdk.audio.transcriptions.create(model=name, file=sound(kind))
+        model = wait_until(
+            lambda: (view := site.model(name))["replicas"] and view["replicas"][0]["measured_mib"] and view
+        )
+        estimate, measured = model["estimate"], model["replicas"][0]["measured_mib"]
+        print(f"{name}: estimate {estimate['mib']} MiB ({estimate['detail']}), measured {measured} MiB")
+        assert estimate["source"] == "computed"
+        assert measured / 1.3 <= estimate["mib"] <= measured * 1.3
+
+
+class TestKilled:
+    """A worker that dies takes its request along and nothing else."""
+
+    @pytest.mark.parametrize("name", ["quick", "exact"])
+    def test_in_the_middle_of_a_stream(self, site, sdk, name):
+        events = iter(sdk.audio.transcriptions.create(model=name, file=("hour.wav", hours(1)), stream=True))
+        assert next(events).type == "transcript.text.delta"
+        os.kill(self._worker(site, name), signal.SIGKILL)
+        with pytest.raises((openai.APIError, openai.APIConnectionError, Exception)) as told:
+            for _event in events:
+                pass
+        assert not isinstance(told.value, AssertionError)
+        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
+
+    @pytest.mark.parametrize("name", ["quick", "exact"])
+    def test_before_the_answer(self, site, sdk, name):
+        failures: list[openai.APIStatusError] = []
+
+        def ask() -> None:
+            with pytest.raises(openai.APIStatusError) as told:
+                sdk.audio.transcriptions.create(model=name, file=("hour.wav", hours(1)))
+            failures.append(told.value)
+
+        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: site.model(name)["replicas"][0]["in_flight"] == 1)
+        os.kill(self._worker(site, name), signal.SIGKILL)
+        asking.join()
+        assert failures[0].status_code in {502, 503}
+        assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
+
+    @staticmethod
+    def _worker(site, name: str) -> int:
+        """The process that has the model."""
+        for pid in site.workers():
+            words = psutil.Process(pid).cmdline()
+            if (
+                f'"model": "{name}"' in " ".join(words)
+                and words[0].endswith("python")
+                and "bootstrap.py" in " ".join(words[:4])
+            ):
+                return pid
+        raise AssertionError(f"no worker of {name}")
