@@ -7,7 +7,7 @@ INSTALL := $(UV) pip install --quiet --python $(BIN)/python
 SOURCES := supervisor runtimes tests bench docs
 
 .DEFAULT_GOAL := help
-.PHONY: help run status logs restart stop test lint format check bench golden docs soak llama-server test-vllm lock clean
+.PHONY: help run status logs restart stop test lint format check bench golden docs soak llama-server test-vllm test-chatterbox lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ llama-server: .venv/ready ## Compile a real llama-server once, for the tests tha
 test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB) and test its runtime with it
 	$(BIN)/python -m tests.build_vllm
 	$(BIN)/pytest -s tests/vllm
+
+test-chatterbox: .venv/ready-dev ## Install the real Chatterbox once (1.8 GB) and let it speak
+	LLMUX_TEST_CHATTERBOX=1 $(BIN)/pytest -s tests/runtimes/test_chatterbox.py -k real
 
 lock: .venv/tools ## Write the lock files anew
 	for name in requirements-tools.in:requirements-tools.lock: pyproject.toml:requirements.lock: pyproject.toml:requirements-dev.lock:--group=dev; do \

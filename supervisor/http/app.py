@@ -13,7 +13,7 @@ from starlette.routing import Router
 from supervisor.departure import ExchangeOverError, Message, Receive, Scope, Send
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, llamacpp, openai, reload, ui, watch
+from supervisor.http import admin, llamacpp, openai, reload, speech, ui, watch
 from supervisor.http.context import Context
 from supervisor.http.feed import Feed
 from supervisor.http.metrics import Metrics
@@ -35,6 +35,7 @@ class Application:
             [
                 admin.health(context),
                 *openai.routes(context),
+                *speech.routes(context),
                 *watch.routes(context, feed),
                 *admin.routes(context),
                 *reload.routes(reloader),

@@ -18,7 +18,7 @@ from supervisor.catalog.keys import Key, Keyring
 from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ui"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ui", "/v1/audio/voices", "/v1/audio/models"})
 LLAMACPP_ADMIN_PATHS = frozenset({"/models/load", "/models/unload"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 

@@ -227,7 +227,7 @@ class TestNewKeys:
         taken = self.llmux("a", "--file", str(path))
         assert (taken.returncode, taken.stdout) == (1, "")
         assert "choose another name" in taken.stderr
-        assert self.llmux("b", "--expires", "soon", "--file", str(path)).returncode == 1
+        assert self.llmux("b", "--expires", "soon", "--file", str(path)).returncode == 2
         assert self.llmux("b", "--scope", "root", "--file", str(path)).returncode == 2
         assert before == path.read_bytes()
         path.write_text("{}")
