@@ -17,11 +17,19 @@ from pydantic import BaseModel
 
 from runtimes.base import ModelConfig
 from runtimes.registry import AnyAdapter, Registry
+from supervisor.catalog import sources
 from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
 from supervisor.catalog.problems import fields_at, nearest, suggestion, validate
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig, runtimes_dir
+from supervisor.catalog.sections import (
+    DeviceConfig,
+    LimitsConfig,
+    ServerConfig,
+    VirtualModelConfig,
+    models_dir,
+    runtimes_dir,
+)
 from supervisor.core.types import DEFAULT_PRIORITY, ModelId
 from supervisor.errors import ConfigError
 
@@ -43,6 +51,7 @@ class Assembly:
         self.base = base
         self.registry = registry
         self.check_files = check_files
+        self.models_dir = models_dir()
         self.problems: list[Problem] = []
 
     def catalog(self, earlier: list[Problem]) -> Catalog:
@@ -59,6 +68,7 @@ class Assembly:
         if self.check_files and server and server.api_keys is not None and not server.api_keys.exists():
             node, trail = find(self.root, ("server", "api_keys"))
             self._problem(node, trail, f"{server.api_keys}: there is no such file")
+        self.models_dir = server.models_dir if server else models_dir()
         models = self._models(devices, own_runtimes_dir)
         virtual = self._virtual_models(models)
         if self.problems or server is None or limits is None:
@@ -173,7 +183,7 @@ class Assembly:
                 self._check_device_names(model, known)
             if self.check_files and model.config.enabled:
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
-                    self._adapter_problem(message, node, trail)
+                    self._adapter_problem(message + sources.remedy(model.id, model.config), node, trail)
         return models
 
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
@@ -184,10 +194,12 @@ class Assembly:
         if not isinstance(node, Table):
             self._problem(node, trail, 'expected the keys of a model, such as "path"')
             return None
-        adapter = self._adapter(node, trail)
+        placed = sources.placed(node, self.models_dir)
+        adapter = self._adapter(replace(node, entries={**placed, **node.entries}), trail)
         if adapter is None:
             return None
-        entries = {"runtime": Leaf(adapter.name, node.place), **node.entries}
+        fitting = {key: leaf for key, leaf in placed.items() if key in adapter.config.model_fields}
+        entries = {"runtime": Leaf(adapter.name, node.place), **fitting, **node.entries}
         config: ModelConfig | None = self._validated(adapter.config, replace(node, entries=entries), trail)
         if config is None:
             return None

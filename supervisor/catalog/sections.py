@@ -32,6 +32,11 @@ def runtimes_dir() -> Path:
     return _xdg("XDG_DATA_HOME", ".local/share") / "runtimes"
 
 
+def models_dir() -> Path:
+    """$XDG_DATA_HOME/llmux/models: what `llmux pull` gets, a folder a repository."""
+    return _xdg("XDG_DATA_HOME", ".local/share") / "models"
+
+
 def _xdg(variable: str, below_home: str) -> Path:
     value = os.environ.get(variable, "")
     # The XDG specification: a relative path is invalid and to be ignored.
@@ -86,6 +91,11 @@ class ServerConfig(Section):
         default_factory=runtimes_dir,
         description="Virtual environments of the runtimes. Default: $XDG_DATA_HOME/llmux/runtimes.",
         examples=["~/.local/share/llmux/runtimes"],
+    )
+    models_dir: Path = Field(
+        default_factory=models_dir,
+        description="Files that `llmux pull` gets. Default: $XDG_DATA_HOME/llmux/models.",
+        examples=["~/.local/share/llmux/models"],
     )
     api_keys: Path | None = Field(
         default=None,

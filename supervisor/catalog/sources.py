@@ -1,0 +1,56 @@
+"""Where the files of a model lie that comes from a hub: `llmux pull` puts them there, and its `path` may be left out.
+
+    <models_dir>/<owner>/<name>/                    the files, as they lie in the repository
+    <models_dir>/<owner>/<name>/<first of `files`>  `path`, where that is a GGUF file; else it is the folder
+
+A GGUF file among `files` with "mmproj" in its name is a model's `mmproj`, likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from runtimes.base import ModelConfig, Source
+from supervisor.catalog.document import Leaf, Node, Table, plain
+from supervisor.core.types import ModelId
+
+
+def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
+    """The paths that follow from the model's `source`; none where it has no valid one. Keys that it has itself win."""
+    source = plain(model.entries["source"]) if "source" in model.entries else None
+    if not isinstance(source, dict) or not isinstance(repo := source.get("repo"), str):
+        return {}
+    files = source.get("files")
+    names = [name for name in files if isinstance(name, str)] if isinstance(files, list) else []
+    folder, place = models_dir / repo, model.entries["source"].place
+    paths = {"path": folder}
+    if names and _is_gguf_file(names[0]):
+        paths["path"] = folder / names[0]
+    projectors = [name for name in names if _is_gguf_file(name) and "mmproj" in name.lower()]
+    if projectors:
+        paths["mmproj"] = folder / projectors[0]
+    return {key: Leaf(str(path), place) for key, path in paths.items()}
+
+
+def folder(source: Source, config: ModelConfig, models_dir: Path) -> Path:
+    """Where the repository's files go: so that the model finds them by its `path`."""
+    path = getattr(config, "path", None)
+    if not isinstance(path, Path):
+        return models_dir / source.repo
+    if path.suffix.lower() != ".gguf":
+        return path
+    inner = Path(source.files[0]).parts if source.files and _is_gguf_file(source.files[0]) else ()
+    fits = inner and path.parts[-len(inner) :] == inner
+    return path.parents[len(inner) - 1] if fits else path.parent
+
+
+def remedy(model: ModelId, config: ModelConfig) -> str:
+    """What to add to a problem with the files of a model that can be fetched."""
+    path = getattr(config, "path", None)
+    missing = config.source is not None and isinstance(path, Path) and not path.exists()
+    return f"; get it: llmux pull {model}" if missing else ""
+
+
+def _is_gguf_file(name: str) -> bool:
+    return name.lower().endswith(".gguf") and not any(letter in name for letter in "*?[")

@@ -1,0 +1,45 @@
+"""`llmux pull`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import click
+
+from supervisor.cli.exits import Exit
+from supervisor.cli.options import config_option, json_option, print_json
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--dry-run", is_flag=True, help="Only say what would be fetched, and how much it is.")
+@click.option("--verify", is_flag=True, help="Hash what is there already once more.")
+@config_option
+@json_option
+def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | None, as_json: bool) -> None:
+    """Fetch the files of MODELs from the model hub, or of all models whose configuration names a source.
+
+    What is there already is not fetched again, and what was cut off goes on. Gated models need a token: HF_TOKEN.
+    """
+    from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
+
+    wanted = pulling.wants(pulling.catalog_of(config), models)
+    if not wanted:
+        click.echo("No model of the configuration names a source.", err=as_json)
+    pulling.look(wanted, verify=verify)
+    try:
+        if not dry_run:
+            pulling.check_room(wanted)
+            pulling.fetch(wanted, functools.partial(click.echo, err=True))
+    finally:
+        if as_json:
+            print_json([want.row() for want in wanted])
+        elif wanted:
+            click.echo(pulling.table_of(wanted))
+    if any(want.problem for want in wanted):
+        sys.exit(Exit.FAILED)
+
+
+COMMANDS = (pull,)

@@ -1,0 +1,177 @@
+"""A model hub on loopback, as far as a client that fetches models can tell: listings, files, ranges, gates, a CDN, trouble.
+
+Large files are answered by a redirect to another origin, as the real hub does, which mustn't see the person's token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+COMMITS = {"main": "a" * 40, "v2": "b" * 40}
+
+
+@dataclass
+class Repo:
+    files: dict[str, bytes]
+    large: frozenset[str] = frozenset()  # kept as LFS: by sha256, on the CDN
+    gated: bool = False
+    versions: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files that a revision has instead
+
+    def at(self, revision: str) -> dict[str, bytes] | None:
+        for name, commit in COMMITS.items():
+            if revision in (name, commit) and (name == "main" or name in self.versions):
+                return self.files | self.versions.get(name, {})
+        return None
+
+
+class Hub:
+    """`url` is its endpoint. What happens can be changed at any time; `seen` counts requests by method and path."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.token = "hf_good"
+        self.cuts: dict[str, list[int]] = {}  # file → after how many bytes each of the next answers breaks off
+        self.errors: dict[str, list[int]] = {}  # file → status of each of the next answers
+        self.ranges = True
+        self.corrupt: Counter[str] = Counter()  # file → how often it comes with a wrong byte
+        self.hold: dict[str, threading.Event] = {}  # file → wait half way
+        self.half_way: dict[str, threading.Event] = {}
+        self.seen: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()  # bytes of each file
+        self.tokens_at_cdn: set[str | None] = set()
+        self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler(cdn=cdn)) for cdn in (False, True)]
+        self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+
+    def __enter__(self) -> Self:
+        self._threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in self._servers]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for event in self.hold.values():
+            event.set()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+        for thread in self._threads:
+            thread.join()
+
+    def _handler(self, *, cdn: bool) -> type[BaseHTTPRequestHandler]:
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def end_headers(self) -> None:
+                self.send_header("Connection", "close")
+                super().end_headers()
+
+            def do_GET(self) -> None:
+                path = unquote(urlsplit(self.path).path)
+                hub.seen[path] += 1
+                if cdn:
+                    hub.tokens_at_cdn.add(self.headers["Authorization"])
+                    _, repo, revision, name = path.split("|")
+                    self.file(name, hub.repos[repo].at(revision)[name])
+                elif path.startswith("/api/models/"):
+                    name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
+                    self.listing(name, revision or "main")
+                elif "/resolve/" in path:
+                    repo, _, rest = path.removeprefix("/").partition("/resolve/")
+                    revision, _, name = rest.partition("/")
+                    self.resolve(repo, revision, name)
+                else:
+                    self.refuse(404, None)
+
+            def listing(self, name: str, revision: str) -> None:
+                repo = hub.repos.get(name)
+                if repo is None:
+                    self.refuse(401, "RepoNotFound")
+                    return
+                files = repo.at(revision)
+                if files is None:
+                    self.refuse(404, "RevisionNotFound")
+                    return
+                siblings = []
+                for file, content in files.items():
+                    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+                    entry = {"rfilename": file, "size": len(content), "blobId": blob}
+                    if file in repo.large:
+                        digest = hashlib.sha256(content).hexdigest()
+                        entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
+                    siblings.append(entry)
+                sha = COMMITS.get(revision, revision)
+                gated = "manual" if repo.gated else False
+                body = {"id": name, "sha": sha, "private": False, "gated": gated, "tags": [], "siblings": siblings}
+                self.answer(200, json.dumps({**body, "downloads": 0, "likes": 0}).encode(), "application/json")
+
+            def resolve(self, repo_name: str, revision: str, name: str) -> None:
+                repo = hub.repos[repo_name]
+                if repo.gated and self.headers["Authorization"] is None:
+                    self.refuse(401, "GatedRepo")
+                    return
+                if repo.gated and self.headers["Authorization"] != f"Bearer {hub.token}":
+                    self.refuse(403, "GatedRepo")
+                    return
+                content = repo.at(revision)[name]
+                if name not in repo.large:
+                    self.file(name, content)
+                    return
+                self.send_response(302)
+                self.send_header("Location", f"{hub.cdn}/|{repo_name}|{revision}|{name}")
+                self.send_header("X-Linked-Size", str(len(content)))
+                self.send_header("X-Linked-Etag", f'"{hashlib.sha256(content).hexdigest()}"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def file(self, name: str, content: bytes) -> None:
+                if hub.errors.get(name):
+                    self.refuse(hub.errors[name].pop(0), None)
+                    return
+                if hub.corrupt[name]:
+                    hub.corrupt[name] -= 1
+                    content = bytes([content[0] ^ 1]) + content[1:]
+                first = 0
+                if hub.ranges and (asked := self.headers["Range"]):
+                    first = int(asked.removeprefix("bytes=").removesuffix("-"))
+                    self.send_response(206)
+                    self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+                else:
+                    self.send_response(200)
+                self.send_header("Content-Length", str(len(content) - first))
+                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+                self.end_headers()
+                rest = content[first:]
+                if hub.cuts.get(name):
+                    rest = rest[: hub.cuts[name].pop(0)]
+                half = len(rest) // 2
+                for piece in (rest[:half], rest[half:]):
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+                    hub.sent[name] += len(piece)
+                    if piece is not rest[half:] and name in hub.hold:
+                        hub.half_way[name].set()
+                        hub.hold[name].wait(60)
+
+            def refuse(self, status: int, code: str | None) -> None:
+                self.answer(status, b'{"error": "no"}', "application/json", **({"X-Error-Code": code} if code else {}))
+
+            def answer(self, status: int, body: bytes, kind: str, **headers: str) -> None:
+                self.send_response(status)
+                for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+        return Handler

@@ -1,0 +1,270 @@
+"""`llmux pull`: what comes, what doesn't come twice, and what a broken line, a locked gate or a full disk do to it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+
+import pytest
+
+from supervisor.cli import pull as pulling
+from supervisor.cli.exits import Exit
+from supervisor.io import hub as hub_files
+from tests.daemon import wait_until
+from tests.pull.conftest import MIB, content
+from tests.pull.stand_in import Repo
+
+TINY = {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+class TestFetching:
+    """All that is named comes, once."""
+
+    def test_everything_that_the_configuration_names(self, pull, hub):
+        done = pull()
+        assert done.returncode == Exit.DONE, done.stderr
+        assert pull.names("acme/tiny") == TINY
+        assert pull.names("acme/tiny-gguf") == {"tiny-Q4_K_M.gguf", "mmproj-F16.gguf"}
+        for repo in ("acme/tiny", "acme/tiny-gguf"):
+            for name in pull.names(repo):
+                assert (pull.models_dir / repo / name).read_bytes() == hub.repos[repo].files[name]
+        assert "model.safetensors" in done.stderr
+        assert "0 MiB to get" in done.stdout
+
+    def test_a_second_time_nothing_comes(self, pull, hub):
+        pull()
+        sent = hub.sent.copy()
+        again = pull()
+        assert again.returncode == Exit.DONE
+        assert hub.sent == sent
+
+    def test_named_models_only(self, pull):
+        pull.models["other"] = {"runtime": "transformers", "source": {"repo": "acme/nowhere"}}
+        assert pull("small").returncode == Exit.DONE
+        assert not (pull.models_dir / "acme/tiny").exists()
+
+    def test_two_models_of_one_repository_fetch_it_once(self, pull, hub):
+        pull.models = {"a": pull.models["tiny"], "b": pull.models["tiny"]}
+        assert [row["models"] for row in pull.rows()] == [["a", "b"]]
+        assert hub.sent["model.safetensors"] == 5 * MIB
+
+    def test_another_revision_replaces_what_differs(self, pull, hub):
+        pull("tiny")
+        sent = hub.sent.copy()
+        pull.models["tiny"]["source"]["revision"] = "v2"
+        assert pull("tiny").returncode == Exit.DONE
+        path = pull.models_dir / "acme/tiny/model.safetensors"
+        assert path.read_bytes() == content(5 * MIB, 12)
+        assert hub.sent - sent == {"model.safetensors": 5 * MIB}
+
+    def test_where_the_path_says(self, pull, tmp_path):
+        pull.models["tiny"]["path"] = str(tmp_path / "mine")
+        pull.models["small"]["path"] = str(tmp_path / "ggufs" / "tiny-Q4_K_M.gguf")
+        assert pull().returncode == Exit.DONE
+        assert (tmp_path / "mine/model.safetensors").exists()
+        assert (tmp_path / "ggufs/tiny-Q4_K_M.gguf").exists()
+
+    def test_a_path_that_nothing_comes_to(self, pull, tmp_path):
+        pull.models = {"small": pull.models["small"] | {"path": str(tmp_path / "ggufs" / "another.gguf")}}
+        done = pull()
+        assert done.returncode == Exit.FAILED
+        assert "isn't among the files" in done.stderr
+
+    def test_all_files_where_there_are_no_safetensors(self, pull, hub):
+        hub.repos["acme/whisper-ct2"] = Repo({"model.bin": content(1000), "vocabulary.json": b"[]"})
+        pull.models = {"ears": {"runtime": "transformers", "source": {"repo": "acme/whisper-ct2"}}}
+        assert pull().returncode == Exit.DONE
+        assert pull.names("acme/whisper-ct2") == {"model.bin", "vocabulary.json"}
+
+    def test_virtual_names_stand_for_their_models(self, pull):
+        pull.virtual["little"] = {"model": "small", "enable_thinking": False}
+        assert [row["models"] for row in pull.rows("little", "small", "--dry-run")] == [["small"]]
+        assert pull("nobody").returncode == Exit.NOT_FOUND
+
+
+class TestDryRun:
+    """What would come, without a byte of it."""
+
+    def test_lists_sizes(self, pull, hub):
+        tiny, small = pull.rows("--dry-run")
+        assert tiny["size_bytes"] == tiny["missing_bytes"] == 5 * MIB + 70_000 + 24
+        assert tiny["commit"] == "a" * 40
+        assert {file["name"] for file in small["files"]} == {"tiny-Q4_K_M.gguf", "mmproj-F16.gguf"}
+        assert not hub.sent
+        assert not pull.models_dir.exists()
+
+    def test_counts_what_is_there(self, pull):
+        pull("small")
+        told = pull("--dry-run").stdout
+        assert "10 MiB in all, 6 MiB to get" in told
+
+
+class TestBrokenLines:
+    """What has come is kept."""
+
+    def test_goes_on_where_the_line_broke(self, pull, hub):
+        hub.cuts["model.safetensors"] = [2 * MIB, MIB, 1]
+        done = pull("tiny")
+        assert done.returncode == Exit.DONE, done.stderr
+        assert hub.sent["model.safetensors"] == 5 * MIB
+        assert done.stderr.count("going on") == 3
+
+    def test_goes_on_after_being_killed(self, pull, hub):
+        hub.hold["model.safetensors"] = threading.Event()
+        hub.half_way["model.safetensors"] = threading.Event()
+        part = pull.models_dir / "acme/tiny"
+        with pull.start("tiny") as process:
+            assert hub.half_way["model.safetensors"].wait(30)
+            wait_until(lambda: any(path.stat().st_size >= 2 * MIB for path in part.glob("model.safetensors.*.part")))
+            process.send_signal(signal.SIGKILL)
+        hub.hold.pop("model.safetensors").set()
+        sent = hub.sent["model.safetensors"]
+        assert pull("tiny").returncode == Exit.DONE
+        assert hub.sent["model.safetensors"] - sent <= 3 * MIB
+        assert pull.names("acme/tiny") == TINY
+
+    def test_a_hub_that_ignores_ranges(self, pull, hub):
+        hub.cuts["model.safetensors"] = [2 * MIB]
+        hub.ranges = False
+        assert pull("tiny").returncode == Exit.DONE
+        assert hub.sent["model.safetensors"] == 7 * MIB
+
+    def test_errors_that_pass(self, pull, hub):
+        hub.errors["tokenizer.json"] = [503, 429, 500]
+        assert pull("tiny").returncode == Exit.DONE
+
+    def test_an_error_that_stays(self, pull, hub):
+        hub.errors["tokenizer.json"] = [503] * 50
+        done = pull()
+        assert done.returncode == Exit.FAILED
+        assert "503" in done.stderr
+        assert pull.names("acme/tiny-gguf") == {"tiny-Q4_K_M.gguf", "mmproj-F16.gguf"}  # the others came all the same
+
+    def test_no_hub_at_all(self, pull):
+        done = pull(HF_ENDPOINT="http://127.0.0.1:9")
+        assert done.returncode == Exit.FAILED
+        assert "can't be reached" in done.stderr + done.stdout
+
+    def test_offline_by_the_persons_own_setting(self, pull):
+        done = pull(HF_HUB_OFFLINE="1")
+        assert done.returncode == Exit.FAILED
+        assert "HF_HUB_OFFLINE" in done.stderr + done.stdout
+
+
+class TestContent:
+    """A file is there when its hash is what the hub says."""
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+    def test_a_flipped_bit_is_fetched_again(self, pull, hub, name):
+        hub.corrupt[name] = 1
+        done = pull("tiny")
+        assert done.returncode == Exit.DONE
+        assert "another hash" in done.stderr
+        assert (pull.models_dir / "acme/tiny" / name).read_bytes() == hub.repos["acme/tiny"].files[name]
+
+    def test_wrong_content_is_never_taken(self, pull, hub):
+        hub.corrupt["model.safetensors"] = 99
+        done = pull("tiny")
+        assert done.returncode == Exit.FAILED
+        assert "another hash" in done.stderr
+        assert not (pull.models_dir / "acme/tiny/model.safetensors").exists()
+
+    def test_a_file_cut_short_or_changed_is_fetched_again(self, pull, hub):
+        pull("tiny")
+        path = pull.models_dir / "acme/tiny/model.safetensors"
+        for damage in (path.read_bytes()[:-1], b"x" + path.read_bytes()[1:]):
+            path.write_bytes(damage)
+            assert pull("tiny").returncode == Exit.DONE
+            assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content(5 * MIB, 2)).digest()
+
+    def test_a_change_that_left_no_trace_is_found_by_verify(self, pull):
+        pull("tiny")
+        path = pull.models_dir / "acme/tiny/model.safetensors"
+        stat = path.stat()
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        assert pull.rows("tiny", "--dry-run")[0]["missing_bytes"] == 0
+        assert pull("tiny", "--verify").returncode == Exit.DONE
+        assert path.read_bytes() == content(5 * MIB, 2)
+
+    def test_files_that_were_there_before_are_taken_when_they_are_right(self, pull, hub):
+        folder = pull.models_dir / "acme/tiny"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(content(5 * MIB, 2))
+        assert pull("tiny").returncode == Exit.DONE
+        assert "model.safetensors" not in hub.sent
+
+
+class TestGate:
+    """Gated and private repositories."""
+
+    @pytest.fixture(autouse=True)
+    def gated(self, hub):
+        hub.repos["acme/tiny"].gated = True
+
+    def test_says_what_to_do_without_a_token(self, pull, hub):
+        done = pull("tiny")
+        assert done.returncode == Exit.FAILED
+        assert f"{hub.url}/acme/tiny" in done.stderr
+        assert "HF_TOKEN" in done.stderr
+
+    def test_a_token_that_may_not(self, pull):
+        assert "accept its terms" in pull("tiny", HF_TOKEN="hf_bad").stderr
+
+    def test_opens_with_a_token_which_the_cdn_never_sees(self, pull, hub):
+        assert pull("tiny", HF_TOKEN="hf_good").returncode == Exit.DONE
+        assert hub.tokens_at_cdn == {None}
+
+    def test_a_token_kept_in_hf_home(self, pull, tmp_path):
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf/token").write_text("hf_good")
+        assert pull("tiny", HF_HOME=str(tmp_path / "hf")).returncode == Exit.DONE
+
+    def test_dry_run_tells(self, pull):
+        assert "(gated)" in pull("--dry-run").stdout
+
+
+class TestMistakes:
+    """Names that lead nowhere, and configurations without sources."""
+
+    @pytest.mark.parametrize(
+        ("source", "told"),
+        [
+            ({"repo": "acme/nowhere"}, "no such repository"),
+            ({"repo": "acme/tiny", "revision": "v9"}, "no revision 'v9'"),
+            ({"repo": "acme/tiny", "files": ["weights.safetensors"]}, "model.safetensors"),
+        ],
+    )
+    def test_told(self, pull, source, told):
+        pull.models = {"tiny": {"runtime": "transformers", "source": source}}
+        done = pull("--dry-run")
+        assert done.returncode == Exit.FAILED
+        assert told in done.stdout
+
+    def test_a_model_without_a_source(self, pull, tmp_path):
+        pull.models["mine"] = {"path": str(tmp_path / "mine.gguf")}
+        assert pull("mine").returncode == Exit.NOT_FOUND
+        del pull.models["tiny"], pull.models["small"]
+        assert "names a source" in pull().stdout
+
+    def test_names_that_lead_out_of_the_folder(self, pull, hub):
+        hub.repos["acme/tiny"].files["../../evil"] = b"x"
+        done = pull("tiny")
+        assert done.returncode == Exit.FAILED
+        assert not (pull.models_dir / "evil").exists()
+
+    def test_a_disk_that_is_too_small(self, pull):
+        wanted = pulling.Want(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
+        wanted.copy = hub_files.Copy(
+            hub_files.Listing("acme/tiny", "a" * 40, False, (hub_files.File("a", 1 << 60, "0" * 64),)), wanted.folder
+        )
+        wanted.missing = list(wanted.files)
+        with pytest.raises(pulling.PullError, match="make room"):
+            pulling.check_room([wanted])
+
+    def test_without_the_hubs_client(self, pull, tmp_path):
+        (tmp_path / "huggingface_hub.py").write_text("raise ImportError('not here')\n")
+        done = pull(PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}")
+        assert "llmux-supervisor[hub]" in done.stdout + done.stderr
