@@ -1,12 +1,11 @@
 """llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
 
-`llama_server` and the in-process GGUF backend become llama_server; both vLLM backends become a `vllm serve` command.
+`llama_server` and the in-process GGUF backend become llama_server; both vLLM backends become vllm_serve.
 Shared decoding settings and `enable_thinking` belong to the requests, so they become a virtual model of the same name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -14,8 +13,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.llama_server.config import LlamaServerConfig
+from runtimes.vllm_serve.config import VllmServeConfig
 from supervisor.catalog.importing.draft import Draft, Values, text_of
 from supervisor.catalog.importing.llama_options import Options
+from supervisor.catalog.importing.vllm_options import VllmOptions
 from supervisor.catalog.keys import is_loopback
 from supervisor.errors import ConfigError
 
@@ -64,7 +65,6 @@ _RENAMED_REMOTE: Final = MappingProxyType(
     }
 )
 _OWN: Final = "llmux chooses it"
-_VLLM_SWITCHES: Final = frozenset({"trust_remote_code", "enforce_eager", "enable_prefix_caching"})
 _NOT_HERE: Final = MappingProxyType(
     {
         "ct2": "there is no runtime for CTranslate2",
@@ -104,7 +104,10 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
         draft.lose(f"engine.decoding.{key}", "requests have no such field")
     for name, model in draft.models.items():
         # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
-        names = {**_DECODING, **({"repetition_penalty": "repetition_penalty"} if "cmd" in model else {})}
+        names = {
+            **_DECODING,
+            **({"repetition_penalty": "repetition_penalty"} if model.get("runtime") == "vllm_serve" else {}),
+        }
         if model.get("runtime") == "openai_remote":
             names = {key: key for key in _REMOTE_DECODING}
         draft.merge(name, name, "defaults", {names[key]: item for key, item in decoding.items() if key in names})
@@ -206,39 +209,35 @@ def _gguf(draft: Draft, name: str, where: str, values: Values) -> None:
 def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
     model = draft.models[name]
     fields, serve = _rest(values, "vllm_"), _rest(values, "vllm_serve_")
-    what = fields.pop("model", None) or values.get("model_path")
-    command = [text_of(serve.pop("binary", "vllm")), "serve", text_of(what)]
-    command += ["--host", "${host}", "--port", "${port}", "--served-model-name", name]
-    speculative: Values = {}
+    what = text_of(fields.pop("model", None) or values.get("model_path"))
+    model["runtime"] = "vllm_serve"
+    model["path" if what.startswith(("/", ".", "~")) else "model"] = what
     for field, value in fields.items():
-        option = f"--{field.replace('_', '-')}"
         if field.startswith("serve_"):
             continue
-        if field.startswith("speculative_") or field == "num_speculative_tokens":
-            speculative[field.removeprefix("speculative_")] = value
-        elif value is False and field.startswith("enable_"):
-            command.append(f"--no-{field.replace('_', '-')}")  # what it would do unasked
-        elif field in _VLLM_SWITCHES or isinstance(value, bool):
-            command += [option] if value else []
+        if field in VllmServeConfig.model_fields:
+            model[field] = value
         else:
-            command += [option, json.dumps(value) if isinstance(value, dict | list) else text_of(value)]
-    if speculative:
-        command += ["--speculative-config", json.dumps(speculative)]
-    extra = serve.pop("extra_args", [])
-    command += [text_of(word) for word in extra] if isinstance(extra, list) else []
-    model["cmd"] = [word if word in {"${host}", "${port}"} else word.replace("${", "$${") for word in command]
-    model["upstream_model"] = name
-    model["thinking"] = True
+            draft.lose(f"{where}.vllm_{field}", "vllm_serve has no such key; try extra_args", model=name)
     for field, value in serve.items():
-        key = _RENAMED.get(field, field)
-        if key in {"env", "library_path", "startup_limit_s"}:
+        key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
+        if key == "extra_args":
+            options = VllmOptions.read([text_of(word) for word in value] if isinstance(value, list) else [])
+            for option, item in options.keys.items():
+                model.setdefault(option, item)
+            for option, why in options.lost:
+                draft.lose(f"{at}.{option}", why, model=name)
+        elif key in {"binary", "env", "library_path", "startup_limit_s"}:
             model[key] = value
         else:
-            why = _OWN if key in {"host", "port", "api_key"} else "the command runtime has no such key"
-            draft.lose(f"{where}.vllm_serve_{field}", why, model=name)
-    draft.look(
-        f"{where}.backend", "is run by `vllm serve`; without vram_mib its memory is a guess at first", model=name
-    )
+            draft.lose(at, _OWN if key in {"host", "port", "api_key"} else "vllm_serve has no such key", model=name)
+    if "kv_cache_memory_bytes" not in model:
+        why = "the KV cache is as large as one longest request needs; set kv_cache_memory_bytes, or vram_mib for all"
+        draft.look(f"{where}.vllm_gpu_memory_utilization", why, model=name)
+        model.pop("gpu_memory_utilization", None)
+    for key, usual in (("max_model_len", "is the model's, at most 8192"), ("max_num_seqs", "is 8")):
+        if key not in model:
+            draft.look(f"{where}.vllm_{key}", f"{usual}, where it isn't set", model=name)
     _others(draft, name, where, values, "vllm_")
 
 

@@ -1,0 +1,90 @@
+"""What a `vllm serve` command line says, as keys of the vllm_serve runtime.
+
+Options that have a key become it, in the type the key has; those that are llmux's own are lost; the rest goes along as
+`extra_args`, word by word, whatever values they take.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.vllm_serve.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, SPECULATIVE, VllmServeConfig
+from supervisor.catalog.document import scalar
+from supervisor.catalog.problems import fields_at
+
+OWN: Final = "llmux chooses it"
+_KEY_OF_SPECULATION: Final = MappingProxyType({name: key for key, name in SPECULATIVE.items()})
+_SWITCHED_BY: Final = frozenset({"--enable-auto-tool-choice", "--no-enable-auto-tool-choice"})  # by tool_call_parser
+_BLOCKS: Final = "--num-gpu-blocks-override"
+
+
+@dataclass(slots=True)
+class VllmOptions:
+    """What the words say. `lost`: option and why."""
+
+    keys: dict[str, JsonValue] = field(default_factory=dict)
+    extra: list[str] = field(default_factory=list)
+    lost: list[tuple[str, str]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> VllmOptions:
+        """Take the words after the model's name."""
+        options = cls()
+        rest = list(words)
+        while rest:
+            word, equals, value = rest.pop(0).partition("=")
+            option = word.replace("_", "-") if word.startswith("--") else word
+            if option in OWN_OPTIONS:
+                options.lost.append((option, OWN))
+                while not equals and rest and not rest[0].startswith("-"):
+                    rest.pop(0)
+            elif option not in KEY_OF_OPTION:
+                options.extra.append(word + equals + value)
+            elif isinstance(FLAGS.get(KEY_OF_OPTION[option]), tuple):
+                options.keys[KEY_OF_OPTION[option]] = not option.startswith("--no-")
+            elif option not in _SWITCHED_BY:
+                options._valued(option, value if equals or not rest else rest.pop(0))
+        if options.extra:
+            options.keys["extra_args"] = list[JsonValue](options.extra)
+        return options
+
+    def _valued(self, option: str, value: str) -> None:
+        if option in ("--speculative-config", "-sc"):
+            self.speculation(option, value)
+        elif option == _BLOCKS:
+            self.lost.append((option, "kv_cache_memory_bytes says how large the cache is"))
+        else:
+            self.keys[KEY_OF_OPTION[option]] = typed(KEY_OF_OPTION[option], value)
+
+    def speculation(self, option: str, text: str) -> None:
+        """The JSON of --speculative-config, key by key."""
+        try:
+            said = json.loads(text)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            self.lost.append((option, f"{text} is no JSON object"))
+            return
+        for name, value in said.items():
+            if name in _KEY_OF_SPECULATION:
+                self.keys[_KEY_OF_SPECULATION[name]] = value
+            else:
+                self.lost.append((f"{option}.{name}", "vllm_serve has no such key"))
+
+
+def typed(key: str, value: str) -> JsonValue:
+    """The value of an option in the type that its key has, as far as it can be read so."""
+    branches = set(fields_at(VllmServeConfig, (key,)).branches)
+    if any(getattr(branch, "__origin__", branch) is dict for branch in branches):
+        try:
+            parsed: JsonValue = json.loads(value)
+        except ValueError:
+            return value
+        return parsed
+    return scalar(value) if {int, float} & branches else value
