@@ -86,6 +86,18 @@ class TestThroughTheDaemon:
         assert answer.status_code == 200
         assert (answer.json()["model"], answer.json()["received"]["model"]) == ("qwen", "model")
 
+    def test_a_model_without_eyes_gets_no_pictures(self, daemon):
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        body = {"model": "qwen", "messages": [{"role": "user", "content": [picture]}]}
+        answer = daemon.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "modality_unsupported")
+        assert daemon.model("qwen")["state"] == "stopped"
+
+    def test_what_it_doesnt_serve_is_not_there(self, daemon):
+        answer = daemon.post("/v1/embeddings", json={"model": "qwen", "input": "hi"})
+        assert answer.status_code == 404
+        assert "no configured model serves it" in answer.json()["error"]["message"]
+
     def test_ready_only_once_the_list_of_models_answers(self, daemon):
         family(daemon)
         log = (daemon.state_dir / "logs" / "qwen.log").read_text() if (daemon.state_dir / "logs").is_dir() else ""
