@@ -201,16 +201,21 @@ class _Front:
             refusal = WorkerError("The model is still loading.", code="model_loading", status=503, retry_after_s=1)
             await refusal.response()(scope, receive, send)
             return
-        began, status = time.monotonic(), 0
+        began, status, ended = time.monotonic(), 0, False
 
         async def counted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, ended
             if message["type"] == "http.response.start":
                 status = message["status"]
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
         try:
             await self._app(scope, receive, counted)
+        except Exception:
+            if not ended:
+                raise
+            traceback.print_exc()  # it was answered; raised further, it would close the connection under the next request
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "other")

@@ -177,6 +177,16 @@ class TestRequests:
         assert refused.status_code == 400, refused.text
         assert clue in refused.json()["error"]["message"]
 
+    def test_a_bug_is_answered_and_the_connection_serves_on(self, toy):
+        def ask(**body: object) -> tuple[int, object]:
+            with toy.http.stream("POST", "/count", json=body) as answer:
+                answer.read()
+                return answer.status_code, answer.extensions["network_stream"].get_extra_info("client_addr")
+
+        failed, then = ask(bug=True), ask()
+        assert (failed[0], then[0]) == (500, 200)
+        assert failed[1] == then[1]
+
     def test_null_is_not_there(self, toy):
         assert len(toy.http.post("/count", json={"number": None}).json()) == 3
 

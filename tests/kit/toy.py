@@ -42,6 +42,8 @@ class Toy(Worker):
 
     async def count(self, request):
         body = await Body.of(request)
+        if body.flag("bug"):
+            raise RuntimeError("a bug")
         number, delay = body.whole("number", 3, 0, 1000), body.number("delay", 0.0, 0, 10)
         fail_at = body.whole("fail_at", -1)
         if body.flag("stream"):

@@ -57,7 +57,7 @@ class Sampler:
         self._random = torch.Generator(device)
         self._random.manual_seed(sampling.seed) if sampling.seed is not None else self._random.seed()
         penalised = sampling.repetition_penalty != 1.0
-        self._penalty = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty) if penalised else None
+        self._penalty = RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)) if penalised else None
         self._seen = torch.tensor([list(prompt)], device=device) if penalised else None
         self._warpers = _warpers(sampling)
         self._bias = (

@@ -1,0 +1,496 @@
+"""Language models of the transformers runtime: real workers on tiny real models, through the daemon, as clients see them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from tests import environments, tiny_language
+from tests.daemon import running, wait_until
+from tests.tiny_language import ANSWER, THOUGHT
+
+HELLO = [{"role": "user", "content": "Hello"}]
+KINDS = ["qwen3", "qwen3_5", "gpt_oss", "qwen3_vl", "qwen3_5_vision"]
+EYES = ["qwen3_vl", "qwen3_5_vision"]
+
+
+def function(name: str, **properties: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+WEATHER = function("get_weather", city={"type": "string"})
+TIME = function("get_time")
+STEPS = [{"role": "user", "content": "think in steps"}]  # the models' templates take it as: don't rush to a tool
+
+
+def picture(width: int = 100, height: int = 60, color: str = "red", kind: str = "PNG") -> str:
+    data = io.BytesIO()
+    Image.new("RGB", (width, height), color).save(data, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(data.getvalue()).decode()}"
+
+
+def looking(*urls: str) -> list[dict[str, object]]:
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, *parts]}]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    common = {"runtime": "transformers", "threads": 1, "n_ctx": 2048}
+    models = {kind: {**common, "path": str(tiny_language.model(kind))} for kind in KINDS}
+    models["endless"] = {**common, "path": str(tiny_language.model(endless=True))}
+    models["random"] = {**common, "path": str(tiny_language.model(random=True))}
+    config = {
+        "models": models,
+        "virtual_models": {
+            "quick": {"model": "qwen3_5", "enable_thinking": False},
+            "hard": {"model": "gpt_oss", "system_prompt_prefix": "Reasoning: high"},
+        },
+        "server": {"runtimes_dir": str(environments.installed("transformers"))},
+    }
+    with running(tmp_path_factory.mktemp("transformers"), config) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def sdk(daemon):
+    with openai.OpenAI(
+        base_url=f"{daemon.url}/v1",
+        api_key="none",
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(trust_env=False),
+    ) as client:
+        yield client
+
+
+def streamed(sdk, **body):
+    """What a stream adds up to, in the shape of a whole answer: content, thoughts, calls, finish, usage."""
+    said, thought, calls, finish, usage = "", "", [], None, None
+    for chunk in sdk.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            finish = choice.finish_reason or finish
+            said += choice.delta.content or ""
+            thought += getattr(choice.delta, "reasoning_content", None) or ""
+            for call in choice.delta.tool_calls or []:
+                if call.index == len(calls):
+                    assert call.id.startswith("call_")
+                    calls.append([call.function.name, ""])
+                calls[call.index][1] += call.function.arguments
+    return said, thought, calls, finish, usage
+
+
+def whole(sdk, **body):
+    answer = sdk.chat.completions.create(**body)
+    (choice,) = answer.choices
+    calls = [[call.function.name, call.function.arguments] for call in choice.message.tool_calls or []]
+    thought = getattr(choice.message, "reasoning_content", None) or ""
+    return choice.message.content or "", thought, calls, choice.finish_reason, answer.usage
+
+
+@pytest.fixture(params=[whole, streamed], ids=["whole", "streamed"])
+def ask(request, sdk):
+    """A chat, by the SDK, in one piece and as a stream."""
+    return lambda **body: request.param(sdk, **{"messages": HELLO, **body})
+
+
+class TestChat:
+    """Every family thinks, answers and stops, whole and streamed."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_thoughts_and_answer(self, ask, kind):
+        said, thought, calls, finish, usage = ask(model=kind)
+        assert (said, thought, calls, finish) == (ANSWER, THOUGHT, [], "stop")
+        assert usage.prompt_tokens > 10
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+        assert 2 <= usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
+
+    def test_without_thinking(self, ask):
+        said, thought, _, _, usage = ask(model="quick")
+        assert (said, thought, usage.completion_tokens_details.reasoning_tokens) == (ANSWER, "", 0)
+
+    def test_no_usage_unless_asked_for(self, sdk):
+        chunks = list(sdk.chat.completions.create(model="qwen3", messages=HELLO, stream=True))
+        assert all(chunk.usage is None for chunk in chunks)
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert {chunk.id for chunk in chunks} == {chunks[0].id}
+
+    def test_a_conversation_goes_on(self, ask):
+        call = {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+        }
+        messages = [
+            {"role": "system", "content": "Be brief."},
+            *HELLO,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+        ]
+        for kind in ("qwen3", "qwen3_5", "gpt_oss"):
+            assert ask(model=kind, messages=messages, tools=[WEATHER])[0] == ANSWER
+
+    def test_length(self, ask):
+        assert ask(model="qwen3", max_tokens=6)[3] == "length"
+        said, _, _, finish, usage = ask(model="qwen3", max_tokens=100, max_completion_tokens=8)
+        assert (said, finish, usage.completion_tokens) == ("Hello from a", "length", 8)
+
+    def test_reasoning_effort(self, sdk, daemon):
+        def prompt_tokens(model, **body):
+            return sdk.chat.completions.create(model=model, messages=HELLO, **body).usage.prompt_tokens
+
+        medium, high = prompt_tokens("gpt_oss"), prompt_tokens("gpt_oss", reasoning_effort="high")
+        assert medium - high == len("medium") - len("high")
+        assert prompt_tokens("hard") == high
+        refused = daemon.chat("gpt_oss", reasoning_effort="none")
+        assert "knows low, medium and high" in refused.json()["error"]["message"]
+        assert prompt_tokens("qwen3", reasoning_effort="none") > prompt_tokens("qwen3")  # an empty thought
+
+
+class TestTools:
+    """Calls in the form of each family, chosen by the model or asked of it."""
+
+    PARIS = ("get_weather", {"city": "Paris"})
+
+    @staticmethod
+    def read(calls):
+        return [(name, json.loads(arguments)) for name, arguments in calls]
+
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
+    def test_auto(self, ask, kind):
+        said, _, calls, finish, _ = ask(model=kind, tools=[WEATHER])
+        assert (said, self.read(calls), finish) == ("", [self.PARIS], "tool_calls")
+
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
+    def test_parallel(self, ask, kind):
+        assert self.read(ask(model=kind, tools=[WEATHER, TIME])[2]) == [self.PARIS, ("get_time", {})]
+        _, _, calls, finish, _ = ask(model=kind, tools=[WEATHER, TIME], parallel_tool_calls=False)
+        assert (self.read(calls), finish) == ([self.PARIS], "tool_calls")
+
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
+    def test_none(self, ask, kind):
+        assert ask(model=kind, tools=[WEATHER], tool_choice="none")[0] == ANSWER
+        assert ask(model=kind, tools=[WEATHER], messages=STEPS)[0] == ANSWER
+
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
+    def test_required(self, ask, kind):
+        _, thought, calls, finish, _ = ask(model=kind, tools=[WEATHER], tool_choice="required", messages=STEPS)
+        assert (self.read(calls), finish) == ([self.PARIS], "tool_calls")
+        assert thought == ("" if kind == "gpt_oss" else THOUGHT)
+
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
+    def test_one_that_is_named(self, ask, kind):
+        choice = {"type": "function", "function": {"name": "get_weather"}}
+        calls = ask(model=kind, tools=[TIME, WEATHER], tool_choice=choice, messages=STEPS)[2]
+        assert self.read(calls) == [self.PARIS]
+
+    def test_arguments_are_streamed(self, sdk):
+        stream = sdk.chat.completions.create(model="qwen3_5", messages=HELLO, tools=[WEATHER], stream=True)
+        deltas = [chunk.choices[0].delta.tool_calls for chunk in stream]
+        pieces = [delta[0].function.arguments for delta in deltas if delta]
+        assert len(pieces) > 3
+        assert "".join(pieces) == '{"city": "Paris"}'
+
+    @pytest.mark.parametrize(
+        ("body", "clue"),
+        [
+            (
+                {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "nope"}}},
+                "not among the tools",
+            ),
+            ({"tool_choice": "required"}, "there are no tools"),
+            ({"tools": [{"type": "web_search"}]}, "only"),
+            ({"tools": [function("no name!")]}, "no name of a function"),
+            ({"tools": [TIME], "tool_choice": "perhaps"}, "tool_choice is 'perhaps'"),
+            ({"tools": "all"}, "a list of tools"),
+        ],
+    )
+    def test_nonsense(self, daemon, body, clue):
+        refused = daemon.chat("qwen3", **body)
+        assert refused.status_code == 400, refused.text
+        assert clue in refused.json()["error"]["message"]
+
+
+class TestPictures:
+    """Models with eyes take pictures as data URLs, and nothing else."""
+
+    @pytest.mark.parametrize("kind", EYES)
+    def test_a_picture(self, ask, kind):
+        plain, seen = ask(model=kind), ask(model=kind, messages=looking(picture(), picture(64, 64, kind="JPEG")))
+        assert seen[:2] == (ANSWER, THOUGHT)
+        assert seen[4].prompt_tokens - plain[4].prompt_tokens > 10
+
+    @pytest.mark.parametrize("kind", EYES)
+    def test_larger_pictures_are_more_tokens(self, sdk, kind):
+        sizes = [
+            sdk.chat.completions.create(model=kind, messages=looking(picture(size, size))).usage.prompt_tokens
+            for size in (32, 128, 2000)
+        ]
+        assert sizes == sorted(set(sizes))
+        assert sizes[2] - sizes[0] < 100  # made smaller, as the model says
+
+    @pytest.mark.parametrize(
+        ("url", "clue"),
+        [
+            ("data:image/png;base64,AAAA", "can't be read"),
+            ("data:image/png;base64,???", "can't be read"),
+            ("data:image/png,abc", "must be a data URL"),
+            (picture()[:120], "can't be read"),
+            (picture(20_000, 3_000), "are the most"),
+        ],
+    )
+    def test_no_picture(self, daemon, url, clue):
+        refused = daemon.post("/v1/chat/completions", json={"model": "qwen3_vl", "messages": looking(url)})
+        assert refused.status_code == 400, refused.text
+        assert clue in refused.json()["error"]["message"]
+
+    def test_addresses_are_not_fetched(self, daemon):
+        for url in (f"{daemon.url}/health", "file:///etc/passwd"):
+            refused = daemon.post("/v1/chat/completions", json={"model": "qwen3_vl", "messages": looking(url)})
+            assert refused.status_code == 400, refused.text
+
+    def test_a_model_without_eyes(self, daemon):
+        refused = daemon.post("/v1/chat/completions", json={"model": "qwen3", "messages": looking(picture())})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "modality_unsupported")
+
+
+class TestParameters:
+    """What is asked for happens, or is refused by name."""
+
+    @pytest.mark.parametrize("stop", ["y mod", [" tiny", "zzz"], ["el 🙂"]])
+    def test_stop_strings(self, ask, stop):
+        said, thought, _, finish, _ = ask(model="qwen3", stop=stop)
+        first = min(ANSWER.find(text) for text in ([stop] if isinstance(stop, str) else stop) if text in ANSWER)
+        assert (said, thought, finish) == (ANSWER[:first], THOUGHT, "stop")
+
+    def test_a_stop_string_among_the_thoughts_doesnt_count(self, ask):
+        assert ask(model="qwen3", stop=["pond"])[0] == ANSWER
+
+    def test_seeds(self, ask):
+        body = {"model": "random", "temperature": 1.5, "max_tokens": 30}
+        one, same, other = (ask(**body, seed=seed)[0] for seed in (7, 7, 8))
+        assert one == same != other
+        assert (
+            ask(model="random", temperature=0, max_tokens=30)[0] == ask(model="random", temperature=0, max_tokens=30)[0]
+        )
+
+    def test_garbage_is_no_broken_text(self, sdk):
+        body = {"model": "random", "messages": HELLO, "temperature": 2, "seed": 3, "max_tokens": 300}
+        said = streamed(sdk, **body)[0]
+        assert said == whole(sdk, **body)[0]
+        assert "\ufffd" in said  # bytes that are no text
+
+    def test_logprobs(self, sdk):
+        body = {"model": "qwen3", "messages": HELLO, "logprobs": True, "top_logprobs": 2}
+        found = sdk.chat.completions.create(**body).choices[0].logprobs.content
+        assert "".join(token.token for token in found).startswith("Hello from a tiny model ")
+        assert [token.bytes for token in found[:2]] == [list(b"Hello"), list(b" from")]
+        for token in found:
+            assert token.logprob == pytest.approx(0, abs=1e-3)
+            assert token.top_logprobs[0].token == token.token
+            assert len(token.top_logprobs) == 2
+        chunks = list(sdk.chat.completions.create(**body, stream=True))
+        lists = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
+        assert [token.token for tokens in lists for token in tokens] == [token.token for token in found]
+
+    def test_logit_bias(self, ask):
+        ids = {str(number): -100 for number in range(256)}
+        said = ask(model="random", logit_bias=ids, temperature=0, max_tokens=20)[0]
+        assert said != ask(model="random", temperature=0, max_tokens=20)[0]
+
+    def test_penalties_and_cuts_change_what_is_said(self, ask):
+        plain = ask(model="random", temperature=0, max_tokens=60)[0]
+        for name, value in {"frequency_penalty": 2, "presence_penalty": 2, "repetition_penalty": 3}.items():
+            extra = {"extra_body": {name: value}} if name == "repetition_penalty" else {name: value}
+            assert ask(model="random", temperature=0, max_tokens=60, **extra)[0] != plain
+        for cut in ({"top_p": 0.0001}, {"extra_body": {"top_k": 1}}, {"extra_body": {"min_p": 1}}):
+            assert ask(model="random", temperature=1.5, max_tokens=60, **cut)[0] == plain
+
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({"n": 2}, "n"),
+            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"temprature": 1}, "temprature"),
+            ({"reasoning_effort": "high"}, "reasoning_effort"),
+            ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
+            ({"chat_template_kwargs": {"colour": 1}}, "chat_template_kwargs"),
+            ({"functions": []}, "functions"),
+        ],
+    )
+    def test_what_cant_be_done_is_refused(self, daemon, body, param):
+        error = daemon.chat("qwen3", **body).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"temperature": -1},
+            {"temperature": "hot"},
+            {"top_p": 2},
+            {"max_tokens": 0},
+            {"stop": [""]},
+            {"stop": ["a"] * 17},
+            {"logit_bias": {"x": 1}},
+            {"logit_bias": {"999999": 1}},
+            {"top_logprobs": 3},
+            {"logprobs": True, "top_logprobs": 21},
+            {"seed": 1.5},
+            {"stream_options": 7},
+            {"messages": []},
+            {"messages": "hi"},
+            {"messages": [{"role": "robot", "content": "hi"}]},
+            {"messages": [{"role": "user", "content": 7}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [7]}]},
+        ],
+    )
+    def test_nonsense_is_refused(self, daemon, body):
+        refused = daemon.post("/v1/chat/completions", json={"model": "qwen3", "messages": HELLO, **body})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error"), refused.text
+
+    def test_what_asks_for_nothing_special_is_taken(self, ask):
+        harmless = {"n": 1, "response_format": {"type": "text"}, "user": "me", "store": False, "logprobs": False}
+        assert ask(model="qwen3", **harmless)[0] == ANSWER
+
+    def test_a_full_context(self, daemon, sdk):
+        error = daemon.chat("qwen3", text="x" * 3000).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert re.search(r"context is 2048 tokens, and the prompt has 30\d\d", error["message"])
+        _, _, _, finish, usage = whole(sdk, model="endless", messages=HELLO, max_tokens=32000)
+        assert (finish, usage.total_tokens) == ("length", 2048)
+
+
+class TestCompletions:
+    """Plain texts are continued."""
+
+    def test_a_text(self, sdk):
+        answer = sdk.completions.create(model="qwen3", prompt="Say:\n\n", logprobs=1)
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason) == (ANSWER, "stop")
+        assert choice.logprobs.tokens[:3] == ["Hello", " from", " a"]
+        assert answer.usage.prompt_tokens == 5
+
+    def test_streamed(self, sdk):
+        stream = sdk.completions.create(
+            model="qwen3", prompt="Say:\n\n", stream=True, stop="tiny", extra_body={"top_k": 5}
+        )
+        chunks = list(stream)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello from a "
+        assert chunks[-1].choices[0].finish_reason == "stop"
+
+    def test_tokens(self, sdk):
+        assert sdk.completions.create(model="qwen3", prompt=[72, 73, 74], max_tokens=1).usage.prompt_tokens == 3
+
+    @pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"prompt": ""}, {"prompt": [10**9]}, {}, {"echo": True}])
+    def test_nonsense(self, daemon, body):
+        refused = daemon.post(
+            "/v1/completions", json={"model": "qwen3", "prompt": "x", **body} if body else {"model": "qwen3"}
+        )
+        assert refused.status_code == 400, refused.text
+
+
+class TestAtOnce:
+    """Several clients are served together, and one that leaves ends only its own answer."""
+
+    def test_nobody_waits_for_the_others_end(self, sdk):
+        began, ended = threading.Barrier(4, timeout=60), []
+
+        def ask(number: int) -> None:
+            body = {"model": "endless", "messages": HELLO, "max_tokens": 100 + number}
+            stream = sdk.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body)
+            next(stream)
+            began.wait()  # all four have their first token before any goes on
+            *_, last = stream
+            ended.append((number, last.usage.completion_tokens))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(ask, range(4)))
+        assert sorted(ended) == [(number, 100 + number) for number in range(4)]
+
+    def test_together_as_alone(self, sdk):
+        def ask(number: int) -> str:
+            messages = [{"role": "user", "content": "long " * (40 * number) + "end"}]
+            return whole(sdk, model="random", messages=messages, temperature=1, seed=number, max_tokens=40)[0]
+
+        alone = [ask(number) for number in range(6)]
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(ask, range(6))) == alone
+
+    def test_a_client_that_leaves(self, daemon):
+        def working() -> str:
+            (line,) = re.findall(
+                r'^llmux_worker_running\{.*model="endless".*\} (.+)$', daemon.get("/metrics").text, re.M
+            )
+            return line
+
+        daemon.chat("endless", max_tokens=1)
+        body = {"model": "endless", "messages": HELLO, "stream": True}
+        with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            pieces = answer.iter_raw()
+            next(pieces)
+            wait_until(lambda: float(working()) == 1)
+            next(pieces)
+        wait_until(lambda: float(working()) == 0, 5)
+
+
+class TestDeath:
+    """kill -9 in the middle of an answer."""
+
+    def test_the_stream_says_so_and_the_model_comes_back(self, daemon):
+        daemon.chat("endless", max_tokens=1)
+        pid = daemon.model("endless")["worker"]["pid"]
+        body = {"model": "endless", "messages": HELLO, "stream": True}
+        with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(pid, signal.SIGKILL)
+            rest = []
+            try:
+                rest += list(lines)
+            except httpx.TransportError:
+                rest.append("broken off")
+        assert "data: [DONE]" not in rest
+        assert any("error" in line for line in rest) or rest[-1] == "broken off"
+        wait_until(lambda: daemon.model("endless")["state"] != "ready")
+        assert daemon.chat("endless", max_tokens=1).status_code == 200
+        assert daemon.model("endless")["worker"]["pid"] != pid
+
+
+class TestMemory:
+    """What a worker takes is known before it is started."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_estimate_and_measurement(self, daemon, kind, record_property):
+        for _ in range(2):
+            daemon.chat(kind, text="x" * 1500)
+        memory = wait_until(lambda: (m := daemon.model(kind)["memory"])["measured_mib"] and m)
+        estimate, measured = memory["estimate"]["mib"], memory["measured_mib"]
+        record_property("estimate_mib", estimate)
+        record_property("measured_mib", measured)
+        print(f"{kind}: estimate {estimate} MiB, measured {measured} MiB")
+        assert memory["estimate"]["source"] == "computed"
+        assert measured * 0.7 <= estimate <= measured * 1.3, memory
+
+    def test_capabilities(self, daemon):
+        listed = {model["id"]: model for model in daemon.get("/v1/models").json()["data"]}
+        assert "qwen3_vl" in listed
+        found = daemon.model("qwen3_vl")["capabilities"]
+        assert (found["modalities"], found["tools"], found["thinking"], found["context"]) == (
+            ["text", "image"],
+            True,
+            True,
+            2048,
+        )
+        assert daemon.model("gpt_oss")["capabilities"]["modalities"] == ["text"]
