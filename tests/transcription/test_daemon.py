@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
+import json
 import threading
 
+import httpx
 import openai
 import psutil
 import pytest
 
+from runtimes.worker_adapter import BOOTSTRAP
 from tests import environments, hearing
 from tests.daemon import running, wait_until
 from tests.transcription.conftest import HEARD, keys_of
@@ -127,16 +128,30 @@ class TestDaemon:
 
     @pytest.mark.parametrize("name", sorted(MODELS))
     def test_estimate(self, site, sdk, name, record_property):
-        """What is measured after a few requests is what was foretold, within 30 %."""
+        """What it takes after a few requests is what was foretold, within 30 %.
+
+        Of its resident memory: what the daemon measures is less where other processes share the libraries.
+        """
         for kind in ("speech.mp3", "long.ogg"):
             sdk.audio.transcriptions.create(model=name, file=sound(kind))
-        model = wait_until(
-            lambda: (view := site.model(name))["replicas"] and view["replicas"][0]["measured_mib"] and view
+        view = wait_until(lambda: (found := site.model(name))["memory"]["measured_mib"] and found)
+        estimate, measured = view["memory"]["estimate"], view["memory"]["measured_mib"]
+        resident = process_of(site, name).memory_info().rss >> 20
+        print(
+            f"{name}: estimate {estimate['mib']} ({estimate['detail']}), resident {resident}, its share {measured} MiB"
         )
-        estimate, measured = model["estimate"], model["replicas"][0]["measured_mib"]
-        print(f"{name}: estimate {estimate['mib']} MiB ({estimate['detail']}), measured {measured} MiB")
         assert estimate["source"] == "computed"
-        assert measured / 1.3 <= estimate["mib"] <= measured * 1.3
+        assert resident / 1.3 <= estimate["mib"] <= resident * 1.3
+        assert measured <= estimate["mib"] * 1.3
+
+
+def process_of(site, name: str) -> psutil.Process:
+    """The process that has the model."""
+    for process in map(psutil.Process, site.workers()):
+        words = process.cmdline()
+        if words[2:3] == [str(BOOTSTRAP)] and json.loads(words[4])["model"] == name:
+            return process
+    raise AssertionError(f"no worker of {name}")
 
 
 class TestKilled:
@@ -146,11 +161,9 @@ class TestKilled:
     def test_in_the_middle_of_a_stream(self, site, sdk, name):
         events = iter(sdk.audio.transcriptions.create(model=name, file=("hour.wav", hours(1)), stream=True))
         assert next(events).type == "transcript.text.delta"
-        os.kill(self._worker(site, name), signal.SIGKILL)
-        with pytest.raises((openai.APIError, openai.APIConnectionError, Exception)) as told:
-            for _event in events:
-                pass
-        assert not isinstance(told.value, AssertionError)
+        self._kill(site, name)
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            list(events)
         assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
 
     @pytest.mark.parametrize("name", ["quick", "exact"])
@@ -166,20 +179,14 @@ class TestKilled:
         asking = threading.Thread(target=ask)
         asking.start()
         wait_until(lambda: site.model(name)["replicas"][0]["in_flight"] == 1)
-        os.kill(self._worker(site, name), signal.SIGKILL)
+        self._kill(site, name)
         asking.join()
         assert failures[0].status_code in {502, 503}
         assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
 
     @staticmethod
-    def _worker(site, name: str) -> int:
-        """The process that has the model."""
-        for pid in site.workers():
-            words = psutil.Process(pid).cmdline()
-            if (
-                f'"model": "{name}"' in " ".join(words)
-                and words[0].endswith("python")
-                and "bootstrap.py" in " ".join(words[:4])
-            ):
-                return pid
-        raise AssertionError(f"no worker of {name}")
+    def _kill(site, name: str) -> None:
+        """Kill its worker; it is gone when this returns, until then it might be given requests."""
+        process = process_of(site, name)
+        process.kill()
+        process.wait(10)
