@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ import pytest
 
 from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
 from runtimes.registry import REGISTRY, AnyAdapter
-from tests import fake_vllm, hf_folder, tiny
+from tests import fake_vllm, hf_folder, tiny, tiny_language
 
 FAKE = Path(__file__).parents[1] / "fake_worker.py"
 BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
@@ -149,6 +151,21 @@ def vllm(folder: Path) -> Subject:
     )
 
 
+def transformers(folder: Path) -> Subject:
+    model = tiny_language.model()
+    broken = shutil.copytree(model, folder / "model")
+    described = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**described, "architectures": ["NoSuchForCausalLM"]}))
+    return Subject(
+        name="transformers",
+        adapter=REGISTRY.get("transformers"),
+        keys={"path": str(model), "n_ctx": 1024, "threads": 1},
+        broken={"path": str(broken)},
+        complaint="has no such language model",
+        guarded=("/v1/chat/completions", "/v1/completions", "/v1/models", "/metrics"),
+    )
+
+
 def remote() -> Subject:
     """No process: what the contract says of configurations holds for it, what it says of workers is in tests/remote."""
     return Subject(
@@ -160,7 +177,7 @@ def remote() -> Subject:
     )
 
 
-RUNTIMES = ["embedded", pytest.param("binary", marks=pytest.mark.binary), "command", "vllm_serve"]
+RUNTIMES = ["embedded", pytest.param("binary", marks=pytest.mark.binary), "command", "vllm_serve", "transformers"]
 
 
 @pytest.fixture(scope="session", params=RUNTIMES)
@@ -172,6 +189,8 @@ def subject(request, tmp_path_factory) -> Subject:
 def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
     if name == "vllm_serve":
         return vllm(folders.mktemp("vllm"))
+    if name == "transformers":
+        return transformers(folders.mktemp("transformers"))
     return fake() if name == "command" else llama(name)
 
 
