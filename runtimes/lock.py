@@ -4,7 +4,7 @@ A runtime's folder says what it wants, and gets what was resolved:
 
     requirements.in           →  requirements.lock            the same for every device
     requirements-<device>.in  →  requirements-<device>.lock   what only this device needs besides (cpu, cuda, rocm)
-    overrides.in                 pins that win over what packages ask for; `; sys_platform == "never"` drops one
+    overrides[-<device>].in      pins that win over what packages ask for; `; sys_platform == "never"` drops one
     (torch, where wanted)     →  requirements-torch.lock      torch's own build, with what only that build needs
 
 torch has a build for each kind of device, and an index for each kind. Its lock holds the build of the default index,
@@ -25,17 +25,27 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 TORCH_LOCK: Final = "requirements-torch.lock"
 ACCELERATED: Final = re.compile(r"(torch|triton|pytorch-triton\S*|nvidia-\S+|cuda-\S+)==")
-PROJECT: Final = "[tool.uv]\nenvironments = [\"sys_platform == 'linux'\"]\n"
+MACHINES: Final = ("aarch64", "x86_64")
+
+
+def _joined(template: str, joint: str) -> str:
+    return joint.join(template.format(machine) for machine in MACHINES)
+
+
+ENVIRONMENTS: Final = _joined("\"platform_machine == '{}' and sys_platform == 'linux'\"", ", ")
+COMMON_MARKER: Final = " ; " + _joined("(platform_machine == '{}' and sys_platform == 'linux')", " or ")
 
 
 def compiled(source: Path, *options: str) -> str:
-    """What uv resolves it to, for Linux and every Python from 3.11 on. Needs an index."""
+    """What uv resolves it to, for Linux on these machines and every Python from 3.11 on. Needs an index."""
     uv = Path(sys.executable).with_name("uv")
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "pyproject.toml").write_text(PROJECT, encoding="utf-8")
+        Path(folder, "pyproject.toml").write_text(f"[tool.uv]\nenvironments = [{ENVIRONMENTS}]\n", encoding="utf-8")
         fixed = ("--quiet", "--universal", "--python-version=3.11", "--generate-hashes", "--no-annotate", "--no-header")
         argv = [str(uv), "pip", "compile", *fixed, *options, str(source)]
-        return subprocess.run(argv, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return subprocess.run(argv, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.replace(
+            COMMON_MARKER, ""
+        )
 
 
 def split(lock: str) -> tuple[str, str]:
@@ -49,16 +59,19 @@ def split(lock: str) -> tuple[str, str]:
 
 
 def write(folder: Path) -> None:
-    """All locks of one runtime."""
-    common = folder / "requirements.lock"
-    overrides = folder / "overrides.in"
-    options = ["--override", str(overrides)] if overrides.exists() else []
+    """All locks of one runtime. What is the same for every device binds what is for one."""
+    common: list[str] = []
+    torch_lock = folder / TORCH_LOCK
     for source in sorted(folder.glob("requirements*.in"), key=lambda path: len(path.name)):
-        extra = [] if source.stem == "requirements" else ["--constraint", str(common)]
-        rest, torch = split(compiled(source, *options, *extra))
+        overrides = source.with_name(source.name.replace("requirements", "overrides"))
+        options = [f"--override={overrides}"] if overrides.exists() else []
+        rest, torch = split(compiled(source, *options, *common))
         source.with_suffix(".lock").write_text(rest, encoding="utf-8")
-        if torch:
-            (folder / TORCH_LOCK).write_text(torch, encoding="utf-8")
+        if torch and f"--constraint={torch_lock}" not in common:
+            torch_lock.write_text(torch, encoding="utf-8")
+        if source.stem == "requirements":
+            common = [f"--constraint={source.with_suffix('.lock')}"]
+            common += [f"--constraint={torch_lock}"] if torch else []
 
 
 def main() -> None:

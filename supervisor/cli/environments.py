@@ -17,7 +17,7 @@ from supervisor.catalog.sections import runtimes_dir as default_dir
 from supervisor.cli import programs, show
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import venvs
-from supervisor.io.recipe import Device, Recipe
+from supervisor.io.recipe import Device, Recipe, pinned
 
 Echo = Callable[[str], None]
 Row = dict[str, str | int | bool | list[str] | None]
@@ -60,7 +60,7 @@ def install_watched(
 ) -> None:
     """Install it: on a terminal with a bar of the packages that are there, and the last step; else as `install`."""
     lines: list[str] = []
-    wanted = len({package for lock in recipe_of(name).locks(device) for package in _pinned(lock)})
+    wanted = len({package for lock in recipe_of(name).locks(device) for package in pinned(lock)})
     began = time.monotonic()
 
     def frame() -> str:
@@ -123,7 +123,7 @@ def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
     """Of the packages that the runtime asks for by their exact versions: those make a difference to a person."""
     asked: set[str] = set()
     for source in recipe.lock.parent.glob("requirements*.in"):
-        asked |= {_canonical(package) for package in _pinned(source)}
+        asked |= {_canonical(package) for package in pinned(source)}
     return [package for package in environment.packages if _canonical(package.partition("==")[0]) in asked]
 
 
@@ -153,11 +153,6 @@ def _packages_there(name: str, runtimes_dir: Path) -> int:
     builds = runtimes_dir / venvs.STORE / name
     counts = [sum(1 for _ in folder.glob("*.dist-info")) for folder in builds.glob("*/lib/python*/site-packages")]
     return max(counts, default=0)
-
-
-def _pinned(lock: Path) -> set[str]:
-    """The names of the packages of a lock."""
-    return set(re.findall(r"^([A-Za-z0-9][\w.-]*)==", lock.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def _canonical(name: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.errors import LlmuxError
-from supervisor.io.recipe import Device, Recipe, local_torch, torch_backend
+from supervisor.io.recipe import Device, Recipe, local_torch, pinned, torch_backend
 
 LAST_LINES: Final = 20
 FOREIGN: Final = (
@@ -47,6 +47,8 @@ class InstallError(LlmuxError):
 
 def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, progress: Progress) -> None:
     """Make a new environment there. Raises InstallError, and leaves what it has made so far."""
+    if not any(pinned(lock) for lock in recipe.locks(device)):
+        raise InstallError(f"{recipe.name} has no packages for {device}; choose another --device.")
     uv = find_uv()
     links = wheel_folders() if recipe.torch is not None else ()
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}

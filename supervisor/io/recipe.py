@@ -76,6 +76,11 @@ class Recipe:
         return self.lock.with_name(f"requirements-{device}.lock")
 
 
+def pinned(lock: Path) -> frozenset[str]:
+    """The names of the packages of a lock."""
+    return frozenset(re.findall(r"^([A-Za-z0-9][\w.-]*)==", lock.read_text(encoding="utf-8"), re.MULTILINE))
+
+
 def torch_backend(device: Device) -> str | None:
     """The build that the person's setting for uv names, where it is one for this device."""
     named = os.environ.get("UV_TORCH_BACKEND", "")

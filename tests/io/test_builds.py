@@ -135,6 +135,13 @@ class TestChoice:
         assert first.device is None
         assert venvs.install(plain, tmp_path / "runtimes", quiet, device="cpu") == first
 
+    def test_a_device_that_it_has_nothing_for(self, runtime, tmp_path):
+        runtime.lock.rename(runtime.lock.with_name("requirements-rocm.lock"))
+        runtime.lock.write_text("# each device has its own\n")
+        assert installed(runtime, tmp_path, device="rocm") == COMMON | {"torch==1.0+rocm7.0"}
+        with pytest.raises(InstallError, match="no packages for cpu"):
+            venvs.install(runtime, tmp_path / "runtimes", quiet, device="cpu")
+
     def test_any_lock_of_the_folder_makes_it_outdated(self, runtime, tmp_path):
         first = venvs.install(runtime, tmp_path / "runtimes", quiet)
         for name in ("requirements.lock", "requirements-cuda.lock", "requirements-torch.lock"):
