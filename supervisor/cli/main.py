@@ -13,11 +13,11 @@ import sys
 import click
 
 from supervisor import __version__
-from supervisor.cli.commands import chat, config, keys, models, pull, runtimes, serve, service, setup, watch
+from supervisor.cli.commands import bench, chat, config, keys, models, pull, runtimes, serve, service, setup, watch
 from supervisor.cli.exits import MEANINGS, Exit, exit_of
 from supervisor.errors import ConfigError, LlmuxError
 
-ROOMS = (serve, models, watch, chat, setup, config, keys, runtimes, pull, service)
+ROOMS = (serve, models, watch, chat, setup, config, keys, runtimes, pull, bench, service)
 
 
 class _Group(click.Group):

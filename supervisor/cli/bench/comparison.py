@@ -1,0 +1,247 @@
+"""All devices in turn, and what is told of them: a row each, and how many times as fast one is as the other.
+
+A device that fails leaves its row, with the reason, and doesn't keep the others from being tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from runtimes.base import RemoteAdapter
+from supervisor.catalog import Catalog, Route, load
+from supervisor.cli import log_setup, show
+from supervisor.cli.bench import exercises, places, trial
+from supervisor.cli.bench.exercises import Asking, Exercise, Round
+from supervisor.cli.bench.places import BenchError, Daemon
+from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.io.memory import DeviceInfo
+from supervisor.io.process import become_subreaper
+
+WANTED: Final = 5.0
+"""A GPU that is less than this many times as fast as the processor computes something else, or elsewhere."""
+
+Echo = Callable[[str], None]
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What was asked for."""
+
+    model: str
+    devices: Sequence[str]
+    rounds: int
+    tokens: int
+    prompt: str | None
+    daemon: Daemon
+
+
+@dataclass
+class Result:
+    """One device."""
+
+    device: DeviceInfo
+    rounds: list[Round] = field(default_factory=list)
+    estimate_mib: int | None = None
+    measured_mib: int | None = None
+    load_s: float | None = None
+    problem: LlmuxError | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """The usual one of its rounds; None where it failed."""
+        return median(round_.rate for round_ in self.rounds) if self.rounds and self.problem is None else None
+
+    @property
+    def note(self) -> str | None:
+        """What to know of it."""
+        return str(self.problem) if self.problem is not None else next((one.note for one in self.rounds), None)
+
+    def middle(self, name: str) -> float | None:
+        """The median of a figure that not every worker tells."""
+        told = [value for round_ in self.rounds if (value := getattr(round_, name)) is not None]
+        return round(median(told), 2) if told else None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All of them."""
+
+    route: Route
+    wish: Wish
+    exercise: Exercise
+    results: list[Result]
+
+    @property
+    def failed(self) -> bool:
+        """Is there a device without figures?"""
+        return any(result.problem is not None for result in self.results)
+
+    def ratio(self) -> Row | None:
+        """The GPU over the processor, else the first device over the last; None with less than two. `met` is for the former."""
+        told = [result for result in self.results if result.rate is not None]
+        if len(told) < 2:
+            return None
+        over, under = told[0], told[-1]
+        if over.device.kind == "host":
+            over, under = under, over
+        assert over.rate is not None
+        assert under.rate is not None
+        times = over.rate / under.rate
+        judged = (over.device.kind, under.device.kind) == ("cuda", "host")
+        return {
+            "device": over.device.id,
+            "over": under.device.id,
+            "times": round(times, 2),
+            "wanted": WANTED if judged else None,
+            "met": times >= WANTED if judged else None,
+        }
+
+    def as_json(self) -> Row:
+        """For machines."""
+        return {
+            "model": self.route.model.id,
+            "runtime": self.route.model.adapter.name,
+            "type": self.route.model.config.type,
+            "counts": self.exercise.counts,
+            "unit": self.exercise.unit,
+            "devices": [self._row(result) for result in self.results],
+            "ratio": self.ratio(),
+        }
+
+    def _row(self, result: Result) -> Row:
+        rate = result.rate
+        return {
+            "device": result.device.id,
+            "kind": "cpu" if result.device.kind == "host" else result.device.kind,
+            "name": result.device.name,
+            "rate": round(rate, 2) if rate is not None else None,
+            "prompt_tokens_per_s": result.middle("prompt_rate"),
+            "first_ms": result.middle("first_ms"),
+            "load_s": round(result.load_s, 3) if result.load_s is not None else None,
+            "estimate_mib": result.estimate_mib,
+            "measured_mib": result.measured_mib,
+            "rounds": [
+                {"amount": one.amount, "seconds": round(one.seconds, 4), "rate": round(one.rate, 2)}
+                for one in result.rounds
+            ],
+            "note": result.note if result.problem is None else None,
+            "problem": str(result.problem) if result.problem is not None else None,
+            "detail": list(result.problem.detail) if result.problem is not None else [],
+        }
+
+    def report(self) -> str:
+        """For people."""
+        head = ("DEVICE", self.exercise.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
+        lines: list[Sequence[str]] = [head, *map(_line, self.results)]
+        told = [show.table(lines)]
+        for result in self.results:
+            if result.problem is not None and result.problem.detail:
+                told += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
+        ratio = self.ratio()
+        if ratio is not None:
+            verdict = ""
+            if ratio["met"] is not None:
+                verdict = f"; wanted: {WANTED:g} times or more, {'met' if ratio['met'] else 'not met'}"
+            told.append(f"{ratio['device']} is {ratio['times']} times as fast as {ratio['over']}{verdict}.")
+        return "\n".join(told)
+
+
+def run(wish: Wish, config: Path | None, echo: Echo) -> Comparison:
+    """Try the model on each device; `echo` gets what is being done. Blocks; a signal ends it with the worker.
+
+    Raises LlmuxError for what keeps it from beginning, KeyboardInterrupt.
+    """
+    log_setup.configure("error", "console")
+    catalog = load(config, check_files=False)
+    route = _route(catalog, wish.model)
+    exercise, path = exercises.choose(route, wish.prompt, wish.tokens)
+    if wish.prompt is not None and isinstance(exercise, exercises.Transcribing):
+        raise InvalidRequestError("A model that hears gets a generated sound; leave --prompt out.")
+    become_subreaper()
+    try:
+        results = asyncio.run(_all(wish, catalog, route, exercise, path, echo))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    return Comparison(route, wish, exercise, results)
+
+
+def _route(catalog: Catalog, name: str) -> Route:
+    """What the name stands for. Raises NotFoundError, or BenchError for what can't be started here."""
+    route = catalog.route(name)
+    if route is None:
+        near = catalog.nearest(name)
+        raise NotFoundError(
+            f"There is no model {name!r} in the configuration.{f' Did you mean {near}?' if near is not None else ''}"
+        )
+    adapter, config = route.model.adapter, route.model.config
+    if isinstance(adapter, RemoteAdapter):
+        raise BenchError(f"{route.model.id} is run by others; there is no device here to compare.")
+    if problems := adapter.check(config, runtimes_dir=catalog.server.runtimes_dir):
+        raise BenchError(f"{route.model.id} can't be started:", detail=tuple(problems))
+    return route
+
+
+async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, path: str, echo: Echo) -> list[Result]:
+    this = asyncio.current_task()
+    assert this is not None
+    for signum in (signal.SIGTERM, signal.SIGHUP):  # asyncio.run does the same for SIGINT
+        asyncio.get_running_loop().add_signal_handler(signum, this.cancel)
+    opened = await places.open_devices(catalog)
+    results = [Result(device) for device in await places.choose(opened, route.model, wish.devices)]
+    current = [""]
+
+    def tell(line: str) -> None:
+        current[0] = line
+        if not sys.stderr.isatty():
+            echo(line)
+
+    with show.Progress(lambda: current[0]):
+        for result in results:
+            device = result.device
+            try:
+                books = await asyncio.to_thread(wish.daemon.books)
+                result.estimate_mib = await places.check_room(opened.sampler, device, route.model, books)
+                tell(f"{device.id}: loading {route.model.id}")
+                async with trial.running(route.model, device, catalog, opened.sampler) as worker:
+                    result.load_s = worker.load_s
+                    asking = Asking(worker.upstream, route, path)
+                    for number in range(wish.rounds + 1):
+                        tell(f"{device.id}: {f'round {number} of {wish.rounds}' if number else 'warming up'}")
+                        round_ = await exercise.run(asking, number)
+                        if number:  # the first answer is slower: kernels are compiled, caches filled
+                            result.rounds.append(round_)
+                        await worker.measure()
+                    result.measured_mib = worker.measured_mib
+                if device.kind == "cuda" and result.measured_mib == 0:
+                    raise BenchError(
+                        "it took nothing of the GPU's memory, so it computed on the processor; look at the model's settings "
+                        "and at what its runtime was built for: llmux doctor"
+                    )
+            except LlmuxError as error:
+                result.problem = error
+    return results
+
+
+def _line(result: Result) -> tuple[str, ...]:
+    def told(name: str, unit: str) -> str:
+        value = result.middle(name)
+        return f"{value:.0f} {unit}" if value is not None else "-"
+
+    return (
+        result.device.id,
+        f"{result.rate:.1f}" if result.rate is not None else "-",
+        told("prompt_rate", "tokens/s"),
+        told("first_ms", "ms"),
+        f"{result.load_s:.1f} s" if result.load_s is not None else "-",
+        show.mib(result.estimate_mib),
+        show.mib(result.measured_mib),
+        result.note or "",
+    )

@@ -1,0 +1,105 @@
+"""The devices that a model can be tried on, and whether one has room: as measured, and by the daemon's books.
+
+`cpu` is host memory, which is there on every machine, also where the daemon uses GPUs only; `cuda` is the GPU that has most
+free of those that the configuration leaves the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from supervisor.catalog import Catalog, CatalogModel
+from supervisor.cli import client, show
+from supervisor.cli.client import Json
+from supervisor.cli.exits import UnreachableError
+from supervisor.core.types import DeviceId, DeviceSample
+from supervisor.errors import LlmuxError
+from supervisor.io.devices import GpuWanted, HostWanted, Opened, open_sampler
+from supervisor.io.memory import CompositeSampler, DeviceInfo, MemorySampler
+
+
+class BenchError(LlmuxError):
+    """A device that isn't there, has no room, or whose worker didn't do what it should; the message says what to do."""
+
+    code = "bench_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """Where a daemon of this machine may answer."""
+
+    url: str
+    key: str | None
+
+    def books(self) -> Mapping[DeviceId, Json]:
+        """Its devices as its ledger sees them; none where no daemon answers. Raises LlmuxError when it refuses."""
+        try:
+            answer = client.get(self.url, self.key, "/v1/admin/gpu-memory")
+        except UnreachableError:
+            return {}
+        return {DeviceId(str(device.get("id"))): device for device in client.rows(answer, "devices")}
+
+
+async def open_devices(catalog: Catalog) -> Opened:
+    """The GPUs that the configuration allows, and host memory. Raises ConfigError for one that isn't there."""
+    if catalog.devices == "auto":
+        found = await open_sampler("auto")
+        if any(device.kind == "host" for device in found.devices):
+            return found
+        host = await open_sampler([HostWanted()])
+        return Opened(CompositeSampler((found.sampler, host.sampler)), found.notes)
+    gpus = [GpuWanted(one.index, one.uuid, one.margin_mib) for one in catalog.devices if one.kind == "cuda"]
+    hosts = [HostWanted(one.budget_mib, one.margin_mib) for one in catalog.devices if one.kind == "host"]
+    opened = await open_sampler([*gpus, *(hosts or [HostWanted()])])
+    return Opened(opened.sampler, opened.notes if gpus else ("the configuration lists no GPU under devices",))
+
+
+async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> list[DeviceInfo]:
+    """The devices that `words` mean (`cuda`, `cpu`, or their names), each once; without words one of each kind.
+
+    Raises BenchError naming what was found.
+    """
+    free = {sample.id: sample.free_mib for sample in (await opened.sampler.sample({})).devices}
+    (host,) = (device for device in opened.devices if device.kind == "host")
+    gpus = [device for device in opened.devices if device.kind == "cuda"]
+    allowed = [gpu for gpu in gpus if gpu.id in model.config.devices] or gpus
+    roomiest = max(allowed, key=lambda gpu: free.get(gpu.id, 0), default=None)
+    kinds = {"cpu": host} if roomiest is None else {"cuda": roomiest, "cpu": host}
+    meant: dict[str, DeviceInfo] = kinds | {str(device.id): device for device in opened.devices}
+    if not words:
+        words = list(kinds)
+    for word in words:
+        if word not in meant:
+            there = ", ".join(f"{name} ({device.id}: {device.name})" for name, device in kinds.items())
+            why = f" ({'; '.join(opened.notes)})" if opened.notes and roomiest is None else ""
+            raise BenchError(f"There is no device {word!r} here{why}; there is: {there}.")
+    return list({meant[word].id: meant[word] for word in words}.values())
+
+
+async def check_room(
+    sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, books: Mapping[DeviceId, Json]
+) -> int:
+    """What the model is expected to take there, in MiB. Raises BenchError when that isn't free."""
+    need = model.spec({}).need_on(device.id)
+    sampled = await sampler.sample({})
+    free = next(
+        (sample for sample in sampled.devices if sample.id == device.id), DeviceSample(device.id, 0, stale=True)
+    )
+    if free.stale:
+        raise BenchError(f"The memory of {device.id} can't be read now; nothing is started on it. Look: llmux doctor")
+    room, by = free.free_mib - device.margin_mib, f"{show.mib(free.free_mib)} are free"
+    book = books.get(device.id)
+    if book is not None:
+        if blocked := book.get("blocked"):
+            raise BenchError(f"The daemon starts nothing on {device.id} now: {blocked}. Try again later.")
+        available = book.get("available_mib")
+        if isinstance(available, int) and available < room:
+            room, by = available, f"by the daemon's books {show.mib(available)} may be taken"
+    if need.mib > room:
+        margin = f" and {show.mib(device.margin_mib)} of them are kept as a margin" if book is None else ""
+        raise BenchError(
+            f"{model.id} takes {show.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.id}{margin}. "
+            "Make room: llmux ps, llmux unload MODEL."
+        )
+    return need.mib

@@ -1,0 +1,119 @@
+"""One temporary worker on one device: started like the daemon's workers, watched while it is asked, ended in any case.
+
+Its processes carry a mark of their own, and its log lies in a folder of its own: no daemon takes it for a leftover. Its port
+comes from the kernel, outside of the range that a daemon gives to its workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from supervisor.catalog import Catalog, CatalogModel
+from supervisor.cli.bench.places import BenchError
+from supervisor.core.types import Crash, Event, Generation, WorkerReady
+from supervisor.errors import UpstreamError
+from supervisor.io import venvs
+from supervisor.io.memory import DeviceInfo, MemorySampler
+from supervisor.io.ports import PortRange
+from supervisor.io.upstream import UpstreamPool
+from supervisor.worker import Key, Surroundings, Worker
+
+HOST = "127.0.0.1"
+END_S = 2.0  # from the moment its connections break to the end of a worker that dies
+
+
+class Trial:
+    """A worker that is ready."""
+
+    def __init__(self, key: Key, worker: Worker, upstream: UpstreamPool, load_s: float, sampler: MemorySampler) -> None:
+        self.upstream = upstream
+        self.load_s = load_s
+        self.measured_mib: int | None = None  # the most that was seen
+        self._key = key
+        self._worker = worker
+        self._sampler = sampler
+
+    async def measure(self) -> None:
+        """Look at its memory."""
+        sampled = await self._sampler.sample({self._key: self._worker.holder()})
+        for sample in sampled.workers:
+            if sample.used_mib is not None:
+                self.measured_mib = max(sample.used_mib, self.measured_mib or 0)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    model: CatalogModel, device: DeviceInfo, catalog: Catalog, sampler: MemorySampler
+) -> AsyncIterator[Trial]:
+    """The model on this device, ready; gone with its whole process tree when the block ends, also by cancellation.
+
+    Raises BenchError when it can't be started, doesn't become ready, or ends while it is asked.
+    """
+    _check_environment(model, device, catalog.server.runtimes_dir)
+    ready = asyncio.Event()
+
+    def post(event: Event) -> None:
+        if isinstance(event, WorkerReady):
+            ready.set()
+
+    with tempfile.TemporaryDirectory(prefix="llmux-bench-") as logs:
+        port = _free_port()
+        surroundings = Surroundings(
+            ports=PortRange(port, port, HOST),
+            runtimes_dir=catalog.server.runtimes_dir,
+            log_dir=Path(logs),
+            instance=f"bench-{secrets.token_hex(8)}",
+            devices={device.id: device.assignment},
+        )
+        key = (model.id, Generation(1))
+        worker = Worker(key, model, device.id, surroundings, catalog.limits, post)
+        began = time.monotonic()
+        life = asyncio.create_task(worker.run())
+        waiting = asyncio.create_task(ready.wait())
+        try:
+            await asyncio.wait({life, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done() or worker.upstream is None:
+                raise _ended(life.result(), device)
+            trial = Trial(key, worker, worker.upstream, time.monotonic() - began, sampler)
+            try:
+                yield trial
+            except UpstreamError as error:
+                await asyncio.wait({life}, timeout=END_S)
+                raise (_ended(life.result(), device) if life.done() else error) from error
+        except asyncio.CancelledError:
+            worker.stop(force=True)
+            raise
+        finally:
+            waiting.cancel()
+            worker.stop(force=False)
+            await asyncio.wait({life})
+
+
+def _ended(crash: Crash | None, device: DeviceInfo) -> BenchError:
+    summary = crash.summary if crash is not None else "it ended"
+    return BenchError(f"On {device.id}: {summary}", detail=crash.log_tail if crash is not None else ())
+
+
+def _check_environment(model: CatalogModel, device: DeviceInfo, runtimes_dir: Path) -> None:
+    """A build for the processor would leave the GPU alone without a word."""
+    name = model.adapter.name
+    environment = venvs.installed(name, runtimes_dir) if model.adapter.requirements is not None else None
+    if device.kind == "cuda" and environment is not None and environment.device == "cpu":
+        raise BenchError(
+            f"The runtime {name} was installed for the processor. Install it for the GPU: "
+            f"llmux runtimes install {name} --device cuda"
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,75 @@
+"""`llmux bench`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import click
+
+from supervisor.cli.exits import Exit
+from supervisor.cli.options import config_option, daemon_options, model_argument, print_json
+
+
+@click.command()
+@model_argument(public=True)
+@click.option(
+    "--devices",
+    metavar="NAMES",
+    help="Where to try it: cuda, cpu, or names such as gpu1, with commas between. Default: cuda and cpu, where both are.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Longest answer of a model that writes.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Requests that count, after one that warms up; their median is told.",
+)
+@click.option(
+    "--prompt", metavar="TEXT", help="What a model is to answer, to speak, or to embed. Default: a text of ours."
+)
+@config_option
+@daemon_options
+def bench(
+    model: str,
+    devices: str | None,
+    tokens: int,
+    rounds: int,
+    prompt: str | None,
+    config: Path | None,
+    url: str,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Compare how fast MODEL is on a GPU and on the processor, with a worker of its own on each, one after the other.
+
+    Nothing is evicted for it: there must be room as measured and, where a daemon answers, by its books.
+    """
+    from supervisor.cli.bench import comparison, places  # noqa: PLC0415  # not for declaring
+
+    wish = comparison.Wish(
+        model=model,
+        devices=[word.strip() for word in devices.split(",") if word.strip()] if devices is not None else (),
+        rounds=rounds,
+        tokens=tokens,
+        prompt=prompt,
+        daemon=places.Daemon(url, key),
+    )
+    found = comparison.run(wish, config, functools.partial(click.echo, err=True))
+    if as_json:
+        print_json(found.as_json())
+    else:
+        click.echo(found.report())
+    if found.failed:
+        sys.exit(Exit.FAILED)
+
+
+COMMANDS = (bench,)
