@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from supervisor.cli import environments
 from supervisor.cli.exits import Exit
 from supervisor.io import venvs
-from tests import fake_nvml, tiny
+from tests import fake_nvml, hf_folder, tiny
 from tests.cli.conftest import Shell
 from tests.daemon import fake, gguf
 
@@ -218,3 +220,22 @@ class TestGpu:
         code, found = examined(alone, self.on_gpu(alone), **self.nvml(alone, gpus=[gpu]))
         assert code == Exit.FAILED
         assert "-mig 0" in found["gpu"][0]["fix"]
+
+    def test_a_runtime_built_for_the_processor(self, alone):
+        folder = alone.home / "model"
+        hf_folder.write(folder).joinpath("tokenizer.json").write_text("{}")
+        place = alone.home / "runtimes" / "transformers"
+        (place / "bin").mkdir(parents=True)
+        (place / "bin" / "python").symlink_to(sys.executable)
+        record = {"python": "3.11.0", "asked_python": None, "device": "cpu", "packages": ["torch==2.13.0+cpu"]}
+        digest = environments.recipe_of("transformers").digest()
+        (place / venvs.RECORD).write_text(json.dumps(record | {"lock_digest": digest}))
+        config = self.on_gpu(alone) | {"models": {"chat": {"runtime": "transformers", "path": str(folder)}}}
+        config["server"] = config["server"] | {"runtimes_dir": str(place.parent)}
+        gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
+        code, found = examined(alone, config, **self.nvml(alone, gpus=[gpu]))
+        (told,) = found["runtime transformers"]
+        assert (code, told["status"]) == (Exit.DONE, "warn")
+        assert told["fix"] == "llmux runtimes install transformers --device cuda"
+        (told,) = examined(alone, config | {"devices": [{"kind": "host"}]})[1]["runtime transformers"]
+        assert (told["status"], told["message"]) == ("ok", "installed for cpu: torch==2.13.0+cpu")
