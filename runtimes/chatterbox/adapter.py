@@ -70,6 +70,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     summary = "Text to speech in cloned voices: Chatterbox default, multilingual and turbo."
     program = "runtimes.chatterbox.worker"
     requirements = Path(__file__).parent / "requirements.lock"
+    prune = ("torchaudio/lib/*.so",)  # made for another torch, and only its Python is used
     config = ChatterboxConfig
 
     def check(self, config: ChatterboxConfig, *, runtimes_dir: Path) -> tuple[str, ...]:

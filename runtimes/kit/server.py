@@ -176,7 +176,12 @@ def application(worker: Worker, key: str, is_ready: Callable[[], bool]) -> ASGIA
         routes.append(Route(path, _watched(endpoint), methods=[method]))
     app = Starlette(
         routes=routes,
-        exception_handlers={WorkerError: _worker_error, HTTPException: _http_error, Exception: _bug},
+        exception_handlers={
+            WorkerError: _worker_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _left,
+            Exception: _bug,
+        },
     )
     return _Front(app, worker, key, is_ready)
 
@@ -292,9 +297,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return WorkerError(message, code="not_found", status=error.status_code).response()
 
 
-async def _bug(_request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)
+async def _left(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _bug(_request: Request, _error: Exception) -> Response:
     return _failure().response()
 
 

@@ -363,7 +363,8 @@ def test_the_real_library(tmp_path, capsys):
     }
     with running(tmp_path, config) as daemon:
         body = {"model": "tts", "input": "Hello.", "response_format": "wav", "temperature": 5}
-        answer = daemon.client(timeout=1400).post("/v1/audio/speech", json=body)
+        with daemon.client() as client:
+            answer = client.post("/v1/audio/speech", json=body, timeout=1400)
         assert answer.status_code == 200, answer.text
         seconds = (len(answer.content) - 44) / 48000
         assert seconds > 0.5
