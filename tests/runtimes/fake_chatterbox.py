@@ -1,12 +1,16 @@
 """The model classes of the `chatterbox` library, replaced: the same calls, a tone in place of speech.
 
-`install(site_packages)` writes it as a package there. What it speaks can be told apart by ear and by test: a tone of 0.05 s
+`install(site_packages)` writes it as a package there, `environment(folder)` makes a venv with it and what its worker needs
+beside it. What it speaks can be told apart by ear and by test: a tone of 0.05 s
 a character, its pitch by voice (the clip's length), its loudness by seed.
 """
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+
+from tests import environments
 
 SOURCE = '''
 import time
@@ -84,3 +88,14 @@ def install(site_packages: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in MODULES.items():
         (folder / name).write_text(text)
+
+
+def environment(folder: Path) -> Path:
+    """A venv there; its Python."""
+    source = environments.installed("transformers") / "transformers"
+    subprocess.run([source / "bin" / "python", "-m", "venv", "--without-pip", folder], check=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    (borrowed,) = source.resolve().glob("lib/python*/site-packages")
+    (site_packages / "transformers.pth").write_text(f"{borrowed}\n")
+    install(site_packages)
+    return folder / "bin" / "python"

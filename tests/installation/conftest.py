@@ -1,0 +1,153 @@
+"""The home server of config/examples/home-16gb, every model replaced by a tiny one of its runtime, everything else from the
+file: names, parameters, priorities, sizes, limits, keys.
+
+Its 16 GiB GPU is a scripted driver (tests/fake_nvml.py) on which each worker takes, while it lives, what the file says its
+model takes. The workers are real and compute on the processor: the runtimes' Pythons pass that one word on changed.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+
+from tests import environments, hearing, tiny, tiny_language
+from tests.daemon import REPOSITORY, Daemon, wait_until
+from tests.faults.clients import Gpu
+from tests.runtimes import fake_chatterbox
+from tests.runtimes.test_chatterbox import checkpoint, clip
+
+FOLDER = REPOSITORY / "config" / "examples" / "home-16gb"
+CONTEXT = 8192
+
+
+def filled_in(text: str) -> str:
+    """The file of keys once somebody has made them, as it says."""
+    return re.sub(r"<(\w+)>", lambda found: f"sk-llmux-{found[1]}-{secrets.token_hex(24)}", text)
+
+
+def stand_in(name: str, model: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Where a tiny model of the same runtime lies."""
+    match model["runtime"]:
+        case "llama_server":
+            return {"path": str(tiny.model(name="tiny-chat")), "mmproj": str(tiny.projector())}
+        case "chatterbox":
+            path = checkpoint(folder / name, model["variant"])
+            (path / "conds.pt").write_bytes(b"its own voice")
+            return {"path": str(path)}
+        case "transformers" if model.get("type") == "asr":
+            return {"path": str(hearing.cohere())}
+        case _:
+            kind = "gpt_oss" if "gpt-oss" in name else "qwen3_5_vision"
+            return {"path": str(tiny_language.model(kind, max_position_embeddings=CONTEXT))}
+
+
+def on_the_processor(runtimes_dir: Path, runtime: str, python: Path) -> None:
+    """An environment whose Python tells workers to compute on the processor, whatever device they got."""
+    program = runtimes_dir / runtime / "bin" / "python"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\n"
+        f"""exec {shlex.quote(str(python))} "$1" "$2" "$3" "$(printf %s "$4" | sed 's/"device": "cuda"/"device": "cpu"/')"\n"""
+    )
+    program.chmod(0o755)
+
+
+class HomeServer(Daemon):
+    """The daemon, asked with an operator's key; `sdk` has Open WebUI's."""
+
+    def __init__(self, folder: Path) -> None:
+        config = yaml.safe_load((FOLDER / "llmux.yaml").read_text())
+        self.gpu = Gpu(folder)
+        self.sizes: dict[str, int] = {}
+        for name, model in config["models"].items():
+            self.sizes[name] = model["vram_mib"]
+            del model["source"]
+            model.pop("quantization", None)  # it takes a real card
+            model |= stand_in(name, model, folder / "models") | {"threads": 1, "env": self.gpu.takes(model["vram_mib"])}
+        runtimes_dir = folder / "runtimes"
+        on_the_processor(runtimes_dir, "transformers", tiny_language.python())
+        on_the_processor(runtimes_dir, "chatterbox", fake_chatterbox.environment(folder / "chatterbox"))
+        (runtimes_dir / "llama_server").symlink_to(environments.installed("llama_server") / "llama_server")
+        config["server"] = {"runtimes_dir": str(runtimes_dir)}
+        super().__init__(folder, {"devices": "auto", **config}, env=self.gpu.env)
+        keys = filled_in((FOLDER / "api_keys.yaml").read_text())
+        operator = f"sk-llmux-{secrets.token_hex(24)}"
+        (folder / "api_keys.yaml").write_text(f"{keys}\n- {{name: operator, key: {operator}, scopes: [admin]}}\n")
+        (folder / "api_keys.yaml").chmod(0o600)
+        clip(folder / "voices" / "anna.wav")
+        self._headers = {"Authorization": f"Bearer {operator}"}
+        self.keys = {entry["name"]: entry["key"] for entry in yaml.safe_load(keys)}
+        self.sdk = self.client_of("Open WebUI")
+
+    def client_of(self, name: str) -> openai.OpenAI:
+        """The SDK with the key that has this name."""
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=self.keys[name],
+            max_retries=0,
+            http_client=openai.DefaultHttpxClient(trust_env=False),
+        )
+
+    def get(self, path: str, **keys: Any) -> Any:
+        return super().get(path, headers=self._headers, **keys)
+
+    def post(self, path: str, **keys: Any) -> Any:
+        return super().post(path, headers=self._headers, **keys)
+
+    # memory
+
+    def loaded(self) -> set[str]:
+        """Names of the models that have a worker."""
+        return {model["name"] for model in self.models() if model["state"] != "stopped"}
+
+    def models(self) -> list[dict[str, Any]]:
+        return self.get("/v1/admin/models").json()["data"]
+
+    def used_mib(self) -> int:
+        """What the driver says is taken."""
+        (device,) = self.get("/v1/admin/gpu-memory").json()["devices"]
+        return int(device["total_mib"] - device["free_mib"])
+
+    def given(self, *names: str) -> int:
+        """Have these loaded and no others; returns how many decisions were made before."""
+        for name in self.loaded() - set(names):
+            assert self.post(f"/v1/admin/models/{name}/unload").status_code == 200
+        for name in names:
+            if name not in self.loaded():
+                answer = self.post(f"/v1/admin/models/{name}/load")
+                assert answer.status_code == 200, answer.text
+        assert self.loaded() == set(names)
+        self.settled()
+        return len(self.decisions())
+
+    def settled(self) -> int:
+        """Wait until the driver shows what is loaded, and nothing is in demand any more; what is taken, in MiB."""
+        expected = sum(self.sizes[name] for name in self.loaded())
+        wait_until(lambda: self.used_mib() == expected, 10, f"{expected} MiB are taken")
+        wait_until(lambda: all((model["idle_s"] or 1) > 0.5 for model in self.models()), 10, "nobody is in demand")
+        return expected
+
+    def reason(self, model: str, kind: str) -> str:
+        """Why it was decided, last."""
+        return next(d["reason"] for d in reversed(self.decisions(model)) if d["kind"] == kind)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeServer]:
+    """Started; nothing is loaded."""
+    server = HomeServer(tmp_path_factory.mktemp("home"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.sdk.close()
+        server.stop()
+        wait_until(lambda: not server.workers(), 5, "no worker is left")

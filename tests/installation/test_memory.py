@@ -1,0 +1,97 @@
+"""Who is loaded before and after: the home server's models come and go as its file says they do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.installation.asking import chat, speak, transcribe
+
+HEARING, VOICE = "cohere-transcribe", "chatterbox-multilingual"
+SMALL, MEDIUM, LARGE = "qwen3.5-4b", "qwen3.5-9b-fp8", "gpt-oss-20b"
+
+
+@pytest.fixture
+def became(home, record_property, request):
+    """`became(before, *names)`: exactly these are loaded now; the new decisions of these kinds, newest last."""
+
+    def check(before: int, *names: str) -> list[str]:
+        taken = home.settled()
+        assert home.loaded() == set(names)
+        assert taken == sum(home.sizes[name] for name in names)
+        told = [f"{d['model']}: {d['kind']}: {d['reason']}" for d in home.decisions()[before:]]
+        record_property("taken_mib", taken)
+        record_property("decisions", told)
+        print(f"\n[{request.node.name}] {taken} MiB:", *told, sep="\n  ")
+        return told
+
+    return check
+
+
+class TestTogether:
+    """What fits stays."""
+
+    def test_a_small_language_model_comes_beside_hearing_and_voice(self, home, became):
+        before = home.given(HEARING, VOICE)
+        chat(home.sdk, "Qwen3.5-4B-Instruct")
+        told = became(before, HEARING, VOICE, SMALL)
+        assert f"{SMALL}: admit: needs 4096 MiB on gpu0, 9728 free" in told
+        assert home.used_mib() == 10240
+
+    def test_a_loaded_one_answers_at_once(self, home, became):
+        before = home.given(HEARING, SMALL)
+        worker = home.model(SMALL)["worker"]["pid"]
+        chat(home.sdk, "Qwen3.5-4B-Thinking")
+        chat(home.sdk, "Qwen3.5-4B-Instruct")
+        assert became(before, HEARING, SMALL) == []
+        assert home.model(SMALL)["worker"]["pid"] == worker
+
+    def test_a_voice_comes_beside_hearing_and_a_small_language_model(self, home, became):
+        before = home.given(HEARING, SMALL)
+        speak(home.sdk, "Chatterbox-Multilingual")
+        told = became(before, HEARING, SMALL, VOICE)
+        assert f"{VOICE}: admit: needs 2048 MiB on gpu0, 7680 free" in told
+
+
+class TestTurns:
+    """What doesn't fit makes room, the least important first."""
+
+    def test_a_medium_language_model_takes_the_place_of_the_small_one(self, home, became):
+        before = home.given(HEARING, VOICE, SMALL)
+        chat(home.sdk, "Qwen3.5-9B-FP8-Thinking")
+        became(before, HEARING, VOICE, MEDIUM)
+        assert home.used_mib() == 15360
+        reason = home.reason(MEDIUM, "evict")
+        assert reason.startswith(
+            "needs 9216 MiB on gpu0, 5632 free, max_loaded allows 1 llm; evicting qwen3.5-4b (llm, 4096 MiB"
+        )
+        assert VOICE not in reason
+        assert HEARING not in reason
+
+    def test_and_back_again(self, home, became):
+        before = home.given(HEARING, VOICE, MEDIUM)
+        chat(home.sdk, "Qwen3.5-4B-Instruct")
+        became(before, HEARING, VOICE, SMALL)
+        assert f"evicting {MEDIUM} (llm, 9216 MiB" in home.reason(SMALL, "evict")
+
+    def test_a_large_language_model_is_alone(self, home, became):
+        before = home.given(HEARING, VOICE, SMALL)
+        chat(home.sdk, "GPT-OSS-20B-Low")
+        became(before, LARGE)
+        reason = home.reason(LARGE, "evict")
+        assert reason.startswith(
+            "needs 13312 MiB on gpu0, 5632 free, max_loaded allows 1 llm; as a last resort evicting"
+        )
+        order = [reason.index(name) for name in (SMALL, VOICE, HEARING)]
+        assert order == sorted(order)
+
+    def test_a_voice_fits_beside_a_large_one(self, home, became):
+        before = home.given(LARGE)
+        speak(home.sdk, "Chatterbox-Multilingual")
+        became(before, LARGE, VOICE)
+
+    def test_hearing_takes_the_place_of_a_large_one(self, home, became):
+        before = home.given(LARGE)
+        transcribe(home.sdk, "en")
+        became(before, HEARING)
+        reason = home.reason(HEARING, "evict")
+        assert reason.startswith("needs 4096 MiB on gpu0, 2560 free; evicting gpt-oss-20b (llm, 13312 MiB")
