@@ -20,13 +20,14 @@ from supervisor.cli.bench.places import BenchError
 from supervisor.core.types import Crash, Event, Generation, WorkerReady
 from supervisor.errors import UpstreamError
 from supervisor.io import venvs
+from supervisor.io.logs import tail
 from supervisor.io.memory import DeviceInfo, MemorySampler
 from supervisor.io.ports import PortRange
 from supervisor.io.upstream import UpstreamPool
-from supervisor.worker import Key, Surroundings, Worker
+from supervisor.worker import LOG_TAIL_LINES, Key, Surroundings, Worker, log_path
 
 HOST = "127.0.0.1"
-END_S = 2.0  # from the moment its connections break to the end of a worker that dies
+END_S = 10.0  # from the moment its connections break to the end of a worker that dies
 
 
 class Trial:
@@ -86,7 +87,10 @@ async def running(
                 yield trial
             except UpstreamError as error:
                 await asyncio.wait({life}, timeout=END_S)
-                raise (_ended(life.result(), device) if life.done() else error) from error
+                if life.done():
+                    raise _ended(life.result(), device) from error
+                lines = await asyncio.to_thread(tail, log_path(Path(logs), model.id), LOG_TAIL_LINES)
+                raise BenchError(f"On {device.id}: {error.message}", detail=tuple(lines)) from error
         except asyncio.CancelledError:
             worker.stop(force=True)
             raise

@@ -49,10 +49,7 @@ def bench(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Compare how fast MODEL is on a GPU and on the processor, with a worker of its own on each, one after the other.
-
-    Nothing is evicted for it: there must be room as measured and, where a daemon answers, by its books.
-    """
+    """Compare MODEL's speed on GPU and processor, by a temporary worker on each in turn; nothing is evicted for it."""
     from supervisor.cli.bench import comparison, places  # noqa: PLC0415  # not for declaring
 
     wish = comparison.Wish(

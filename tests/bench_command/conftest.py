@@ -1,0 +1,78 @@
+"""`llmux bench` as a person calls it: a process of its own, a configuration, and no daemon unless a test starts one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import tiny
+from tests.cli.conftest import LLMUX, Shell, environment
+from tests.daemon import REPOSITORY
+
+PRETENDER = Path(__file__).with_name("pretender.py")
+NOWHERE = "http://127.0.0.1:1"
+
+
+def pretender(*flags: str, **keys: object) -> dict[str, object]:
+    """A model that tests/bench_command/pretender.py serves."""
+    cmd = [sys.executable, "-I", "-S", str(PRETENDER), "--port", "${port}", *flags]
+    return {"runtime": "command", "cmd": cmd, "vram_mib": 100, **keys}
+
+
+class Bench:
+    """The command, on a configuration of these models."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "bench.yaml"
+        self.script = folder / "nvml.json"  # without it there is no driver
+        self.variables = {
+            "LLMUX_NVML_MODULE": str(REPOSITORY / "tests" / "fake_nvml.py"),
+            "LLMUX_FAKE_NVML": str(self.script),
+            "TMPDIR": str(folder),
+        }
+
+    def write(self, models: dict[str, Any], runtimes_dir: Path | None = None, **sections: Any) -> None:
+        server = {"runtimes_dir": str(runtimes_dir or tiny.runtimes_dir()), "state_dir": str(self.folder / "state")}
+        self.config.write_text(yaml.safe_dump({"server": server, "models": models, **sections}))
+
+    def __call__(self, *words: str, url: str = NOWHERE) -> subprocess.CompletedProcess[str]:
+        shell = Shell(self.folder, url)
+        return shell("bench", *words, "--config", str(self.config), timeout=100, **self.variables)
+
+    def json(self, *words: str, code: int = 0, **keys: str) -> dict[str, Any]:
+        done = self(*words, "--json", **keys)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """It goes on in the background; what it tells on stderr is in `told`."""
+        with self.told.open("w") as told:
+            return subprocess.Popen(
+                [*LLMUX, "bench", *words, "--config", str(self.config)],
+                env=environment(self.folder, LLMUX_URL=NOWHERE, PYTHONPATH=str(REPOSITORY), **self.variables),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=told,
+                text=True,
+            )
+
+    @property
+    def told(self) -> Path:
+        return self.folder / "stderr"
+
+    def leftovers(self) -> list[Path]:
+        """Folders of logs that should be gone."""
+        return list(self.folder.glob("llmux-bench-*"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)

@@ -1,0 +1,121 @@
+"""What is measured, of real models of each kind: text, sound heard, speech, vectors."""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import pytest
+
+from supervisor.cli.bench import sound
+from tests import environments, hearing, minilm
+from tests.bench_command.conftest import pretender
+from tests.daemon import gguf
+
+
+class TestText:
+    """Language models, on the real llama.cpp."""
+
+    def test_figures_of_a_real_model(self, bench):
+        bench.write({"chat": gguf()})
+        found = bench.json("chat", "--rounds", "2", "--prompt", "Hello")
+        (row,) = found["devices"]
+        assert (found["unit"], found["ratio"]) == ("tokens/s", None)
+        assert (row["device"], row["kind"], row["problem"]) == ("host", "cpu", None)
+        assert len(row["rounds"]) == 2
+        assert min(row["rate"], row["prompt_tokens_per_s"], row["first_ms"], row["load_s"]) > 0
+        assert 0 < row["measured_mib"] < 200
+        assert 0 < row["estimate_mib"] < 200
+
+    def test_a_table_for_people(self, bench):
+        bench.write({"chat": gguf()})
+        done = bench("chat", "--rounds", "1", "--prompt", "Hello")
+        head, row = done.stdout.splitlines()
+        assert head.split() == ["DEVICE", "TOKENS/S", "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE"]
+        assert row.startswith("host ")
+        assert "answers end after" in row
+        assert "warming up" in done.stderr
+
+    def test_tokens_end_the_answer(self, bench):
+        bench.write({"chat": gguf()})
+        (row,) = bench.json("chat", "--tokens", "3", "--rounds", "1", "--prompt", "Hello")["devices"]
+        assert [round_["amount"] for round_ in row["rounds"]] == [3]
+
+    def test_a_virtual_model_is_asked_as_clients_would(self, bench):
+        virtual = {name: {"model": "chat", "enable_thinking": name == "thinker"} for name in ("thinker", "quick")}
+        bench.write({"chat": gguf()}, virtual_models=virtual)
+
+        def tokens(name: str) -> float:
+            (row,) = bench.json(name, "--rounds", "1", "--prompt", "Hello")["devices"]
+            return row["rounds"][0]["amount"]
+
+        assert tokens("quick") < tokens("thinker")
+
+    def test_the_workers_own_count_of_tokens(self, bench):
+        bench.write({"chat": pretender("--slow", "0.01")})
+        (row,) = bench.json("chat", "--tokens", "20", "--rounds", "1")["devices"]
+        assert row["rounds"][0]["amount"] == 40
+        assert 50 < row["rate"] < 200  # two every 10 ms, or later on a busy machine
+
+    def test_reranking(self, bench):
+        bench.write({"judge": pretender(endpoints=["/v1/rerank"])})
+        found = bench.json("judge")
+        assert found["unit"] == "documents/s"
+        assert [round_["amount"] for round_ in found["devices"][0]["rounds"]] == [32] * 3
+
+
+class TestVectors:
+    """Embeddings."""
+
+    def test_a_real_model(self, bench):
+        bench.write(
+            {"vectors": {"runtime": "embeddings", "path": str(minilm.folder())}}, environments.installed("embeddings")
+        )
+        found = bench.json("vectors", "--rounds", "1")
+        (row,) = found["devices"]
+        assert found["unit"] == "vectors/s"
+        assert row["rounds"][0]["amount"] == 32
+        assert row["rate"] > 0
+        assert row["measured_mib"] > 100
+
+
+class TestSound:
+    """Models that hear or speak."""
+
+    @pytest.mark.timeout(600)  # as above
+    def test_a_real_model_that_hears(self, bench):
+        model = {"runtime": "faster_whisper", "type": "asr", "path": str(hearing.converted())}
+        bench.write({"ear": model}, environments.installed("faster_whisper"))
+        found = bench.json("ear", "--rounds", "1")
+        (row,) = found["devices"]
+        assert found["unit"] == "x real time"
+        assert row["rounds"][0]["amount"] == sound.SECONDS
+        assert row["rate"] == pytest.approx(sound.SECONDS / row["rounds"][0]["seconds"], rel=0.01)
+        assert row["note"] is None  # something was heard
+
+    def test_a_prompt_is_no_sound(self, bench):
+        bench.write({"ear": pretender(type="asr")})
+        refused = bench("ear", "--prompt", "Hello")
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "--prompt" in refused.stderr
+
+    def test_speech_of_unknown_length(self, bench):
+        bench.write({"voice": pretender("--slow", "0.01", type="tts")})
+        found = bench.json("voice", "--rounds", "1")
+        (row,) = found["devices"]
+        assert found["unit"] == "x real time"
+        assert row["rounds"][0]["amount"] == 2
+        assert 0 < row["rate"] <= 10  # 2 s of speech, made in 200 ms or more
+        assert 10 <= row["first_ms"] < row["rounds"][0]["seconds"] * 1000
+
+    def test_the_generated_sound_is_a_wav(self):
+        with wave.open(io.BytesIO(sound.murmur())) as file:
+            assert file.getnframes() == sound.SECONDS * file.getframerate()
+            assert max(map(abs, memoryview(file.readframes(sound.RATE)).cast("h"))) > 3000
+        assert sound.seconds_of(sound.murmur()) == sound.SECONDS
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"RIFF", b"ID3" + bytes(100), b"RIFF\0\0\0\0WAVE", b"RIFF\0\0\0\0WAVEdata\0\0\0\0\1"]
+    )
+    def test_no_wav_has_no_length(self, content):
+        assert sound.seconds_of(content) == 0
