@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass, field
 
 import openai
 
@@ -11,16 +12,48 @@ from tests import hearing, tiny
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def chat(sdk: openai.OpenAI, model: str) -> str:
-    answer = sdk.chat.completions.create(model=model, messages=HELLO)
-    said = answer.choices[0].message.content
-    assert said.startswith(tiny.ANSWER)
-    return said
+@dataclass
+class Answer:
+    """What a chat came to, in one piece or as a stream."""
+
+    said: str = ""
+    thought: str = ""
+    calls: list[list[str]] = field(default_factory=list)  # function and arguments
+    finish: str | None = None
+    prompt_tokens: int = 0
 
 
-def transcribe(sdk: openai.OpenAI, spoken: str, **fields: object) -> str:
-    file = io.BytesIO((hearing.sounds(spoken) / "speech.mp3").read_bytes())
-    file.name = "speech.mp3"
+def whole(sdk: openai.OpenAI, **body: object) -> Answer:
+    answer = sdk.chat.completions.create(**body)
+    (choice,) = answer.choices
+    message = choice.message
+    thought = getattr(message, "reasoning_content", None) or ""
+    calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or []]
+    return Answer(message.content or "", thought, calls, choice.finish_reason, answer.usage.prompt_tokens)
+
+
+def streamed(sdk: openai.OpenAI, **body: object) -> Answer:
+    found = Answer()
+    for chunk in sdk.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body):
+        found.prompt_tokens = chunk.usage.prompt_tokens if chunk.usage else found.prompt_tokens
+        for choice in chunk.choices:
+            found.finish = choice.finish_reason or found.finish
+            found.said += choice.delta.content or ""
+            found.thought += getattr(choice.delta, "reasoning_content", None) or ""
+            for call in choice.delta.tool_calls or []:
+                if call.index == len(found.calls):
+                    found.calls.append([call.function.name, ""])
+                found.calls[call.index][1] += call.function.arguments
+    return found
+
+
+def chat(sdk: openai.OpenAI, model: str) -> None:
+    assert whole(sdk, model=model, messages=HELLO).said.startswith(tiny.ANSWER)
+
+
+def transcribe(sdk: openai.OpenAI, spoken: str, name: str = "speech.mp3", **fields: object) -> object:
+    file = io.BytesIO((hearing.sounds(spoken) / name).read_bytes())
+    file.name = name
     answer = sdk.audio.transcriptions.create(model="cohere-transcribe", file=file, **fields)
     assert answer.text == hearing.COHERE_SAID
     return answer
