@@ -28,6 +28,7 @@ stop: ## Stop the service and its socket, until the next start or login
 	systemctl --user stop 'llmux.s*'
 
 test: .venv/ready-dev ## Install what the tests need and run them all, against real workers
+	$(BIN)/python -m tests.environments
 	$(BIN)/pytest
 
 lint: .venv/ready-dev ## Check format, style, types and layers

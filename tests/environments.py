@@ -1,7 +1,8 @@
 """Real environments of the runtimes, built for the processor by the code that users run, once per machine.
 
 `installed("transformers")` takes seconds to a minute the first time (from uv's cache, or the index), and nothing once it
-is there and still what its locks say. Processes that ask at the same time take turns.
+is there and still what its locks say. Processes that ask at the same time take turns. `python -m tests.environments`
+installs those that `make test` needs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from supervisor.io import venvs
 from tests.build_llama_server import CACHE
 
 FOLDER = CACHE / "runtimes"
+EVERYDAY = ("llama_server", "faster_whisper", "transformers", "embeddings")  # others are for tests of their own
 
 
 @cache
@@ -21,3 +23,8 @@ def installed(name: str) -> Path:
     """The folder of runtimes, with this one in it: what `server.runtimes_dir` is set to."""
     venvs.install(environments.recipe_of(name), FOLDER, lambda _line: None, device="cpu")
     return FOLDER
+
+
+if __name__ == "__main__":  # ahead of the tests, whose time is limited
+    for name in EVERYDAY:
+        venvs.install(environments.recipe_of(name), FOLDER, print, device="cpu")
