@@ -78,12 +78,14 @@ def wants(catalog: Catalog, names: Sequence[str]) -> list[Want]:
 
     Raises NotFoundError for a name that isn't there, or a model that names no source.
     """
-    found: dict[tuple[str, Path], Want] = {}
+    found: dict[tuple[str, str, Path], Want] = {}
     for model in _named(catalog, names):
         source = model.config.source
         assert source is not None
         folder = sources.folder(source, model.config, catalog.server.models_dir)
-        found.setdefault((source.model_dump_json(), folder), Want(source, folder, [])).models.append(model)
+        want = found.setdefault((source.repo, source.revision, folder), Want(source, folder, []))
+        want.source = _both(want.source, source)
+        want.models.append(model)
     return list(found.values())
 
 
@@ -93,8 +95,10 @@ def look(wanted: Sequence[Want], *, verify: bool) -> None:
         try:
             want.copy = hub.Copy(hub.look(want.source), want.folder)
             want.missing = want.copy.missing(verify=verify)
-        except (LlmuxError, OSError) as error:
+        except hub.HubError as error:
             want.problem = str(error)
+        except OSError as error:
+            want.problem = f"{want.source.repo}: {error}"
 
 
 def check_room(wanted: Sequence[Want]) -> None:
@@ -154,8 +158,10 @@ def _fetch(want: Want, tell: Echo) -> None:
             path = getattr(model.config, "path", None)
             if isinstance(path, Path) and not path.exists():
                 want.problem = f"{path} isn't among the files that came; mend `path` or `source.files`"
-    except (LlmuxError, OSError) as error:
+    except hub.HubError as error:
         want.problem = str(error)
+    except OSError as error:
+        want.problem = f"{want.source.repo}: {error}"
 
 
 def table_of(wanted: Sequence[Want]) -> str:
@@ -174,7 +180,7 @@ def table_of(wanted: Sequence[Want]) -> str:
             )
     size = sum(file.size for want in wanted for file in want.files)
     left = sum(want.still_bytes() for want in wanted)
-    told = [f"{want.source.repo}: {want.problem}" for want in wanted if want.problem is not None]
+    told = [want.problem for want in wanted if want.problem is not None]
     total = f"{show.mib(_mib(size))} in all, {show.mib(_mib(left))} to get."
     return "\n".join([show.table(lines, width=show.terminal_width()), *told, total])
 
@@ -197,6 +203,12 @@ def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
             raise NotFoundError(f"The model {name!r} names no source: its files are what you put there.")
         found.append(model)
     return list({model.id: model for model in found}.values())
+
+
+def _both(one: Source, other: Source) -> Source:
+    """All files that either names; naming none means all."""
+    files = list(dict.fromkeys([*one.files, *other.files])) if one.files and other.files else []
+    return one.model_copy(update={"files": files})
 
 
 def _mib(size: int) -> int:

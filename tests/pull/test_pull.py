@@ -50,6 +50,13 @@ class TestFetching:
         assert [row["models"] for row in pull.rows()] == [["a", "b"]]
         assert hub.sent["model.safetensors"] == 5 * MIB
 
+    def test_two_models_share_what_both_need_of_one_repository(self, pull, hub):
+        projector, files = "mmproj-F16.gguf", ("tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf")
+        pull.models = {name: {"source": {"repo": "acme/tiny-gguf", "files": [name, projector]}} for name in files}
+        (row,) = pull.rows()
+        assert {file["name"] for file in row["files"]} == {*files, projector}
+        assert hub.sent[projector] == MIB
+
     def test_another_revision_replaces_what_differs(self, pull, hub):
         pull("tiny")
         sent = hub.sent.copy()
