@@ -91,7 +91,8 @@ class TranscriptionWorker(Worker):
     def try_out(self) -> None:
         """Let the model hear half a second of noise; for the end of `load`. Raises whatever keeps it from hearing."""
         noise = np.random.default_rng(0).normal(0.0, 0.01, RATE // 2).astype(np.float32)
-        wanted = Wanted(language=self._default_language() or ("en" if "en" in self.languages() else None))
+        language = self._default_language() or ("en" if "en" in self.languages() else None)
+        wanted = Wanted(language=language, temperature=0.2)  # above 0: what is said of noise is not tried again
         for _segment in self.hear(noise, wanted, Cancel()).segments:
             pass
 

@@ -178,6 +178,7 @@ def remote() -> Subject:
 
 
 RUNTIMES = ["embedded", pytest.param("binary", marks=pytest.mark.binary), "command", "vllm_serve", "transformers"]
+RUNTIMES += ["transformers-asr", "faster_whisper"]
 
 
 @pytest.fixture(scope="session", params=RUNTIMES)
@@ -191,6 +192,10 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return vllm(folders.mktemp("vllm"))
     if name == "transformers":
         return transformers(folders.mktemp("transformers"))
+    if name in {"transformers-asr", "faster_whisper"}:
+        from tests.contract import speech  # which takes its questions and subjects from here
+
+        return speech.transformers_asr(folders.mktemp("asr")) if name == "transformers-asr" else speech.faster_whisper()
     return fake() if name == "command" else llama(name)
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from runtimes.base import Endpoint
+from tests.contract.conftest import CHATTING
 
 
 class TestConfiguration:
@@ -31,7 +32,8 @@ class TestConfiguration:
         assert not {("GET", "/metrics"), ("GET", "/health"), ("GET", "/v1/models")} & offered
 
     def test_what_it_can_do_is_told(self, runtime):
-        assert "text" in runtime.adapter.capabilities(runtime.config()).modalities
+        takes = "text" if runtime.question is CHATTING else "audio"
+        assert takes in runtime.adapter.capabilities(runtime.config()).modalities
 
     def test_what_only_the_supervisor_uses_does_not_change_the_memory_definition(self, runtime):
         plain = runtime.adapter.memory_definition(runtime.config())
