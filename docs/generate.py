@@ -25,6 +25,7 @@ from runtimes.embeddings.parameters import EMBEDDINGS, RERANK
 from runtimes.kit.audio.parameters import PARAMETERS as TRANSCRIPTION
 from runtimes.kit.parameters import Table
 from runtimes.registry import REGISTRY
+from runtimes.transformers.parameters import CHAT, COMPLETIONS
 from supervisor.catalog.schema import json_schema
 from supervisor.cli.exits import MEANINGS
 from supervisor.cli.main import main
@@ -288,6 +289,8 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "transitions": transitions,
     "endpoints": endpoints,
     "runtimes": runtimes,
+    "parameters of chat": partial(parameters, CHAT),
+    "parameters of completions": partial(parameters, COMPLETIONS),
     "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
     "parameters of speech": speech_parameters,
     "parameters of embeddings": partial(parameters, EMBEDDINGS),

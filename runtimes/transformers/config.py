@@ -40,7 +40,7 @@ class TransformersConfig(WorkerConfig):
     )
     device_map: Literal["auto", "balanced", "sequential", "cpu"] | dict[str, int | Literal["cpu"]] = Field(
         default="auto",
-        description="Where the layers go: auto, all on the worker's device, as far as they fit; balanced, sequential: over all GPUs it sees; or module by module.",
+        description="Where the layers go: auto, all on the worker's device; balanced, sequential: over all GPUs it sees; cpu; or module by module.",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
         default="auto", description="Implementation of attention."

@@ -39,6 +39,8 @@ class TestExample:
         assert [entry.name for entry in catalog.listing()] == [
             "qwen3-8b-instruct",
             "my-server",
+            "qwen3.5-4b",
+            "cohere-transcribe",
             "qwen3-32b-vllm",
             "frontier-large",
             "whisper-large",

@@ -431,7 +431,7 @@ class TestAtOnce:
     def test_a_client_that_leaves(self, daemon):
         def working() -> str:
             (line,) = re.findall(
-                r'^llmux_worker_running\{.*model="endless".*\} (.+)$', daemon.get("/metrics").text, re.M
+                r'^llmux_worker_running\{.*model="endless".*\} (.+)$', daemon.get("/metrics").text, re.MULTILINE
             )
             return line
 
