@@ -79,11 +79,11 @@ class HomeServer(Daemon):
         config["server"] = {"runtimes_dir": str(runtimes_dir)}
         super().__init__(folder, {"devices": "auto", **config}, env=self.gpu.env)
         keys = filled_in((FOLDER / "api_keys.yaml").read_text())
-        operator = f"sk-llmux-{secrets.token_hex(24)}"
-        (folder / "api_keys.yaml").write_text(f"{keys}\n- {{name: operator, key: {operator}, scopes: [admin]}}\n")
+        self.operator = f"sk-llmux-{secrets.token_hex(24)}"
+        (folder / "api_keys.yaml").write_text(f"{keys}\n- {{name: operator, key: {self.operator}, scopes: [admin]}}\n")
         (folder / "api_keys.yaml").chmod(0o600)
         clip(folder / "voices" / "anna.wav")
-        self._headers = {"Authorization": f"Bearer {operator}"}
+        self._headers = {"Authorization": f"Bearer {self.operator}"}
         self.keys = {entry["name"]: entry["key"] for entry in yaml.safe_load(keys)}
         self.sdk = self.client_of("Open WebUI")
 
