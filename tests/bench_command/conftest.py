@@ -14,6 +14,7 @@ import yaml
 from tests import tiny
 from tests.cli.conftest import LLMUX, Shell, environment
 from tests.daemon import REPOSITORY
+from tests.runtimes.test_chatterbox import runtimes_dir as runtimes_dir  # a fixture
 
 PRETENDER = Path(__file__).with_name("pretender.py")
 NOWHERE = "http://127.0.0.1:1"

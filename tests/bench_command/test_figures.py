@@ -11,6 +11,7 @@ from supervisor.cli.bench import sound
 from tests import environments, hearing, minilm
 from tests.bench_command.conftest import pretender
 from tests.daemon import gguf
+from tests.runtimes.test_chatterbox import checkpoint, clip
 
 
 class TestText:
@@ -107,6 +108,15 @@ class TestSound:
         assert row["rounds"][0]["amount"] == 2
         assert 0 < row["rate"] <= 10  # 2 s of speech, made in 200 ms or more
         assert 10 <= row["first_ms"] < row["rounds"][0]["seconds"] * 1000
+
+    @pytest.mark.timeout(600)  # as above
+    def test_the_worker_of_chatterbox(self, bench, runtimes_dir):
+        clip(bench.folder / "voices" / "anna.wav")
+        model = {"path": str(checkpoint(bench.folder / "model", "default")), "voices": str(bench.folder / "voices")}
+        bench.write({"voice": {"runtime": "chatterbox", **model, "vram_mib": 900}}, runtimes_dir)
+        (row,) = bench.json("voice", "--rounds", "1", "--prompt", "Hello.")["devices"]
+        assert 0 < row["rounds"][0]["amount"] < 60  # whatever its streamed head says
+        assert 0 < row["first_ms"] <= row["rounds"][0]["seconds"] * 1000 + 1  # both are rounded
 
     def test_the_generated_sound_is_a_wav(self):
         with wave.open(io.BytesIO(sound.murmur())) as file:
