@@ -1,6 +1,7 @@
 """Generates with the worker's own decoder, many sequences at once, and with transformers' `generate`, one by one.
 
 Run by the Python of the transformers runtime: `decoding.py RUNTIMES_PACKAGE MODEL_FOLDER [picture]`. Prints both as JSON.
+With `leave` instead it counts what still comes after somebody has left.
 """
 
 from __future__ import annotations
@@ -29,8 +30,25 @@ LENGTHS = (3, 40, 1, 17, 33, 64, 25, 16)
 NEW = (12, 30, 40, 5, 20, 8, 25, 30)
 
 
+def leave(decoder: Decoder) -> list[int]:
+    """Tokens that came after a job's client had left: while it was continued, and while its prompt was being read."""
+    late = []
+    for length, taken in ((10, 5), (2000, 0)):
+        job = Job([65] * length, 1000, Sampling(temperature=0), Cancel(), frozenset())
+        decoder.submit(job)
+        results = job.results()
+        for _ in range(taken):
+            next(results)
+        job.cancel.set()
+        late.append(sum(not isinstance(item, str) for item in results))
+    return late
+
+
 def main() -> None:
     loaded = load(Options(sys.argv[2], "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
+    if "leave" in sys.argv:
+        print(json.dumps(leave(Decoder(loaded.model, width=3, chunk=16))), flush=True)
+        os._exit(0)
     draw = random.Random(1)
     jobs = []
     for length, most in zip(LENGTHS, NEW, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests import tiny_language
 PROGRAM = tiny_language.GENERATOR.with_name("decoding.py")
 
 
-def generated(folder: Path, *words: str) -> dict[str, list[list[int]]]:
+def generated(folder: Path, *words: str) -> Any:
     command = [tiny_language.python(), "-I", PROGRAM, str(Path(runtimes.__file__).parent), folder, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
@@ -38,3 +39,12 @@ class TestSameAsGenerate:
     def test_pictures_among_texts(self, kind):
         found = generated(tiny_language.model(kind, random=True), "picture")
         assert found["together"] == found["alone"]
+
+
+class TestLeaving:
+    """A sequence that nobody waits for is gone at once."""
+
+    def test_at_most_one_more_token(self):
+        continued, read = generated(tiny_language.model(random=True), "leave")
+        assert continued <= 2  # one was on its way, one was being made
+        assert read == 0

@@ -5,7 +5,9 @@ Imports are by the name of the model's own class, so that nothing of the other f
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +114,8 @@ def _quantization(options: Options, config: Any) -> Any:
     """How to quantise, or to undo it; None: as the files are."""
     stored = getattr(config, "quantization_config", None) or {}
     method = stored.get("quant_method") if isinstance(stored, Mapping) else stored.quant_method
+    if options.quantization != "none":
+        _check_kernels(str(method or options.quantization).partition("-")[0])
     match options.quantization:
         case "bitsandbytes-8bit":
             return transformers.BitsAndBytesConfig(load_in_8bit=True)
@@ -129,6 +133,19 @@ def _quantization(options: Options, config: Any) -> Any:
             return transformers.FineGrainedFP8Config(dequantize=True)
         case _:
             return None
+
+
+def _check_kernels(method: str) -> None:
+    """Raises SystemExit where transformers would silently compute plain weights, several times as large."""
+    package = {"mxfp4": "kernels", "bitsandbytes": "bitsandbytes"}.get(method)
+    remedy = "or set quantization: none" if method in {"mxfp4", "fp8"} else "or choose another quantization"
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise SystemExit(
+            f"quantization: {method} needs the package {package}, which this environment doesn't have."
+            f" Install it (uv pip install --python {sys.executable} {package}), {remedy}."
+        )
+    if method == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+        raise SystemExit(f"quantization: fp8 needs a GPU of compute capability 8.9 or more; use another, {remedy}.")
 
 
 def _template(tokenizer: Any) -> str:
