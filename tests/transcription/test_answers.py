@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests import hearing
+from tests.transcription.conftest import keys_of
 
 TRANSLATED = "/v1/audio/translations"
 
@@ -147,8 +148,6 @@ class TestParameters:
         assert clue in error["message"]
 
     def test_default_language(self, begin, engine):
-        from tests.transcription.conftest import keys_of
-
         ears = begin(**keys_of(engine), default_language="de")
         assert ears.hear(response_format="verbose_json").json()["language"] == "german"
         assert ears.hear(response_format="verbose_json", language="fr").json()["language"] == "french"

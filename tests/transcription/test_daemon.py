@@ -12,25 +12,21 @@ import psutil
 import pytest
 
 from runtimes.worker_adapter import BOOTSTRAP
-from tests import environments, hearing
+from tests import hearing
 from tests.daemon import running, wait_until
 from tests.transcription.conftest import HEARD, keys_of
 from tests.transcription.test_turns import hours
 
-MODELS = {
-    "quick": keys_of("faster_whisper"),
-    "exact": keys_of("transformers"),
-    "cohere": {"runtime": "transformers", "type": "asr", "path": str(hearing.cohere()), "default_language": "en"},
-}
+MODELS = ("quick", "exact", "cohere")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    environments.installed("faster_whisper")
-    environments.installed("transformers")
+    cohere = {"runtime": "transformers", "type": "asr", "path": str(hearing.cohere()), "default_language": "en"}
+    models = {"quick": keys_of("faster_whisper"), "exact": keys_of("transformers"), "cohere": cohere}
     virtual = {f"{name}-german": {"model": name, "defaults": {"language": "de"}} for name in MODELS}
     virtual["quick-subtitles"] = {"model": "quick", "force": {"response_format": "vtt"}}
-    models = {name: {**keys, "public": True} for name, keys in MODELS.items()}
+    models = {name: {**keys, "public": True} for name, keys in models.items()}
     with running(tmp_path_factory.mktemp("hearing"), {"models": models, "virtual_models": virtual}) as daemon:
         yield daemon
 
@@ -97,7 +93,7 @@ class TestOpenAI:
 class TestDaemon:
     """Virtual models, other clients, capabilities, memory."""
 
-    @pytest.mark.parametrize("model", sorted(MODELS))
+    @pytest.mark.parametrize("model", MODELS)
     def test_defaults_of_virtual_models(self, sdk, model):
         ask = lambda **keys: sdk.audio.transcriptions.create(file=sound(), response_format="verbose_json", **keys)
         assert ask(model=f"{model}-german").language == "german"
@@ -126,7 +122,7 @@ class TestDaemon:
             assert site.model(name)["capabilities"]["modalities"] == ["audio"]
             assert site.model(name)["type"] == "asr"
 
-    @pytest.mark.parametrize("name", sorted(MODELS))
+    @pytest.mark.parametrize("name", MODELS)
     def test_estimate(self, site, sdk, name, record_property):
         """What it takes after a few requests is what was foretold, within 30 %.
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from tests import hearing
+from tests.transcription.conftest import keys_of
 
 FORMATS = [
     "speech.wav",
@@ -125,8 +126,6 @@ class TestLength:
         assert len(starts) == 5 * len(segments) // 2
 
     def test_too_long(self, begin, engine):
-        from tests.transcription.conftest import keys_of
-
         ears = begin(**keys_of(engine), max_audio_s=2)
         error = ears.hear().json()["error"]
         assert (error["code"], "longer than 2 s" in error["message"]) == ("audio_too_long", True)
