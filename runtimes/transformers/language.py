@@ -1,7 +1,8 @@
 """Language models: what their folder says about them, before anything is loaded.
 
 Memory is weights in the type they are loaded in, the caches of `parallel` requests of `n_ctx` tokens, the activations of
-one step, and the program. tests/runtimes compares that with what real workers take.
+one step, and the program. Of the largest layer there are two more caches: a step makes it anew, one token longer, and
+attention repeats it for the heads that share it. tests/runtimes compares that with what real workers take.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class Language(Kind[TransformersConfig]):
         layers = layer_caches(folder.config, value_bytes=width, latent=False)
         weights = _weight_bytes(config, folder)
         cache = cache_bytes(layers, context, config.parallel)
+        cache += 2 * max((cache_bytes((layer,), context, config.parallel) for layer in layers), default=0)
         activations = activation_bytes(folder.config, tokens=step, value_bytes=width, outputs=config.parallel)
         if _sees(folder):
             activations += _vision_bytes(folder, config, width)

@@ -184,8 +184,8 @@ class TestEstimate:
             assert ADAPTER.estimate(config(**keys)).mib > plain
 
     def test_a_cache_is_for_each_request(self):
-        """Two layers, two heads of 64 values for keys and as many for values, in float32."""
-        one = 2 * 2 * 64 * 2 * 4 * 4096 >> 20
+        """Two layers and two more, two heads of 64 values for keys and as many for values, in float32."""
+        one = 4 * 2 * 64 * 2 * 4 * 4096 >> 20
         found = ADAPTER.estimate(config(parallel=8)).detail
         assert f"KV cache {8 * one}" in found
         assert f"KV cache {8 * one // 2}" in ADAPTER.estimate(config(parallel=8, dtype="bfloat16")).detail

@@ -51,6 +51,8 @@ def daemon(tmp_path_factory):
     models = {kind: {**common, "path": str(tiny_language.model(kind))} for kind in KINDS}
     models["endless"] = {**common, "path": str(tiny_language.model(endless=True))}
     models["random"] = {**common, "path": str(tiny_language.model(random=True))}
+    large = tiny_language.model(dtype="bfloat16", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8)
+    models["large"] = {**common, "path": str(large)}
     config = {
         "models": models,
         "virtual_models": {
@@ -471,7 +473,7 @@ class TestDeath:
 class TestMemory:
     """What a worker takes is known before it is started."""
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", [*KINDS, "large"])
     def test_estimate_and_measurement(self, daemon, kind, record_property):
         for _ in range(2):
             daemon.chat(kind, text="x" * 1500)
