@@ -37,6 +37,14 @@ class TestTogether:
         assert f"{SMALL}: admit: needs 4096 MiB on gpu0, 9728 free" in told
         assert home.used_mib() == 10240
 
+    def test_a_spoken_conversation_waits_for_no_model(self, home, became):
+        before = home.given(HEARING, VOICE, SMALL)
+        for _ in range(2):
+            transcribe(home.sdk, "de", language="de")
+            chat(home.sdk, "Qwen3.5-4B-Instruct")
+            speak(home.sdk, "Chatterbox-Multilingual", "anna", extra_body={"language": "de"})
+        assert became(before, HEARING, VOICE, SMALL) == []
+
     def test_a_loaded_one_answers_at_once(self, home, became):
         before = home.given(HEARING, SMALL)
         worker = home.model(SMALL)["worker"]["pid"]

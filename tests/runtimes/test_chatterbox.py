@@ -88,18 +88,8 @@ def checkpoint(folder: Path, variant: str) -> Path:
 @pytest.fixture(scope="module")
 def runtimes_dir(tmp_path_factory) -> Path:
     """An environment `chatterbox` of what its worker needs beside the library, and our replacement of that."""
-    source = environments.installed("transformers") / "transformers"
     folder = tmp_path_factory.mktemp("runtimes")
-    python = folder / "chatterbox" / "bin" / "python"
-    subprocess.run(
-        [str(source / "bin" / "python"), "-m", "venv", "--without-pip", str(folder / "chatterbox")], check=True
-    )
-    version = subprocess.run(
-        [str(python), "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
-    ).stdout.strip()
-    site_packages = folder / "chatterbox" / "lib" / version / "site-packages"
-    (site_packages / "transformers.pth").write_text(f"{source.resolve()}/lib/{version}/site-packages\n")
-    fake_chatterbox.install(site_packages)
+    fake_chatterbox.environment(folder / "chatterbox")
     return folder
 
 
