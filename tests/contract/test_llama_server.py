@@ -8,9 +8,11 @@ import re
 import struct
 import subprocess
 import zlib
+from pathlib import Path
 
 import pytest
 
+from runtimes.llama_server import config
 from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, LlamaServerConfig
 from tests import tiny
 
@@ -58,7 +60,7 @@ class TestMapping:
         assert set(KEY_OF_OPTION) | OWN_OPTIONS <= known
 
     def test_the_embedded_server_has_a_parameter_for_every_setting(self):
-        launcher = tiny.LlamaServerAdapter.requirements.with_name("launcher.py")
+        launcher = Path(config.__file__).with_name("launcher.py")
         code = f"""
 import importlib.util, json
 spec = importlib.util.spec_from_file_location("launcher", {str(launcher)!r})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -165,7 +166,7 @@ class TestConfiguration:
 
     def test_runtimes(self, llmux):
         listed = llmux("runtimes", "list", "--runtimes-dir", str(tiny.runtimes_dir()))
-        assert "llama_server  installed" in listed.stdout
+        assert re.search(r"^llama_server +installed", listed.stdout, re.MULTILINE)
         empty = json.loads(llmux("runtimes", "list", "--json", "--runtimes-dir", "/nonexistent").stdout)
         rows = {row["name"]: row for row in empty}
         assert rows["llama_server"]["state"] == "not installed"
