@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 NEWLINE, SPACE = "\u010a", "\u0120"  # how byte-level vocabularies spell them
@@ -211,6 +212,30 @@ def spell(
             head[fast.convert_tokens_to_ids(right)] += 2 * row / row.pow(2).mean().sqrt()
 
 
+def quantise(folder: Path, method: str) -> None:
+    """The blocks' weights as published checkpoints store them: FP8 with a scale for each tile, or experts in MXFP4."""
+    file = folder / "model.safetensors"
+    out: dict[str, torch.Tensor] = {}
+    for name, value in load_file(file).items():
+        if method == "fp8" and "layers" in name and value.ndim == 2:
+            rows, columns = (-(-size // 128) for size in value.shape)
+            out[name] = value.clamp(-448, 448).to(torch.float8_e4m3fn)
+            out[f"{name}_scale_inv"] = torch.ones(rows, columns)
+        elif method == "mxfp4" and name.endswith(("gate_up_proj", "down_proj")):
+            experts, taken, given = value.shape
+            nibbles = torch.randint(0, 256, (experts, given, taken // 32, 16), dtype=torch.uint8)
+            out[f"{name}_blocks"] = nibbles if value.any() else torch.zeros_like(nibbles)
+            out[f"{name}_scales"] = torch.full((experts, given, taken // 32), 120, dtype=torch.uint8)  # 2 ** -7
+        else:
+            out[name] = value
+    save_file(out, file, {"format": "pt"})
+    described = json.loads((folder / "config.json").read_text())
+    described["quantization_config"] = {"quant_method": method, "modules_to_not_convert": ["lm_head"]}
+    if method == "fp8":
+        described["quantization_config"] |= {"activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(described))
+
+
 def write(
     folder: Path,
     kind: str = "qwen3",
@@ -219,6 +244,7 @@ def write(
     random: bool = False,
     seed: int = 0,
     dtype: str = "float32",
+    quantised: str | None = None,
     **sizes: int,
 ) -> None:
     """The whole model folder."""
@@ -237,6 +263,8 @@ def write(
     model.generation_config.eos_token_id = [fast.convert_tokens_to_ids(end) for end in ends]
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     fast.save_pretrained(folder)
+    if quantised is not None:
+        quantise(folder, quantised)
     if kind in {"qwen3_vl", "qwen3_5_vision"}:
         pictures = {
             "image_processor_type": "Qwen2VLImageProcessor",

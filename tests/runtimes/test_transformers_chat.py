@@ -22,6 +22,7 @@ from tests.tiny_language import ANSWER, THOUGHT
 
 HELLO = [{"role": "user", "content": "Hello"}]
 KINDS = ["qwen3", "qwen3_5", "gpt_oss", "qwen3_vl", "qwen3_5_vision"]
+QUANTISED = {"qwen3": "fp8", "gpt_oss": "mxfp4"}
 EYES = ["qwen3_vl", "qwen3_5_vision"]
 
 
@@ -53,6 +54,9 @@ def daemon(tmp_path_factory):
     models["random"] = {**common, "path": str(tiny_language.model(random=True))}
     large = tiny_language.model(dtype="bfloat16", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8)
     models["large"] = {**common, "path": str(large)}
+    for kind, method in QUANTISED.items():
+        folder = tiny_language.model(kind, dtype="bfloat16", quantised=method)
+        models[method] = {**common, "path": str(folder), "quantization": "none"}
     config = {
         "models": models,
         "virtual_models": {
@@ -117,6 +121,10 @@ class TestChat:
         assert usage.prompt_tokens > 10
         assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
         assert 2 <= usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
+
+    @pytest.mark.parametrize("method", QUANTISED.values())
+    def test_plain_weights_from_quantised_files(self, ask, method):
+        assert ask(model=method)[:2] == (ANSWER, THOUGHT)
 
     def test_without_thinking(self, ask):
         said, thought, _, _, usage = ask(model="quick")

@@ -67,7 +67,7 @@ class Sampler:
 
     def pick(self, scores: torch.Tensor, allowed: Sequence[int] | None = None, banned: Sequence[int] = ()) -> Token:
         """The next token, from a row of scores (one a token of the vocabulary)."""
-        raw = scores.float()
+        raw = scores.float().to(self._device)  # the head may lie on another GPU than the beginning
         scores = self._adjusted(raw)
         if allowed is not None:
             only = torch.full_like(scores, -torch.inf)
