@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import base64
 import copy
 from collections.abc import Mapping, Sequence
@@ -41,9 +42,9 @@ class _Model(Worker):
             settings.queue,
         )
 
+    @abc.abstractmethod
     def compute(self, batch: Sequence[Any]) -> Sequence[Any]:
         """What the model says of each. Blocks."""
-        raise NotImplementedError
 
     async def count(self, *columns: Sequence[str]) -> list[int]:
         """Tokens of each text, or of each pair, with the special ones."""
