@@ -1,7 +1,7 @@
 """Generates with the worker's own decoder, many sequences at once, and with transformers' `generate`, one by one.
 
 Run by the Python of the transformers runtime: `decoding.py RUNTIMES_PACKAGE MODEL_FOLDER [picture]`. Prints both as JSON.
-With `leave` instead it counts what still comes after somebody has left.
+With `leave` instead it counts what still comes after somebody has left, with `fail` it has one of two fail.
 """
 
 from __future__ import annotations
@@ -44,10 +44,25 @@ def leave(decoder: Decoder) -> list[int]:
     return late
 
 
+def fail(decoder: Decoder) -> list[object]:
+    """How a job ends that no token can be chosen for, and another one's tokens, generated at the same time."""
+    good, bad = (Job([65] * 20, 8, Sampling(temperature=heat), Cancel(), frozenset()) for heat in (0, 1e-300))
+    for job in (good, bad):
+        decoder.submit(job)
+    made = sum(not isinstance(item, str) for item in good.results())
+    try:
+        return [made, [*bad.results()]]
+    except RuntimeError as error:
+        return [made, str(error)]
+
+
 def main() -> None:
     loaded = load(Options(sys.argv[2], "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
     if "leave" in sys.argv:
         print(json.dumps(leave(Decoder(loaded.model, width=3, chunk=16))), flush=True)
+        os._exit(0)
+    if "fail" in sys.argv:
+        print(json.dumps(fail(Decoder(loaded.model, width=3, chunk=16))), flush=True)
         os._exit(0)
     draw = random.Random(1)
     jobs = []

@@ -48,3 +48,12 @@ class TestLeaving:
         continued, read = generated(tiny_language.model(random=True), "leave")
         assert continued <= 2  # one was on its way, one was being made
         assert read == 0
+
+
+class TestFailing:
+    """A job that fails hears of it, and is the only one that does."""
+
+    def test_no_token_can_be_chosen(self):
+        made, told = generated(tiny_language.model(random=True), "fail")
+        assert made == 8
+        assert "probability tensor" in told

@@ -161,21 +161,25 @@ class Decoder:
             run.shift = 0 if deltas is None else int(deltas[0])
         if stop < len(job.tokens):
             return
-        self._reading.popleft()
         if self._advance(run, output.logits[0, -1]):
             self._batch.join(run.cache, stop, run.shift)
             self._going.append(run)
+        self._reading.popleft()  # not before: where joining fails, this one hears of it, too
 
     def _continue(self) -> None:
         scores = self._batch.step([run.last for run in self._going])
         self._leave([row for row, run in enumerate(self._going) if not self._advance(run, scores[row])])
 
     def _advance(self, run: _Run, scores: torch.Tensor) -> bool:
-        """Choose the next token and hand it on; False when that was the last."""
+        """Choose the next token and hand it on; False when that was the last, or there is none to choose."""
         job, guide = run.job, run.job.guide
         allowed = guide.allowed if guide is not None else None
         banned = sorted(job.ends) if guide is not None and not guide.done else ()
-        token = run.sampler.pick(scores, allowed, banned)
+        try:
+            token = run.sampler.pick(scores, allowed, banned)
+        except Exception as error:  # noqa: BLE001  # it concerns this job alone
+            job.out.put(_told(error))
+            return False
         run.last = token.id
         run.made += 1
         if guide is not None:

@@ -13,6 +13,7 @@ from runtimes.transformers.chat.sampling import Sampling
 MOST_STOPS: Final = 16
 MOST_LOGPROBS: Final = 20
 SEEDS: Final = 1 << 63
+LEAST_TEMPERATURE: Final = 1e-4  # below it only the likeliest token has a chance, and scores overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,9 @@ def _sampling(body: Body, loaded: Loaded, logprobs: int | None) -> Sampling:
         return otherwise if value is None else value
 
     penalty = body.number("repetition_penalty", None, 0.01, 10) or body.number("repeat_penalty", None, 0.01, 10)
+    temperature = body.number("temperature", default("temperature", 1.0), 0, 10)
     return Sampling(
-        temperature=body.number("temperature", default("temperature", 1.0), 0, 10),
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0,
         top_p=body.number("top_p", default("top_p", 1.0), 0, 1),
         top_k=max(body.whole("top_k", int(default("top_k", 0)), -1), 0),
         min_p=body.number("min_p", default("min_p", 0.0), 0, 1),
@@ -114,7 +116,7 @@ def _bias(body: Body, loaded: Loaded) -> dict[int, float]:
     out: dict[int, float] = {}
     for key, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100
-        if not (key.isascii() and key.isdecimal() and int(key) < size and number):
+        if not (key.isascii() and key.isdecimal() and len(key) < 20 and int(key) < size and number):
             raise body.wrong("logit_bias", expected)
         out[int(key)] = float(value)
     return out
