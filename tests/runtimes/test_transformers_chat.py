@@ -258,12 +258,19 @@ class TestPictures:
             ("data:image/png,abc", "must be a data URL"),
             (picture()[:120], "can't be read"),
             (picture(20_000, 3_000), "are the most"),
+            (picture(kind="PPM"), "can't be read"),
         ],
     )
     def test_no_picture(self, daemon, url, clue):
         refused = daemon.post("/v1/chat/completions", json={"model": "qwen3_vl", "messages": looking(url)})
         assert refused.status_code == 400, refused.text
         assert clue in refused.json()["error"]["message"]
+
+    def test_many_pictures_that_unfold(self, daemon):
+        body = {"model": "qwen3_vl", "messages": looking(*[picture(5_000, 4_000)] * 3)}
+        refused = daemon.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 400, refused.text
+        assert "are the most in a request" in refused.json()["error"]["message"]
 
     def test_addresses_are_not_fetched(self, daemon):
         for url in (f"{daemon.url}/health", "file:///etc/passwd"):
@@ -286,6 +293,9 @@ class TestParameters:
 
     def test_a_stop_string_among_the_thoughts_doesnt_count(self, ask):
         assert ask(model="qwen3", stop=["pond"])[0] == ANSWER
+
+    def test_next_to_no_temperature(self, ask):
+        assert ask(model="qwen3", temperature=1e-300)[0] == ANSWER
 
     def test_seeds(self, ask):
         body = {"model": "random", "temperature": 1.5, "max_tokens": 30}

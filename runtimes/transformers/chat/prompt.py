@@ -15,7 +15,7 @@ from jinja2.exceptions import TemplateError  # type: ignore[import-not-found]  #
 from runtimes.kit.errors import WorkerError, unsupported
 from runtimes.transformers.chat.formats.tagged import THINK
 from runtimes.transformers.chat.model import Loaded
-from runtimes.transformers.chat.pictures import picture, prepared
+from runtimes.transformers.chat.pictures import MOST_PIXELS, picture, prepared
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 EFFORT: Final = re.compile(r"\A\s*Reasoning: *(low|medium|high) *(?:\n+|\Z)")
@@ -71,8 +71,10 @@ def _turn(loaded: Loaded, message: object, images: list[Any]) -> Message:
         turn["role"] = "system"
     if isinstance(thought := turn.get("reasoning_content") or turn.get("reasoning"), str):
         turn |= {"reasoning_content": thought, "thinking": thought}
-    if turn.get("tool_calls"):
-        turn["tool_calls"] = [_call(call) for call in turn["tool_calls"]]
+    if calls := turn.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise WorkerError("messages: tool_calls must be a list.", param="messages")
+        turn["tool_calls"] = [_call(call) for call in calls]
     else:
         turn.pop("tool_calls", None)
     return turn
@@ -92,7 +94,8 @@ def _content(loaded: Loaded, content: object, images: list[Any]) -> str | list[M
             if loaded.see is None:
                 raise WorkerError("This model takes no pictures.", code="modality_unsupported", param="messages")
             url = part.get("image_url")
-            images.append(picture(url.get("url") if isinstance(url, dict) else url))
+            left = MOST_PIXELS - sum(image.width * image.height for image in images)
+            images.append(picture(url.get("url") if isinstance(url, dict) else url, left))
             parts.append({"type": "image"})
         else:
             message = f"messages: this model takes text{' and image_url' if loaded.see else ''} parts, not {kind!r}."
