@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, overload
 
@@ -81,7 +82,7 @@ class Body:
                 value = float(value)
             except ValueError:
                 raise self.wrong(name, "a number") from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.wrong(name, "a number")
         if not low <= value <= high:
             raise self.wrong(name, f"from {low:g} to {high:g}")

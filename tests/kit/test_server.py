@@ -168,6 +168,8 @@ class TestRequests:
             (b'{"number": 1.5}', "a whole number"),
             (b'{"number": 5000}', "from 0 to 1000"),
             (b'{"delay": NaN}', "a number"),
+            (b'{"delay": -Infinity}', "a number"),
+            (b'{"number": 1%s}' % (b"0" * 400), "a number"),
             (b'{"stream": "yes"}', "true or false"),
             (b"[" * 100000, "not JSON"),
         ],
