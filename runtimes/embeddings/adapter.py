@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -95,11 +97,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
 
     def capabilities(self, config: EmbeddingsConfig) -> Capabilities:
         """Text in; as many tokens as the model takes."""
-        try:
-            context = checkpoints.config(config.path).context
-        except ModelUnusableError:
-            context = None
-        return Capabilities(("text",), tools=False, thinking=False, multi_turn=False, context=context)
+        return Capabilities(("text",), tools=False, thinking=False, multi_turn=False, context=_context(config.path))
 
     def overridable(self, config: EmbeddingsConfig) -> Mapping[str, Mapping[str, JsonValue]]:
         """How much it takes and how fast it is."""
@@ -115,6 +113,18 @@ def task(config: EmbeddingsConfig) -> Task:
     except ModelUnusableError:
         return "embed"
     return "rerank" if any("ForSequenceClassification" in name for name in architectures) else "embed"
+
+
+def _context(path: Path) -> int | None:
+    """The least of what the model, its tokenizer and sentence-transformers say, which is what the worker takes."""
+    try:
+        found = [checkpoints.config(path).context]
+    except ModelUnusableError:
+        return None
+    for name, key in (("tokenizer_config.json", "model_max_length"), ("sentence_bert_config.json", "max_seq_length")):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found.append(json.loads((path / name).read_text(encoding="utf-8")).get(key))
+    return min((limit for limit in found if isinstance(limit, int)), default=None)
 
 
 def _problems(config: EmbeddingsConfig) -> Iterator[str]:

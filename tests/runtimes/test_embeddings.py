@@ -64,7 +64,7 @@ class TestAdapter:
     def test_an_embedding_model(self):
         assert ADAPTER.check(config(), runtimes_dir=Path()) == ()
         assert [endpoint.path for endpoint in ADAPTER.endpoints(config())] == ["/v1/embeddings"]
-        assert ADAPTER.capabilities(config()).context == 512
+        assert ADAPTER.capabilities(config()).context == 256  # of the 512 that BERT takes
         assert config().type == "embedding"
 
     def test_a_cross_encoder(self):
