@@ -127,7 +127,7 @@ class Language(Kind[TransformersConfig]):
         template = _template(config, folder)
         return Capabilities(
             modalities=modalities,
-            tools="tools" in template and config.tool_format != "none",
+            tools="tools" in template and _writes_calls(config, template),
             thinking="think" in template or "<|channel|>" in template,
             multi_turn=bool(template),
             context=_context(config, folder),
@@ -169,6 +169,13 @@ def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
     if config.chat_template_file is not None and config.chat_template_file.is_file():
         return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
     return folder.chat_template or ""
+
+
+def _writes_calls(config: TransformersConfig, template: str) -> bool:
+    """Whether the worker can tell its calls from text: by the marks in the template, unless the configuration says."""
+    if config.tool_format != "auto":
+        return config.tool_format != "none"
+    return any(mark in template for mark in ("<|channel|>", "<tool_call>", "</think>"))
 
 
 def _value_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:

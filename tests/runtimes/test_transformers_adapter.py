@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,12 @@ class TestKnowledge:
         found = ADAPTER.capabilities(config(n_ctx=500))
         assert (found.tools, found.thinking, found.multi_turn, found.context) == (True, True, True, 500)
 
+    def test_calls_in_a_form_that_nobody_here_reads(self, changed):
+        folder = changed()
+        (folder / "chat_template.jinja").write_text("{% if tools %}<|python_tag|>{% endif %}{{ messages }}")
+        assert ADAPTER.capabilities(config(folder)).tools is False
+        assert ADAPTER.capabilities(config(folder, tool_format="qwen")).tools is True
+
     def test_without_a_template(self, changed):
         folder = changed()
         (folder / "chat_template.jinja").unlink()
@@ -173,6 +180,19 @@ class TestKnowledge:
     def test_parameters_are_documented_and_told_apart(self):
         assert {name for name in CHAT if CHAT[name].fate == "refused"} >= {"n", "response_format", "audio"}
         assert set(COMPLETIONS) >= {"prompt", "echo", "suffix", "best_of"}
+
+
+class TestKernels:
+    """A worker that lacks what computes quantised weights says so and ends, before it loads them."""
+
+    @pytest.mark.parametrize(("kind", "method"), [("qwen3", "fp8"), ("gpt_oss", "mxfp4")])
+    def test_missing(self, kind, method):
+        folder = tiny_language.model(kind, dtype="bfloat16", quantised=method)
+        spec = ADAPTER.launch(config(folder, quantization="none"), context())
+        options = {**json.loads(spec.argv[-1]), "quantization": "auto", "port": 0}
+        done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 1
+        assert f"quantization: {method} needs the package kernels>=" in done.stderr
 
 
 class TestEstimate:

@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
 Format = Literal["tagged", "harmony", "none"]
+KERNELS = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
 OWN_MARKERS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 
@@ -136,13 +138,14 @@ def _quantization(options: Options, config: Any) -> Any:
 
 
 def _check_kernels(method: str) -> None:
-    """Raises SystemExit where transformers would silently compute plain weights, several times as large."""
-    package = {"mxfp4": "kernels", "bitsandbytes": "bitsandbytes"}.get(method)
+    """Raises SystemExit where transformers would fail later, or silently compute plain weights, several times as large."""
+    package = {"fp8": KERNELS, "mxfp4": KERNELS, "bitsandbytes": "bitsandbytes"}.get(method)
     remedy = "or set quantization: none" if method in {"mxfp4", "fp8"} else "or choose another quantization"
-    if package is not None and importlib.util.find_spec(package) is None:
+    there = is_kernels_available() if package == KERNELS else importlib.util.find_spec("bitsandbytes") is not None
+    if package is not None and not there:
         raise SystemExit(
             f"quantization: {method} needs the package {package}, which this environment doesn't have."
-            f" Install it (uv pip install --python {sys.executable} {package}), {remedy}."
+            f" Install it (uv pip install --python {sys.executable} '{package}'), {remedy}."
         )
     if method == "fp8" and torch.cuda.get_device_capability() < (8, 9):
         raise SystemExit(f"quantization: fp8 needs a GPU of compute capability 8.9 or more; use another, {remedy}.")
