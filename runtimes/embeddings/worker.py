@@ -108,14 +108,14 @@ class Embedder(_Model):
         prompt = self._prompt(body)
         texts = [prompt + text for text in texts]
         counts = await self.count(texts)
-        sized = list(zip(texts, self.fit(counts, body, "input"), strict=True))
-        vectors = await self.batches.of(sized)
-        self.meters.tokens_in.inc(sum(counts))
+        sizes = self.fit(counts, body, "input")
+        vectors = await self.batches.of(list(zip(texts, sizes, strict=True)))
+        self.meters.tokens_in.inc(sum(sizes))
         data = [
             {"object": "embedding", "index": place, "embedding": _written(_shortened(vector, width), encoding)}
             for place, vector in enumerate(vectors)
         ]
-        usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
+        usage = {"prompt_tokens": sum(sizes), "total_tokens": sum(sizes)}
         return JSONResponse({"object": "list", "data": data, "model": self.settings.model, "usage": usage})
 
     def _prompt(self, body: Body) -> str:
@@ -182,12 +182,12 @@ class Reranker(_Model):
         sizes = self.fit(counts, body, "documents")
         pairs = [((query, document), size) for document, size in zip(documents, sizes, strict=True)]
         scores = await self.batches.of(pairs)
-        self.meters.tokens_in.inc(sum(counts))
+        self.meters.tokens_in.inc(sum(sizes))
         order = sorted(range(len(documents)), key=lambda place: (-scores[place], place))[:best]
         results: list[dict[str, Any]] = [{"index": place, "relevance_score": scores[place]} for place in order]
         if body.flag("return_documents"):
             results = [{**result, "document": {"text": documents[result["index"]]}} for result in results]
-        usage = {"prompt_tokens": sum(counts), "total_tokens": sum(counts)}
+        usage = {"prompt_tokens": sum(sizes), "total_tokens": sum(sizes)}
         return JSONResponse({"object": "list", "model": self.settings.model, "results": results, "usage": usage})
 
 
