@@ -167,6 +167,7 @@ class TestRequests:
             (b'{"number": true}', "number is True, but must be a number"),
             (b'{"number": 1.5}', "a whole number"),
             (b'{"number": 5000}', "from 0 to 1000"),
+            (b'{"fail_at": -2}', "fail_at is -2, but must be at least -1"),
             (b'{"delay": NaN}', "a number"),
             (b'{"delay": -Infinity}', "a number"),
             (b'{"number": 1%s}' % (b"0" * 400), "a number"),

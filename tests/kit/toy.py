@@ -45,7 +45,7 @@ class Toy(Worker):
         if body.flag("bug"):
             raise RuntimeError("a bug")
         number, delay = body.whole("number", 3, 0, 1000), body.number("delay", 0.0, 0, 10)
-        fail_at = body.whole("fail_at", -1)
+        fail_at = body.whole("fail_at", -1, -1)
         if body.flag("stream"):
             return events(await started(self.lane.stream(lambda cancel: self.steps(number, delay, fail_at, cancel))))
         return JSONResponse(await self.lane.run(lambda cancel: list(self.steps(number, delay, fail_at, cancel))))
