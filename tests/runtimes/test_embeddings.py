@@ -180,7 +180,8 @@ def daemon(tmp_path_factory):
 
 @pytest.fixture
 def sdk(daemon):
-    return openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 def cosine(a, b) -> float:
