@@ -174,8 +174,11 @@ class TestSpeech:
         assert speak(daemon).headers["content-type"] == "audio/mpeg"
 
     def test_sdk(self, daemon):
-        sdk = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0)
-        with sdk.audio.speech.with_streaming_response.create(model="default", voice="anna", input=TEXT) as answer:
+        said = {"model": "default", "voice": "anna", "input": TEXT}
+        with (
+            openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as sdk,
+            sdk.audio.speech.with_streaming_response.create(**said) as answer,
+        ):
             assert sum(map(len, answer.iter_bytes())) > 3000
 
     def test_it_comes_as_it_is_made(self, daemon):
