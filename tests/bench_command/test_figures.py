@@ -56,7 +56,7 @@ class TestText:
         bench.write({"chat": pretender("--slow", "0.01")})
         (row,) = bench.json("chat", "--tokens", "20", "--rounds", "1")["devices"]
         assert row["rounds"][0]["amount"] == 40
-        assert 50 < row["rate"] < 200  # two every 10 ms, or later on a busy machine
+        assert 20 < row["rate"] < 400  # two every 10 ms, give or take what a busy machine does to twenty of them
 
     def test_reranking(self, bench):
         bench.write({"judge": pretender(endpoints=["/v1/rerank"])})
