@@ -111,10 +111,10 @@ class HomeServer(Daemon):
     def models(self) -> list[dict[str, Any]]:
         return self.get("/v1/admin/models").json()["data"]
 
-    def used_mib(self) -> int:
-        """What the driver says is taken."""
+    def used_mib(self) -> int | None:
+        """What the driver says is taken; None: it was not asked yet, as the daemon just started."""
         (device,) = self.get("/v1/admin/gpu-memory").json()["devices"]
-        return int(device["total_mib"] - device["free_mib"])
+        return None if device["free_mib"] is None else int(device["total_mib"] - device["free_mib"])
 
     def given(self, *names: str) -> int:
         """Have these loaded and no others; returns how many decisions were made before."""
