@@ -90,7 +90,7 @@ class Fleet:
         free = dict.fromkeys(self.device_ids, DEVICE_MIB)
         for lease in leases:
             free[lease.device] -= lease.mib
-        workers = tuple(WorkerSample(*lease.holder, lease.mib) for lease in leases)
+        workers = tuple(WorkerSample(*lease.holder, lease.device, lease.mib) for lease in leases)
         return MemorySampled(tuple(DeviceSample(d, mib, outside_mib=0) for d, mib in free.items()), workers, self.now)
 
 

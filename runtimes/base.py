@@ -69,6 +69,12 @@ class ModelConfig(BaseModel):
         default=None, gt=0, description="Memory it takes, in MiB. Default: learned, else estimated from its files."
     )
     devices: list[str] = Field(default_factory=list, description="Devices it may run on. Default: any.")
+    gpus: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="GPUs that share one worker, each with an equal part of its memory. Without meaning on host memory.",
+    )
     target_inflight: int | None = Field(
         default=None,
         ge=0,
@@ -108,8 +114,13 @@ class LaunchContext:
     host: str
     port: int
     key: str  # per-spawn secret; the worker must refuse requests without it where the runtime can
-    device: DeviceAssignment
+    devices: tuple[DeviceAssignment, ...]  # several only where `Adapter.gpus` says so, and then only GPUs
     runtimes_dir: Path  # <runtimes_dir>/<runtime>/bin/python, where that runtime is installed
+
+    @property
+    def device(self) -> DeviceAssignment:
+        """The first, and nearly always the only one."""
+        return self.devices[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +224,7 @@ class Adapter(abc.ABC, Generic[C]):
     summary: ClassVar[str]  # one line for tables
     requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one: runtimes/lock.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
+    spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     config: type[C]
 
@@ -234,6 +246,10 @@ class Adapter(abc.ABC, Generic[C]):
     def estimate(self, config: C) -> Estimate | None:
         """Memory it will take, from metadata or file sizes; None when nothing can be told."""
         return None
+
+    def gpus(self, config: C) -> int:
+        """GPUs that share one of its workers; on host memory that has no meaning."""
+        return config.gpus
 
     def target_inflight(self, config: C) -> int:
         """Requests one worker serves well at once; 0: no limit."""

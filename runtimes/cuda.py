@@ -1,15 +1,17 @@
-"""Which cards a worker sees: only the one that the supervisor gave it."""
+"""Which cards a worker sees: only those that the supervisor gave it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from runtimes.base import DeviceAssignment
 
 
-def visible_devices(device: DeviceAssignment) -> dict[str, str]:
-    """Environment for a worker on this device; on the host it sees no card at all."""
-    if device.kind == "host":
+def visible_devices(devices: Sequence[DeviceAssignment]) -> dict[str, str]:
+    """Environment for a worker on these devices; on the host it sees no card at all."""
+    if devices[0].kind == "host":
         return {"CUDA_VISIBLE_DEVICES": ""}
     return {
-        "CUDA_VISIBLE_DEVICES": device.uuid or str(device.index or 0),
+        "CUDA_VISIBLE_DEVICES": ",".join(device.uuid or str(device.index or 0) for device in devices),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # else an index means another card than NVML's
     }

@@ -69,7 +69,7 @@ class WorkerAdapter(Adapter[C]):
                 "TOKENIZERS_PARALLELISM": "false",
                 **threads,
                 **config.env,
-                **visible_devices(context.device),
+                **visible_devices(context.devices),
                 KEY_VARIABLE: context.key,
             },
             health=HealthCheck("/health"),

@@ -30,6 +30,7 @@ from supervisor.core.types import (
     Crash,
     CrashClass,
     DeviceId,
+    Devices,
     Event,
     Generation,
     ModelId,
@@ -90,7 +91,7 @@ class Worker:
         self,
         key: Key,
         model: CatalogModel,
-        device: DeviceId,
+        devices: Devices,
         surroundings: Surroundings,
         limits: LimitsConfig,
         post: Post,
@@ -100,7 +101,7 @@ class Worker:
         self.metrics: tuple[UpstreamPool, str] | None = None
         self._key = key
         self._model = model
-        self._device = device
+        self._devices = devices
         self._around = surroundings
         self._limits = limits
         self._log = log_path(surroundings.log_dir, key[0])
@@ -123,7 +124,7 @@ class Worker:
     def holder(self) -> HolderPids:
         """Its processes, for the memory sampler."""
         roots = (self._process.shim_pid,) if self._process is not None else ()
-        return HolderPids(self._device, roots, loading=not self._ready)
+        return HolderPids(self._devices, roots, loading=not self._ready)
 
     def facts(self) -> dict[str, JsonValue]:
         """For the admin API."""
@@ -228,7 +229,7 @@ class Worker:
             host=self._around.ports.host,
             port=port,
             key=secrets.token_urlsafe(32),
-            device=self._around.devices[self._device],
+            devices=tuple(self._around.devices[device] for device in self._devices),
             runtimes_dir=self._around.runtimes_dir,
         )
         return self._model.adapter.launch(self._model.config, context)

@@ -82,7 +82,7 @@ class Workers:
         worker = (
             Remote(key, model, self.limits, post)
             if isinstance(model.adapter, RemoteAdapter)
-            else Worker(key, model, effect.device, self._surroundings, self.limits, post)
+            else Worker(key, model, effect.devices, self._surroundings, self.limits, post)
         )
         self._workers[key] = worker
         task = asyncio.create_task(self._run(key, worker), name=f"worker {effect.model}:{effect.generation}")

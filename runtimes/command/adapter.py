@@ -139,6 +139,7 @@ class CommandAdapter(Adapter[CommandConfig]):
     name = "command"
     summary = "Any program that speaks HTTP: a command line with ${port}."
     config = CommandConfig
+    spreads = True
 
     def check(self, config: CommandConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """A program or folder that isn't there, a key that llmux sets."""
@@ -151,7 +152,7 @@ class CommandAdapter(Adapter[CommandConfig]):
             argv=_runnable("cmd", _filled(config.cmd, values), config),
             env={
                 **{name: _filled_word(value, values) for name, value in config.env.items()},
-                **visible_devices(context.device),
+                **visible_devices(context.devices),
                 **({KEY_VARIABLE: context.key} if config.auth == "bearer" else {}),
             },
             cwd=config.cwd,

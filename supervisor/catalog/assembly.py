@@ -181,6 +181,7 @@ class Assembly:
                 continue
             if known is not None:
                 self._check_device_names(model, known)
+            self._check_spread(model, node, trail)
             if self.check_files and model.config.enabled:
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
                     self._adapter_problem(message + sources.remedy(model.id, model.config), node, trail)
@@ -236,6 +237,13 @@ class Assembly:
                 trail = ("models", model.id, "devices", index)
                 node = find(self.root, trail)[0]
                 self._problem(node, trail, f'no device "{name}"{suggestion(name, known, what="there is")}')
+
+    def _check_spread(self, model: CatalogModel, node: Node, trail: Trail) -> None:
+        """Whether its runtime can use several GPUs, and which to choose when not."""
+        if model.adapter.gpus(model.config) > 1 and not model.adapter.spreads:
+            able = ", ".join(name for name in self.registry.names() if self.registry.get(name).spreads)
+            message = f"gpus: a worker of {model.adapter.name} uses one GPU; of these it may use several: {able}"
+            self._adapter_problem(message, node, trail)
 
     def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:
         """Adapters name the key first; the place is the key's, where the file has it."""

@@ -25,6 +25,7 @@ from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
 from supervisor.core.footprint import choose
+from supervisor.core.places import MOST_PLACES, count, places
 from supervisor.core.types import (
     DEFAULT_PRIORITY,
     DeviceId,
@@ -101,6 +102,7 @@ class CatalogModel:
             footprint=_ELSEWHERE if remote else choose(name=self.id, explicit_mib=config.vram_mib, computed=computed),
             learned=measured,
             devices=tuple(DeviceId(name) for name in config.devices),
+            gpus=self.adapter.gpus(config),
             pin=config.pin,
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
@@ -192,36 +194,44 @@ class Catalog:
 def check_devices(
     catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec] | None = None
 ) -> tuple[str, ...]:
-    """What only shows once the devices are known: names that aren't there, models larger than every device.
+    """What only shows once the devices are known: names that aren't there, models that no device can hold.
 
     A footprint that is only guessed refuses nothing: the first load measures it. `specs`: from `model_specs()`, which
     is called (and blocks) where they are not given.
     """
     problems: list[Problem] = []
-    known = {device.id: device for device in devices}
     for spec in catalog.model_specs() if specs is None else specs:
-        trail: Trail = ("models", spec.id)
-        missing = [name for name in spec.devices if name not in known]
-        if missing:
-            at: Trail = (*trail, "devices")
-            have = ", ".join(known) or "none"
-            problems.append(Problem(catalog.origins[at], at, f"no device {missing[0]} here; there is: {have}"))
-            continue
-        choice = [known[name] for name in spec.devices] or list(devices)
-        needs = [(device, spec.need_on(device.id)) for device in choice]
-        if not needs or any(need.mib <= device.total_mib - device.margin_mib for device, need in needs):
-            continue
-        if all(need.source in _GUESSES for _, need in needs):
-            continue
-        roomiest, need = min(needs, key=lambda pair: (pair[1].mib - pair[0].total_mib + pair[0].margin_mib, pair[0].id))
-        explicit = (*trail, "vram_mib")
-        at = explicit if explicit in catalog.origins else trail
-        problems.append(
-            Problem(
-                catalog.origins[at],
-                at,
-                f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
-                f"{roomiest.id} has {max(0, roomiest.total_mib - roomiest.margin_mib)} MiB after its margin",
-            )
-        )
+        found = _misplaced(spec, devices)
+        if found is not None:
+            key, message = found
+            at: Trail = ("models", spec.id, key)
+            at = at if at in catalog.origins else at[:2]
+            problems.append(Problem(catalog.origins[at], at, message))
     return tuple(str(problem) for problem in problems)
+
+
+def _misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
+    """The key that gives it no place on these devices, and why; None when it has one."""
+    known = {device.id: device for device in devices}
+    for name in spec.devices:
+        if name not in known:
+            return "devices", f"no device {name} here; there is: {', '.join(known) or 'none'}"
+    if count(spec, devices) > MOST_PLACES:
+        return "devices", f"{count(spec, devices)} ways to choose {spec.gpus} GPUs; name those that it may run on"
+    ways = places(spec, devices)
+    if not ways and spec.gpus > 1:
+        there = sum(not device.takes_whole for device in devices if device.id in (spec.devices or known))
+        return "gpus", f"{spec.gpus} GPUs share the model, and it may run on {there}"
+    needs = {device.id: device.need(spec) for way in ways for device in way}
+    if not ways or any(all(needs[device.id].mib <= device.usable_mib for device in way) for way in ways):
+        return None
+    if all(need.source in _GUESSES for need in needs.values()):
+        return None
+    roomiest = min((device for way in ways for device in way), key=lambda d: (needs[d.id].mib - d.usable_mib, d.id))
+    if needs[roomiest.id].mib <= roomiest.usable_mib:  # it has its share, and no other device has
+        return "gpus", f"{spec.gpus} GPUs share the model, and its part fits on {roomiest.id}, but on no other"
+    need = needs[roomiest.id]
+    return "vram_mib", (
+        f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
+        f"{roomiest.id} has {max(0, roomiest.usable_mib)} MiB after its margin"
+    )

@@ -150,7 +150,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
             host="127.0.0.1",
             port=catalog.server.worker_port_first,
             key="none",
-            device=DeviceAssignment("host", "host"),
+            devices=(DeviceAssignment("host", "host"),),
             runtimes_dir=catalog.server.runtimes_dir,
         )
         try:

@@ -24,6 +24,7 @@ from supervisor.core.types import (
     WorkerExited,
     WorkerUnkillable,
 )
+from supervisor.core.wording import listed
 from supervisor.core.world import Record, Turn, World
 
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
@@ -82,7 +83,7 @@ def settle_stopped(world: World, turn: Turn, record: Record) -> None:
         return
     record.life.step(Step.GONE, turn.now, record.life.reason)
     record.stop_reason = None
-    record.device = None
+    record.devices = ()
     _adopt_spec(record)
     if record.retired:
         forget(world, turn, record)
@@ -145,9 +146,10 @@ def unkillable(world: World, turn: Turn, event: WorkerUnkillable) -> None:
     if record is None or record.exited:
         return
     record.stuck = True
-    message = f"{record.id}: {event.reason}; {record.device} takes no new models until it is gone"
+    message = f"{record.id}: {event.reason}; nothing new is loaded on {listed(record.devices)} until it is gone"
     world.ledger.quarantine(record.holder, message)
-    turn.emit(Alert("device.quarantined", message, device=record.device, model=record.id))
+    for device in record.devices:
+        turn.emit(Alert("device.quarantined", message, device=device, model=record.id))
     turn.decide("quarantine", record.id, message)
     world.reject_all(turn, record, RejectCode.LOAD_FAILED, message, retry_after_s=60.0)
 

@@ -121,7 +121,7 @@ def _specify(world: World, turn: Turn, spec: ModelSpec, why: str) -> None:
 
 def _still_right(record: Record, spec: ModelSpec) -> bool:
     """May its worker go on as it is?"""
-    return record.spec.definition == spec.definition and (not spec.devices or record.device in spec.devices)
+    return record.spec.definition == spec.definition and (not spec.devices or set(record.devices) <= set(spec.devices))
 
 
 def _retire(world: World, turn: Turn, record: Record) -> None:

@@ -13,15 +13,18 @@ A remote model needs no plan: nothing has to go for it, and it is in nobody's sn
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from supervisor.core.ledger import Holder, Lease, Phase
+from supervisor.core.books import Holder, Lease, Phase
 from supervisor.core.lifecycle import SERVES, Step
+from supervisor.core.places import places
 from supervisor.core.planner import plan
 from supervisor.core.types import (
     REMOTE,
     Admit,
     Demand,
     DeviceId,
+    Devices,
     DeviceView,
     Evict,
     Generation,
@@ -49,7 +52,7 @@ REFUSED_RETRY_S = 30.0
 class _Round:
     """One round of plans: what is there, and what earlier plans have taken of it."""
 
-    there: dict[Holder, Resident]  # who holds memory, oldest lease first
+    there: dict[Holder, tuple[Resident, ...]]  # who holds memory, oldest lease first
     loading: dict[DeviceId, ModelId]
     leaving: dict[ModelId, None] = field(default_factory=dict)  # victims that will be gone
     coming: list[Resident] = field(default_factory=list)  # models that will be there
@@ -110,21 +113,21 @@ def _place_one(world: World, turn: Turn, record: Record, round_: _Round) -> None
         return
     _journal(turn, record, answer)
     match answer:
-        case Admit(device, need_mib, reason):
-            _start(world, turn, round_, record, device, need_mib, reason)
-        case Evict(device, need_mib, victims):
+        case Admit(devices, need_mib, reason):
+            _start(world, turn, round_, record, devices, need_mib, reason)
+        case Evict(devices, need_mib, victims):
             record.claims = victims
-            round_.coming.append(_promise(record, device, need_mib))
+            round_.coming.append(_promise(record, devices, need_mib))
             for model in victims:
                 victim = world.records[model]
                 victim.claimed_by = record.id
                 round_.leaving[model] = None
                 world.stop(turn, victim, StopCause.ROOM, f"evicted for {record.id}")
                 turn.decide("evicted", model, f"made room for {record.id}: {answer.reason}")
-        case Wait(device, need_mib, waits_for):
+        case Wait(devices, need_mib, waits_for):
             record.claims = waits_for
-            if device is not None:
-                round_.coming.append(_promise(record, device, need_mib))
+            if devices:
+                round_.coming.append(_promise(record, devices, need_mib))
             for model in waits_for:
                 round_.leaving[model] = None
                 _claim(world, turn, record, world.records[model])
@@ -144,15 +147,17 @@ def _reconsider(world: World, turn: Turn, demand: Demand, snapshot: Snapshot, an
     """A refusal is for good, so one for use outside waits until loads and ends under way show in the figures."""
     held = dict.fromkeys(world.ledger.device_ids(), 0)
     for resident in snapshot.residents:
-        held[resident.device] = held.get(resident.device, 0) + resident.held_mib
+        for device in resident.devices:
+            held[device] = held.get(device, 0) + resident.held_mib
     by_the_books = tuple(replace(view, free_mib=view.usable_mib - held[view.id]) for view in snapshot.devices)
     if isinstance(plan(demand, replace(snapshot, devices=by_the_books)), Refuse):
         return answer
     for option in demand.options:
-        model = world.ledger.in_motion(option.device, turn.now)
-        if model is not None:
-            reason = f"{answer.reason}; waiting to see what {model} takes or gives back"
-            return Wait(None, option.need_mib, (), reason)
+        for device in option.devices:
+            model = world.ledger.in_motion(device, turn.now)
+            if model is not None:
+                reason = f"{answer.reason}; waiting to see what {model} takes or gives back"
+                return Wait((), option.need_mib, (), reason)
     return answer
 
 
@@ -177,14 +182,14 @@ def _claim(world: World, turn: Turn, waiter: Record, victim: Record) -> None:
 
 
 def _start(
-    world: World, turn: Turn, round_: _Round, record: Record, device: DeviceId, need_mib: int, reason: str
+    world: World, turn: Turn, round_: _Round, record: Record, devices: Devices, need_mib: int, reason: str
 ) -> None:
-    _begin_life(turn, record, device, reason)
-    world.ledger.begin(record.holder, device, need_mib)
+    _begin_life(turn, record, devices, reason)
+    world.ledger.begin(record.holder, devices, need_mib)
     world.want(record)
-    round_.there[record.holder] = _promise(record, device, need_mib, Hold.STARTING)
-    round_.loading[device] = record.id
-    turn.emit(StartWorker(record.id, record.generation, device, need_mib))
+    round_.there[record.holder] = (_promise(record, devices, need_mib, Hold.STARTING),)
+    round_.loading.update(dict.fromkeys(devices, record.id))
+    turn.emit(StartWorker(record.id, record.generation, devices, need_mib))
 
 
 def _connect(world: World, turn: Turn, record: Record) -> None:
@@ -193,9 +198,9 @@ def _connect(world: World, turn: Turn, record: Record) -> None:
     turn.emit(StartWorker(record.id, record.generation, REMOTE, 0))
 
 
-def _begin_life(turn: Turn, record: Record, device: DeviceId, reason: str) -> None:
+def _begin_life(turn: Turn, record: Record, devices: Devices, reason: str) -> None:
     record.generation = Generation(record.generation + 1)
-    record.device = device
+    record.devices = devices
     record.exited = False
     record.crash = None
     record.stop_reason = None
@@ -212,42 +217,51 @@ def _journal(turn: Turn, record: Record, answer: Admit | Evict | Wait | Refuse) 
         turn.decide(kind, record.id, answer.reason)
 
 
-def _promise(record: Record, device: DeviceId, need_mib: int, hold: Hold = Hold.RESERVED) -> Resident:
-    return Resident(record.id, record.spec.type, record.spec.priority, device, need_mib, hold)
+def _promise(record: Record, devices: Devices, need_mib: int, hold: Hold = Hold.RESERVED) -> Resident:
+    return Resident(record.id, record.spec.type, record.spec.priority, devices, need_mib, hold)
 
 
 def _demand(world: World, record: Record) -> Demand:
     spec = record.spec
-    there = world.ledger.device_ids()
-    places = [device for device in there if device in spec.devices] if spec.devices else there
-    options = tuple(Option(device, record.need_on(device, world.ledger.view(device).usable_mib)) for device in places)
-    return Demand(record.id, spec.type, spec.priority, options)
+    options = (
+        Option(tuple(device.id for device in place), max(record.need_on(device) for device in place))
+        for place in places(spec, world.ledger.devices())
+    )
+    return Demand(record.id, spec.type, spec.priority, tuple(options))
 
 
 def _begin(world: World, turn: Turn) -> _Round:
-    leases = world.ledger.leases()
-    there = {lease.holder: _resident(world, turn, world.records[lease.holder[0]], lease) for lease in leases}
-    loading = {lease.device: lease.holder[0] for lease in leases if lease.phase is Phase.STARTING}
+    there: dict[Holder, tuple[Resident, ...]] = {}
+    loading: dict[DeviceId, ModelId] = {}
+    for lease in world.ledger.leases():
+        holder = lease.holder
+        if holder not in there:
+            record = world.records[holder[0]]
+            there[holder] = _residents(world, turn, record, world.ledger.leases_of(holder))
+        if lease.phase is Phase.STARTING:
+            loading[lease.device] = holder[0]
     return _Round(there, loading)
 
 
 def _snapshot(world: World, round_: _Round) -> Snapshot:
     residents = list(round_.coming)
     surplus = dict.fromkeys(world.ledger.device_ids(), 0)  # by device: being freed, less what is promised of it
-    leaving: list[Resident] = []
+    leaving: list[tuple[Resident, DeviceId]] = []
     for promised in round_.coming:
-        surplus[promised.device] -= promised.held_mib
-    for resident in round_.there.values():
+        for device in promised.devices:
+            surplus[device] -= promised.held_mib
+    for resident in chain.from_iterable(round_.there.values()):
         if resident.model in round_.leaving:
-            surplus[resident.device] = surplus.get(resident.device, 0) + resident.held_mib
-            leaving.append(resident)
+            for device in resident.devices:
+                surplus[device] = surplus.get(device, 0) + resident.held_mib
+                leaving.append((resident, device))
         else:
             residents.append(resident)
     views = tuple(_view(world, device, mib, round_.loading.get(device)) for device, mib in surplus.items())
-    for resident in leaving:  # what they return beyond what is promised is on its way to anybody
-        if (mib := min(resident.held_mib, surplus[resident.device])) > 0:
-            surplus[resident.device] -= mib
-            residents.append(replace(resident, hold=Hold.STOPPING, held_mib=mib))
+    for resident, device in leaving:  # what they return beyond what is promised is on its way to anybody
+        if (mib := min(resident.held_mib, surplus[device])) > 0:
+            surplus[device] -= mib
+            residents.append(replace(resident, hold=Hold.STOPPING, devices=(device,), held_mib=mib))
     return Snapshot(views, tuple(residents), world.policy)
 
 
@@ -261,11 +275,18 @@ def _view(world: World, device: DeviceId, surplus_mib: int, loading: ModelId | N
     return DeviceView(device, view.total_mib, view.usable_mib, free, blocked)
 
 
-def _resident(world: World, turn: Turn, record: Record, lease: Lease) -> Resident:
+def _residents(world: World, turn: Turn, record: Record, leases: tuple[Lease, ...]) -> tuple[Resident, ...]:
+    """The worker of these leases: as one, or device by device where it goes on each at its own time."""
+    returning = [lease for lease in leases if lease.phase is Phase.RETURNING or lease.holder != record.holder]
+    parts = [(lease,) for lease in returning] if returning else [leases]
+    return tuple(_resident(world, turn, record, part, is_gone=bool(returning)) for part in parts)
+
+
+def _resident(world: World, turn: Turn, record: Record, leases: tuple[Lease, ...], *, is_gone: bool) -> Resident:
     spec = record.spec
     idle_s = max(0.0, turn.now - record.last_used)
     match record.state:
-        case _ if lease.phase is Phase.RETURNING or lease.holder != record.holder:
+        case _ if is_gone:
             hold = Hold.STOPPING
         case State.STARTING:
             hold = Hold.STARTING
@@ -277,10 +298,11 @@ def _resident(world: World, turn: Turn, record: Record, lease: Lease) -> Residen
             hold = Hold.BUSY
         case _:
             hold = _young(world, turn, record)
-    held_mib = lease.held_mib
-    reload_s = record.load_s if record.load_s is not None else max(1.0, held_mib / RELOAD_MIB_PER_S)
+    held_mib = min(lease.held_mib for lease in leases)
+    reload_s = record.load_s if record.load_s is not None else max(1.0, len(leases) * held_mib / RELOAD_MIB_PER_S)
+    devices = tuple(lease.device for lease in leases)
     in_flight = len(record.in_flight)
-    return Resident(record.id, spec.type, spec.priority, lease.device, held_mib, hold, idle_s, reload_s, in_flight)
+    return Resident(record.id, spec.type, spec.priority, devices, held_mib, hold, idle_s, reload_s, in_flight)
 
 
 def _young(world: World, turn: Turn, record: Record) -> Hold:

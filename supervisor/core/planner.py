@@ -4,9 +4,9 @@
 one numbered tree, whose numbers come back in the code:
 
 0. Places are the demand's options on devices large enough for it. None → Refuse. Loaded already → Admit, needing 0.
-1. It fits in what is free on an unblocked device, and `max_loaded` of its type is not exceeded → Admit.
+1. It fits in what is free on an unblocked place, and `max_loaded` of its type is not exceeded → Admit.
 2. It fits once residents without a hold and of no higher priority are gone → Evict them.
-3. It would fit if those that are held only for now could go as well, or the device is blocked only for now → Wait.
+3. It would fit if those that are held only for now could go as well, or the place is blocked only for now → Wait.
 4. `last_resort` only: like 2, with residents of higher priority too → Evict.
 5. `last_resort` only: like 3, with residents of higher priority too → Wait.
 6. Refuse, naming what is in the way.
@@ -16,9 +16,13 @@ A resident that is STOPPING goes whatever we decide: nothing is evicted for memo
 against a demand of higher priority. A PINNED one never goes.
 
 Victims are chosen in one order: lowest priority, least valuable (cheap to reload for the time it idled), id. First
-those that `max_loaded` asks for, from any device; what they return on the device counts. Then, for space, whole
+those that `max_loaded` asks for, from any device; what they return at the place counts. Then, for space, whole
 priority classes from the lowest up, and of the last class the smallest set that fits (docs/adr/0002-eviction-order.md).
-Among devices: lowest class touched, fewest victims, least value, id.
+Among places: lowest class touched, fewest victims, least value, ids.
+
+A place is one device, or several that a model is spread over. Space is made there device by device, what went for one
+counting for the next, and in the end nobody goes whom the others made superfluous. A resident that is spread over
+several devices returns as much on each.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from supervisor.core.types import (
     Admit,
     Demand,
     DeviceId,
+    Devices,
     DeviceView,
     Evict,
     Eviction,
@@ -46,6 +51,7 @@ from supervisor.core.types import (
     Snapshot,
     Wait,
 )
+from supervisor.core.wording import in_mib, listed, residents_listed
 
 SHOWN_DEVICES = 3
 """A refusal explains this many devices; of the others it only says how many there are."""
@@ -60,13 +66,17 @@ def plan(demand: Demand, snapshot: Snapshot) -> Plan:
     # 0.
     views = {view.id: view for view in snapshot.devices}
     known = sorted(
-        (Place(option, views[option.device]) for option in demand.options if option.device in views),
-        key=lambda place: place.view.id,
+        (
+            Place(option, tuple(views[device] for device in option.devices))
+            for option in demand.options
+            if views.keys() >= set(option.devices)
+        ),
+        key=lambda place: place.option.devices,
     )
-    places = [place for place in known if place.option.need_mib <= place.view.usable_mib]
+    places = [place for place in known if place.is_large_enough]
     for resident in snapshot.residents:
         if resident.model == demand.model and resident.hold is not Hold.STOPPING:
-            return Admit(resident.device, 0, f"already loaded on {resident.device}")
+            return Admit(resident.devices, 0, f"already loaded on {listed(resident.devices)}")
     if not places:
         return Refuse(_too_large(known))
 
@@ -74,8 +84,8 @@ def plan(demand: Demand, snapshot: Snapshot) -> Plan:
     excess = _excess(demand, snapshot)
     if excess == 0:
         for place in places:
-            if place.view.blocked is None and place.option.need_mib <= place.view.free_mib:
-                return Admit(place.view.id, place.option.need_mib, _needs(place))
+            if place.blocked is None and all(short <= 0 for short in place.short().values()):
+                return Admit(place.option.devices, place.option.need_mib, _needs(place))
 
     case = _Case(demand, snapshot, places, excess)
     protected = [True] if snapshot.policy.eviction is Eviction.STRICT else [True, False]
@@ -104,10 +114,24 @@ def eviction_order(resident: Resident) -> tuple[int, float, str]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device that is large enough, and what the model takes there."""
+    """Where the model may go: the devices that it would be on, and what it takes of each."""
 
     option: Option
-    view: DeviceView
+    views: tuple[DeviceView, ...]
+
+    @property
+    def is_large_enough(self) -> bool:
+        """Would it fit if nothing else were there?"""
+        return all(self.option.need_mib <= view.usable_mib for view in self.views)
+
+    @property
+    def blocked(self) -> DeviceView | None:
+        """The first of the devices that takes nothing now."""
+        return next((view for view in self.views if view.blocked is not None), None)
+
+    def short(self) -> dict[DeviceId, int]:
+        """MiB that are missing on each device; zero or less where enough is free."""
+        return {view.id: self.option.need_mib - view.free_mib for view in self.views}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +142,14 @@ class Fit:
     victims: tuple[Resident, ...]
     coming: tuple[Resident, ...]
 
-    def cost(self) -> tuple[bool, float, int, float, str]:
-        """Sort key among devices; less is better."""
+    def cost(self) -> tuple[bool, float, int, float, Devices]:
+        """Sort key among places; less is better."""
         return (
-            self.place.view.blocked is not None,
+            self.place.blocked is not None,
             max((victim.priority for victim in self.victims), default=-math.inf),
             len(self.victims),
             math.fsum(value(victim) for victim in self.victims),
-            self.place.view.id,
+            self.place.option.devices,
         )
 
 
@@ -137,12 +161,12 @@ class _Case:
         self.policy = snapshot.policy
         self.places = places
         self.excess = excess
-        devices = {place.view.id for place in places}
+        devices = {view.id for place in places for view in place.views}
         self.residents = sorted(
             (
                 resident
                 for resident in snapshot.residents
-                if resident.device in devices or (excess and resident.type == demand.type)
+                if not devices.isdisjoint(resident.devices) or (excess and resident.type == demand.type)
             ),
             key=eviction_order,
         )
@@ -151,14 +175,14 @@ class _Case:
     def best(self, *, spare_higher: bool, held: bool) -> Fit | None:
         """The cheapest fit over all places; None when there is none.
 
-        `held`: residents with a passing hold may go too, and blocked devices count.
+        `held`: residents with a passing hold may go too, and blocked places count.
         """
         pool = self._pool(spare_higher=spare_higher, held=held)
         typed = tuple(resident for resident in pool if resident.type == self.demand.type)[: self.excess]
         if len(typed) < self.excess:
             return None
         here = _by_device(resident for resident in pool if resident not in typed and resident.held_mib > 0)
-        fits = [self._fit(place, typed, here) for place in self.places if held or place.view.blocked is None]
+        fits = [self._fit(place, typed, here) for place in self.places if held or place.blocked is None]
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
     def _pool(self, *, spare_higher: bool, held: bool) -> list[Resident]:
@@ -173,14 +197,34 @@ class _Case:
         ]
 
     def _fit(self, place: Place, typed: tuple[Resident, ...], here: Mapping[DeviceId, list[Resident]]) -> Fit | None:
-        device = place.view.id
-        short = place.option.need_mib - place.view.free_mib - _held(r for r in typed if r.device == device)
-        coming = self.coming.get(device, [])
-        space = _space(here.get(device, []), short - _held(coming))
-        if space is None:
-            return None
-        victims = tuple(sorted((*typed, *space), key=eviction_order))
-        return Fit(place, victims, tuple(coming) if short > _held(space) else ())
+        short = place.short()
+        gone = list(typed)
+        for device, mib in short.items():
+            candidates = [resident for resident in here.get(device, ()) if resident not in gone]
+            space = _space(candidates, mib - _held(gone, device) - _held(self.coming.get(device, ()), device))
+            if space is None:
+                return None
+            gone += space
+        if len(short) > 1:
+            gone = self._without_superfluous(short, gone, typed)
+        coming = {
+            resident.model: resident
+            for device, mib in short.items()
+            if mib > _held(gone, device)
+            for resident in self.coming.get(device, ())
+        }
+        return Fit(place, tuple(sorted(gone, key=eviction_order)), tuple(coming.values()))
+
+    def _without_superfluous(
+        self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]
+    ) -> list[Resident]:
+        """Those who need not go after all stay, who would go last first."""
+        needed = {device: mib - _held(self.coming.get(device, ()), device) for device, mib in short.items()}
+        for resident in sorted(gone, key=eviction_order, reverse=True):
+            others = [other for other in gone if other is not resident]
+            if resident not in typed and all(mib <= _held(others, device) for device, mib in needed.items()):
+                gone = others
+        return gone
 
     def _is_held(self, resident: Resident) -> bool:
         if resident.hold is Hold.YOUNG:
@@ -189,23 +233,23 @@ class _Case:
 
     def evict(self, fit: Fit) -> Evict:
         last_resort = any(victim.priority > self.demand.priority for victim in fit.victims)
-        reason = f"{self._situation(fit)}; {'as a last resort ' if last_resort else ''}evicting {_list(fit.victims)}"
+        reason = f"{self._situation(fit)}; {'as a last resort ' if last_resort else ''}evicting {residents_listed(fit.victims)}"
         if fit.coming:
-            reason += f", after {_list(fit.coming)}"
-        return Evict(fit.place.view.id, fit.place.option.need_mib, _ids(fit.victims), reason)
+            reason += f", after {residents_listed(fit.coming)}"
+        return Evict(fit.place.option.devices, fit.place.option.need_mib, _ids(fit.victims), reason)
 
     def wait(self, fit: Fit) -> Wait:
         waits_for = (*fit.coming, *(victim for victim in fit.victims if self._is_held(victim)))
         others = [victim for victim in fit.victims if not self._is_held(victim)]
         parts = []
-        if fit.place.view.blocked is not None:
-            parts.append(f"waiting for {fit.place.view.id} ({fit.place.view.blocked})")
+        if (blocked := fit.place.blocked) is not None:
+            parts.append(f"waiting for {blocked.id} ({blocked.blocked})")
         if waits_for:
-            parts.append(f"waiting for {_list(waits_for)}")
+            parts.append(f"waiting for {residents_listed(waits_for)}")
         if others:
-            parts.append(f"then evicting {_list(others)}")
+            parts.append(f"then evicting {residents_listed(others)}")
         reason = "; ".join((self._situation(fit), *parts))
-        return Wait(fit.place.view.id, fit.place.option.need_mib, _ids(waits_for), reason)
+        return Wait(fit.place.option.devices, fit.place.option.need_mib, _ids(waits_for), reason)
 
     def _situation(self, fit: Fit) -> str:
         return _needs(fit.place) + (f", {self._limit()}" if self.excess else "")
@@ -214,7 +258,7 @@ class _Case:
         return f"max_loaded allows {self.policy.max_loaded[self.demand.type]} {self.demand.type}"
 
     def refusal(self) -> str:
-        """What is in the way, device by device."""
+        """What is in the way, place by place."""
         shown = [self._obstacles(place) for place in self.places[:SHOWN_DEVICES]]
         hidden = len(self.places) - len(shown)
         if hidden:
@@ -223,28 +267,29 @@ class _Case:
 
     def _obstacles(self, place: Place) -> str:
         """Only what matters: the limit by type where it can't be met, memory where it would not suffice."""
-        device = place.view.id
         pool = self._pool(spare_higher=self.policy.eviction is Eviction.STRICT, held=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
         going = {*pool, *(r for r in self.residents if r.hold is Hold.STOPPING)}
-        is_short = place.option.need_mib > place.view.free_mib + _held(r for r in going if r.device == device)
+        scarce = {device for device, mib in place.short().items() if mib > _held(going, device)}
         staying = [
             r
             for r in self.residents
-            if r not in going and ((is_short and r.device == device) or (limited and r.type == self.demand.type))
+            if r not in going and (not scarce.isdisjoint(r.devices) or (limited and r.type == self.demand.type))
         ]
         ways = [self._limit()] if limited else []
-        ways += [f"pinned {r.model} holds {_mib(r.held_mib)}" for r in staying if r.hold is Hold.PINNED]
+        ways += [f"pinned {r.model} holds {in_mib(r.held_mib)}" for r in staying if r.hold is Hold.PINNED]
         protected = [
-            f"{r.model} ({r.type}, priority {r.priority}, {_mib(r.held_mib)})"
+            f"{r.model} ({r.type}, priority {r.priority}, {in_mib(r.held_mib)})"
             for r in staying
             if r.hold is not Hold.PINNED
         ]
         if protected:
             ways.append(f"the strict policy protects {' and '.join(protected)}")
-        outside = place.view.usable_mib - place.view.free_mib - _held(r for r in self.residents if r.device == device)
-        if is_short and outside > 0:
-            ways.append(f"{_mib(outside)} are used outside or promised to others")
+        for view in place.views:
+            outside = view.usable_mib - view.free_mib - _held(self.residents, view.id)
+            if view.id in scarce and outside > 0:
+                where = f" on {view.id}" if len(place.views) > 1 else ""
+                ways.append(f"{in_mib(outside)} are used outside or promised to others{where}")
         return f"{_needs(place)}; in the way: {', '.join(ways)}"
 
 
@@ -264,10 +309,10 @@ def _space(ordered: Sequence[Resident], short_mib: int) -> list[Resident] | None
         return space
     for _, members in groupby(ordered, key=lambda resident: resident.priority):
         group = list(members)
-        if _held(group) >= short_mib:
+        if _all(group) >= short_mib:
             return space + _smallest(group, short_mib)
         space += group
-        short_mib -= _held(group)
+        short_mib -= _all(group)
     return None
 
 
@@ -296,11 +341,16 @@ def _smallest(ordered: Sequence[Resident], short_mib: int) -> list[Resident]:
 def _by_device(residents: Iterable[Resident]) -> dict[DeviceId, list[Resident]]:
     devices: defaultdict[DeviceId, list[Resident]] = defaultdict(list)
     for resident in residents:
-        devices[resident.device].append(resident)
+        for device in resident.devices:
+            devices[device].append(resident)
     return devices
 
 
-def _held(residents: Iterable[Resident]) -> int:
+def _held(residents: Iterable[Resident], device: DeviceId) -> int:
+    return sum(resident.held_mib for resident in residents if device in resident.devices)
+
+
+def _all(residents: Iterable[Resident]) -> int:
     return sum(resident.held_mib for resident in residents)
 
 
@@ -312,48 +362,19 @@ def _ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:
 
 
 def _needs(place: Place) -> str:
-    return f"needs {_mib(place.option.need_mib)} on {place.view.id}, {max(place.view.free_mib, 0)} free"
+    need, free = in_mib(place.option.need_mib), [max(view.free_mib, 0) for view in place.views]
+    if len(free) == 1:
+        return f"needs {need} on {place.views[0].id}, {free[0]} free"
+    return f"needs {need} on each of {listed(place.option.devices)}, {listed(free)} free"
 
 
 def _too_large(known: Sequence[Place]) -> str:
     if not known:
         return "no device that it may run on is there"
-    shown = [
-        f"needs {_mib(place.option.need_mib)} on {place.view.id}, which has {place.view.usable_mib} usable"
-        for place in known[:SHOWN_DEVICES]
-    ]
+    shown = []
+    for place in known[:SHOWN_DEVICES]:
+        least = min(place.views, key=lambda view: view.usable_mib)
+        shown.append(f"needs {in_mib(place.option.need_mib)} on {least.id}, which has {least.usable_mib} usable")
     if len(known) > SHOWN_DEVICES:
         shown.append(f"{len(known) - SHOWN_DEVICES} more are too small as well")
     return "; ".join(shown)
-
-
-def _list(residents: Iterable[Resident]) -> str:
-    return ", ".join(f"{r.model} ({r.type}, {_mib(r.held_mib)}, {_condition(r)})" for r in residents)
-
-
-def _condition(resident: Resident) -> str:
-    match resident.hold:
-        case Hold.BUSY:
-            return f"{resident.in_flight} {'request' if resident.in_flight == 1 else 'requests'} in flight"
-        case Hold.STARTING:
-            return "still starting"
-        case Hold.STOPPING:
-            return "stopping"
-        case Hold.RESERVED:
-            return "reserved for a waiting request"
-        case Hold.YOUNG:
-            return "just loaded"
-        case Hold.NONE | Hold.PINNED:
-            return f"idle {_seconds(resident.idle_s)}"
-
-
-def _mib(mib: int) -> str:
-    return f"{mib} MiB"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"

@@ -83,7 +83,7 @@ def sampled(world: World, turn: Turn, event: MemorySampled) -> None:
     """The books are brought up to date, and what was waiting for memory to be back goes on."""
     for worker in event.workers:
         if worker.used_mib is not None:
-            world.ledger.measure((worker.model, worker.generation), worker.used_mib)
+            world.ledger.measure((worker.model, worker.generation), worker.device, worker.used_mib)
             _learn(world, turn, worker, worker.used_mib, event.taken_at)
     for device in event.devices:
         world.ledger.sample(device, event.taken_at)
@@ -96,14 +96,14 @@ def sampled(world: World, turn: Turn, event: MemorySampled) -> None:
 def _learn(world: World, turn: Turn, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
     """Keep the most it was seen to take, from readings that show all of it: begun after it was ready, and not empty."""
     record = world.current(worker.model, worker.generation)
-    if record is None or record.state is not State.READY or record.device is None or record.next_spec is not None:
+    if record is None or record.state is not State.READY or record.next_spec is not None:
         return
     if used_mib <= 0 or taken_at <= record.ready_at:
         return
-    known = record.spec.learned.get(record.device)
+    known = record.spec.learned.get(worker.device)
     if known is None or used_mib > known.mib * LEARN_STEP:
-        record.learn(record.device, used_mib)
-        turn.emit(Learn(record.id, record.device, record.spec.footprint_key, used_mib))
+        record.learn(worker.device, used_mib)
+        turn.emit(Learn(record.id, worker.device, record.spec.footprint_key, used_mib))
 
 
 def watch_memory(world: World, turn: Turn) -> None:

@@ -8,7 +8,7 @@ with every start, so that a late message about an older process can be told apar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -17,7 +17,10 @@ DeviceId = NewType("DeviceId", str)
 TicketId = NewType("TicketId", str)
 Generation = NewType("Generation", int)
 
-REMOTE = DeviceId("remote")
+Devices = tuple[DeviceId, ...]
+"""Where one worker is: usually on one device; on several GPUs each holds an equal share of it. In order of their ids."""
+
+REMOTE: Devices = (DeviceId("remote"),)
 """Where models are that others run: no device of the ledger, and no memory of ours."""
 
 DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}
@@ -46,6 +49,12 @@ class Footprint:
     source: FootprintSource
     detail: str = ""
 
+    def share(self, parts: int) -> Footprint:
+        """Of one of so many equal parts."""
+        if parts == 1:
+            return self
+        return replace(self, mib=-(-self.mib // parts), detail=f"one of {parts} parts of {self.mib} MiB: {self.detail}")
+
 
 class Eviction(StrEnum):
     """May a model be evicted for one of lower priority?"""
@@ -61,9 +70,10 @@ class ModelSpec:
     id: ModelId
     type: str
     priority: int
-    footprint: Footprint
+    footprint: Footprint  # of the whole model
     learned: Mapping[DeviceId, Footprint] = field(default_factory=dict)
-    devices: tuple[DeviceId, ...] = ()  # where it may run; empty: anywhere
+    devices: Devices = ()  # where it may run; empty: anywhere
+    gpus: int = 1  # how many devices share it, except where a device takes it whole
     pin: bool = False
     preload: bool = False
     keep_alive_s: float | None = None  # None: until its memory is needed
@@ -71,12 +81,6 @@ class ModelSpec:
     remote: bool = False  # others run it: it needs no place, holds no memory, and is never in anybody's way
     definition: str = ""  # fingerprint of everything that decides how the worker runs
     footprint_key: str = ""  # the same of what memory it takes; what is learned is kept under it
-
-    def need_on(self, device: DeviceId) -> Footprint:
-        """The footprint to lease on `device`: explicit first, else learned there, else the general estimate."""
-        if self.footprint.source is FootprintSource.EXPLICIT:
-            return self.footprint
-        return self.learned.get(device, self.footprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,19 @@ class DeviceSpec:
     total_mib: int
     margin_mib: int
     returns_at_exit: bool = False  # host memory is back before the exit is visible: the next reading is right
+    takes_whole: bool = False  # host memory is never one of several devices that share a model
+
+    @property
+    def usable_mib(self) -> int:
+        """No model larger than this ever fits."""
+        return self.total_mib - self.margin_mib
+
+    def need(self, model: ModelSpec) -> Footprint:
+        """The footprint to lease here: explicit first, else learned here, else the general estimate."""
+        parts = 1 if self.takes_whole else model.gpus
+        if model.footprint.source is FootprintSource.EXPLICIT:
+            return model.footprint.share(parts)
+        return model.learned.get(self.id) or model.footprint.share(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +157,8 @@ class Resident:
     model: ModelId
     type: str
     priority: int
-    device: DeviceId
-    held_mib: int  # max(lease, measured): what evicting it is expected to return
+    devices: Devices
+    held_mib: int  # max(lease, measured): what evicting it is expected to return, on each of its devices
     hold: Hold = Hold.NONE
     idle_s: float = 0.0
     reload_s: float = 1.0  # what loading it again is expected to cost
@@ -161,9 +178,9 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A place where the demanded model may go and what it would take there."""
+    """A place where the demanded model may go and what it would take there, on each of the devices."""
 
-    device: DeviceId
+    devices: Devices
     need_mib: int
 
 
@@ -190,16 +207,16 @@ class Snapshot:
 class Admit:
     """Load now, nothing has to go."""
 
-    device: DeviceId
+    devices: Devices
     need_mib: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Load on `device` once `victims` (in eviction order) are gone."""
+    """Load on `devices` once `victims` (in eviction order) are gone."""
 
-    device: DeviceId
+    devices: Devices
     need_mib: int
     victims: tuple[ModelId, ...]
     reason: str
@@ -207,9 +224,9 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It will fit once `waits_for` can go (or, when empty, once the device is unblocked)."""
+    """It will fit once `waits_for` can go (or, when empty, once the place is unblocked). No devices: anywhere."""
 
-    device: DeviceId | None
+    devices: Devices
     need_mib: int
     waits_for: tuple[ModelId, ...]
     reason: str
@@ -369,10 +386,11 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """What one worker's tree takes on its device; None where it can't be told."""
+    """What one worker's tree takes on one device; None where it can't be told."""
 
     model: ModelId
     generation: Generation
+    device: DeviceId
     used_mib: int | None
 
 
@@ -418,12 +436,12 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Spawn the model's worker on `device`; on REMOTE, connect. Answer: WorkerReady, or WorkerExited with a crash."""
+    """Spawn the model's worker on `devices`; on REMOTE, connect. Answer: WorkerReady, or WorkerExited with a crash."""
 
     model: ModelId
     generation: Generation
-    device: DeviceId
-    lease_mib: int
+    devices: Devices
+    lease_mib: int  # on each of them
 
 
 class StopCause(StrEnum):

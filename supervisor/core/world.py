@@ -11,6 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+from supervisor.core.books import Holder
 from supervisor.core.ledger import Ledger
 from supervisor.core.lifecycle import HAS_WORKER, Lifecycle, Step
 from supervisor.core.queue import AdmissionQueue
@@ -18,6 +19,8 @@ from supervisor.core.types import (
     Crash,
     Decided,
     DeviceId,
+    Devices,
+    DeviceSpec,
     Dispatch,
     Effect,
     Footprint,
@@ -37,8 +40,6 @@ from supervisor.core.types import (
 
 OUT_OF_MEMORY_EXTRA = 1.25
 """Factor on the footprint for the one retry after a start that ran out of memory."""
-
-Holder = tuple[ModelId, Generation]
 
 NEVER_STARTED = Generation(0)
 
@@ -64,7 +65,7 @@ class Record:
     spec: ModelSpec
     life: Lifecycle
     generation: Generation = NEVER_STARTED
-    device: DeviceId | None = None
+    devices: Devices = ()  # where its worker is
     answering: bool = False  # readiness: False holds new requests back
     in_flight: dict[TicketId, None] = field(default_factory=dict)
     last_used: float = 0.0
@@ -111,15 +112,15 @@ class Record:
     def holder(self) -> Holder:
         return (self.spec.id, self.generation)
 
-    def need_on(self, device: DeviceId, usable_mib: int) -> int:
-        """What to lease on `device`: its footprint, more on the one retry after it ran out of memory.
+    def need_on(self, device: DeviceSpec) -> int:
+        """What to lease there: its footprint, more on the one retry after it ran out of memory.
 
         Neither a measurement, made where it did fit, nor that retry makes it too large for a device it has its place on.
         """
-        footprint = self.spec.need_on(device)
-        mib, most = footprint.mib, max(footprint.mib, usable_mib)
+        footprint = device.need(self.spec)
+        mib, most = footprint.mib, max(footprint.mib, device.usable_mib)
         if footprint.source is FootprintSource.LEARNED:
-            mib, most = max(1, mib), usable_mib
+            mib, most = max(1, mib), device.usable_mib
         if self.oom_retried:
             mib = int(mib * OUT_OF_MEMORY_EXTRA)
         return min(mib, most)

@@ -143,7 +143,7 @@ def _told(context: Context, record: Record) -> Told:
         record.state,
         record.generation,
         record.answering,
-        record.device,
+        record.devices,
         record.life.reason,
         record.pinned,
         record.crash,

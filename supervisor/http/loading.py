@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pydantic import JsonValue
 
 from supervisor.catalog.overrides import Override, overridden
+from supervisor.core.places import places
 from supervisor.core.types import LoadAsked, ModelId, ModelSpec, Respecified, UnloadAsked
 from supervisor.errors import InvalidRequestError, UnavailableError
 from supervisor.http.context import Context
@@ -73,9 +74,10 @@ def _drop(context: Context, model: ModelId) -> None:
 
 def _refuse_too_large(context: Context, spec: ModelSpec) -> None:
     """The running worker must not go for one that fits nowhere."""
-    ledger = context.engine.journal.scheduler.world.ledger
-    places = [(ledger.view(device), spec.need_on(device)) for device in spec.devices or ledger.device_ids()]
-    if places and all(need.mib > view.usable_mib for view, need in places):
-        view, need = max(places, key=lambda place: place[0].usable_mib)
-        message = f"With these overrides {spec.id} takes {need.mib} MiB; {view.id} has {view.usable_mib}."
+    devices = context.engine.journal.scheduler.world.ledger.devices()
+    ways = places(spec, devices)
+    if ways and not any(all(device.need(spec).mib <= device.usable_mib for device in way) for way in ways):
+        roomiest = max((device for way in ways for device in way), key=lambda device: device.usable_mib)
+        need = roomiest.need(spec)
+        message = f"With these overrides {spec.id} takes {need.mib} MiB; {roomiest.id} has {roomiest.usable_mib}."
         raise InvalidRequestError(message, code="invalid_override", param="overrides", detail=(need.detail,))

@@ -10,8 +10,8 @@ from pydantic import JsonValue
 from runtimes.base import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.masking import masked
+from supervisor.core.books import Lease
 from supervisor.core.journal import Decision
-from supervisor.core.ledger import Lease
 from supervisor.core.placement import RELOAD_MIB_PER_S
 from supervisor.core.types import DeviceId, Footprint, ModelId, State
 from supervisor.core.world import Record
@@ -30,7 +30,7 @@ def model_view(context: Context, model: ModelId) -> Json | None:
     now = engine.clock()
     effective = context.workers.effective(model)
     override = context.workers.override_of(model)
-    lease = _lease(context, record)
+    leases = _leases(context, record)
     worker = context.workers.facts(model, record.generation)
     return {
         "name": model,
@@ -43,16 +43,16 @@ def model_view(context: Context, model: ModelId) -> Json | None:
         "answering": record.answering,
         "reason": record.life.reason,
         "since_s": round(now - record.life.since, 3),
-        "eta_s": _eta_s(record, now),
+        "eta_s": _eta_s(record, leases, now),
         "idle_s": round(now - record.last_used, 3) if record.has_worker and not record.in_flight else None,
         "in_flight": len(record.in_flight),
         "queued": world.queue.count(model),
         "waits_for": list(record.claims) if model in world.wanted else [],
-        "device": record.device,
+        **_place(record),
         "remote": record.spec.remote,
-        "memory": _memory(record, lease),
+        "memory": _memory(record, leases),
         "worker": worker,
-        "replicas": [_replica(record, lease, worker)] if record.has_worker else [],
+        "replicas": [_replica(record, leases, worker)] if record.has_worker else [],
         "generation": record.generation,
         "load_s": round(record.load_s, 3) if record.load_s is not None else None,
         "crash": _crash(record),
@@ -63,38 +63,50 @@ def model_view(context: Context, model: ModelId) -> Json | None:
     }
 
 
-def _lease(context: Context, record: Record) -> Lease | None:
-    leases = context.engine.journal.scheduler.world.ledger.leases()
-    return next((lease for lease in leases if lease.holder == record.holder), None)
+def _leases(context: Context, record: Record) -> tuple[Lease, ...]:
+    return context.engine.journal.scheduler.world.ledger.leases_of(record.holder)
 
 
-def _eta_s(record: Record, now: float) -> float | None:
+def _place(record: Record) -> Json:
+    """Where its worker is: the devices in words, None without any, and one by one."""
+    devices = record.devices if record.has_worker else ()
+    return {"device": " + ".join(devices) or None, "devices": list(devices)}
+
+
+def _eta_s(record: Record, leases: tuple[Lease, ...], now: float) -> float | None:
     """How long a load that is under way is expected to take still, by the last one, else by the size of the model."""
-    if record.state is not State.STARTING or record.device is None:
+    if record.state is not State.STARTING:
         return None
-    guess = max(1.0, record.spec.need_on(record.device).mib / RELOAD_MIB_PER_S)
+    guess = max(1.0, sum(lease.mib for lease in leases) / RELOAD_MIB_PER_S)
     expected = record.load_s if record.load_s is not None else guess
     return round(max(0.0, expected - (now - record.life.since)), 1)
 
 
-def _memory(record: Record, lease: Lease | None) -> Json:
+def _memory(record: Record, leases: tuple[Lease, ...]) -> Json:
     return {
-        "lease_mib": lease.mib if lease is not None else None,
-        "measured_mib": lease.measured_mib if lease is not None else None,
+        **_held(leases),
         "estimate": _footprint(record.spec.footprint),
         "learned": {device: footprint.mib for device, footprint in record.spec.learned.items()},
     }
 
 
-def _replica(record: Record, lease: Lease | None, worker: Json | None) -> Json:
+def _held(leases: tuple[Lease, ...]) -> Json:
+    """What it holds on all of its devices together."""
+    measured = [lease.measured_mib for lease in leases if lease.measured_mib is not None]
+    return {
+        "lease_mib": sum(lease.mib for lease in leases) if leases else None,
+        "measured_mib": sum(measured) if measured else None,
+    }
+
+
+def _replica(record: Record, leases: tuple[Lease, ...], worker: Json | None) -> Json:
     return {
         "worker": f"{record.id}:{record.generation}",
         "state": record.state.value,
         "answering": record.answering,
-        "device": record.device,
+        **_place(record),
         "in_flight": len(record.in_flight),
-        "lease_mib": lease.mib if lease is not None else None,
-        "measured_mib": lease.measured_mib if lease is not None else None,
+        **_held(leases),
         **(worker or {}),
     }
 
@@ -177,9 +189,9 @@ def memory_view(context: Context) -> Json:
     models: list[JsonValue] = [
         {
             "name": record.id,
-            "device": record.device if record.has_worker else None,
-            "need": {device: _footprint(record.spec.need_on(device)) for device in world.ledger.device_ids()},
-            **_memory(record, _lease(context, record)),
+            **_place(record),
+            "need": {device.id: _footprint(device.need(record.spec)) for device in world.ledger.devices()},
+            **_memory(record, _leases(context, record)),
         }
         for record in world.records.values()
     ]

@@ -69,7 +69,7 @@ class HostMemory:
         return (self._device,)
 
     def read(self, holders: Holders) -> Reading:
-        mine = {key: holder for key, holder in holders.items() if holder.device == HOST}
+        mine = {key: holder for key, holder in holders.items() if HOST in holder.devices}
         table = ProcessTable.scan() if mine else ProcessTable({})
         trees = {key: table.tree(holder.roots) for key, holder in mine.items()}
         uses = {key: self._use(tree) for key, tree in trees.items()}
@@ -82,7 +82,7 @@ class HostMemory:
         outside = max(0, left) - free
         return Reading(
             (DeviceSample(HOST, free, outside_mib=outside),),
-            tuple(WorkerSample(*key, mib_up(use.total_bytes)) for key, use in uses.items()),
+            tuple(WorkerSample(*key, HOST, mib_up(use.total_bytes)) for key, use in uses.items()),
         )
 
     def _use(self, tree: Iterable[int]) -> Resident:

@@ -19,6 +19,7 @@ import structlog
 from runtimes.base import DeviceAssignment
 from supervisor.core.types import (
     DeviceId,
+    Devices,
     DeviceSample,
     DeviceSpec,
     Generation,
@@ -67,7 +68,8 @@ class DeviceInfo:
     @property
     def spec(self) -> DeviceSpec:
         """The core's view of it."""
-        return DeviceSpec(self.id, self.total_mib, self.margin_mib, returns_at_exit=self.kind == "host")
+        on_host = self.kind == "host"
+        return DeviceSpec(self.id, self.total_mib, self.margin_mib, returns_at_exit=on_host, takes_whole=on_host)
 
     @property
     def assignment(self) -> DeviceAssignment:
@@ -77,13 +79,13 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class HolderPids:
-    """A worker that holds memory on `device`: the trees below `roots` are its processes.
+    """A worker that holds memory on `devices`: the trees below `roots` are its processes.
 
     `roots` may be empty while it is being spawned. `loading` is True until it is ready; only a loading worker's use can
     be told from the fall of the device's free memory, where nothing better is known.
     """
 
-    device: DeviceId
+    devices: Devices
     roots: tuple[int, ...]
     loading: bool
 
@@ -174,11 +176,16 @@ class ThreadedSampler:
     def _stale(self, holders: Holders) -> MemorySampled:
         last = self._last or MemorySampled((), (), 0.0)
         known = {device.id: device for device in last.devices}
-        used = {(worker.model, worker.generation): worker.used_mib for worker in last.workers}
+        used = {(worker.model, worker.generation, worker.device): worker.used_mib for worker in last.workers}
         ids = [device.id for device in self.devices()]
         return MemorySampled(
             tuple(replace(known.get(i, DeviceSample(i, 0)), stale=True) for i in ids),
-            tuple(WorkerSample(*key, used.get(key)) for key, holder in holders.items() if holder.device in ids),
+            tuple(
+                WorkerSample(*key, device, used.get((*key, device)))
+                for key, holder in holders.items()
+                for device in holder.devices
+                if device in ids
+            ),
             last.taken_at,
         )
 

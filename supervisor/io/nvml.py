@@ -194,15 +194,15 @@ class NvmlReader:
     def read(self, holders: Holders) -> Reading:
         self._revive()
         ids = {gpu.info.id for gpu in self._gpus}
-        table = ProcessTable.scan() if any(holder.device in ids for holder in holders.values()) else None
+        table = ProcessTable.scan() if any(not ids.isdisjoint(holder.devices) for holder in holders.values()) else None
         workers: list[WorkerSample] = []
         for gpu in self._gpus:
-            mine = {key: holder for key, holder in holders.items() if holder.device == gpu.info.id}
+            mine = {key: holder for key, holder in holders.items() if gpu.info.id in holder.devices}
             try:
                 self._read_gpu(gpu, mine, table)
             except self._nvml.NVMLError as error:
                 self._lost(gpu, str(error))
-            workers += [WorkerSample(*key, gpu.used.get(key)) for key in mine]
+            workers += [WorkerSample(*key, gpu.info.id, gpu.used.get(key)) for key in mine]
         if not any(gpu.trouble for gpu in self._gpus):
             self._retry_at, self._retry_after_s = None, RETRY_FIRST_S
         return Reading(

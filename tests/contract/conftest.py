@@ -221,7 +221,7 @@ def context() -> LaunchContext:
         host="127.0.0.1",
         port=port,
         key=secrets.token_hex(32),
-        device=DeviceAssignment("host", "host"),
+        devices=(DeviceAssignment("host", "host"),),
         runtimes_dir=tiny.CACHE / "runtimes",
     )
 

@@ -18,6 +18,7 @@ from supervisor.core.types import (
     CutRequest,
     Decided,
     DeviceId,
+    Devices,
     DeviceSample,
     DeviceSpec,
     Dispatch,
@@ -86,8 +87,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.journal = Journal(segment_events=200)
-        self.using: dict[Key, tuple[DeviceId, int]] = {}  # memory really taken, also after the exit until it is back
-        self.alive: dict[Key, DeviceId] = {}
+        self.using: dict[
+            Key, tuple[Devices, int]
+        ] = {}  # really taken on each device, also after the exit until it is back
+        self.alive: dict[Key, Devices] = {}
         self.leased: dict[Key, int] = {}  # what each living worker may take
         self.loading: dict[Key, float] = {}  # since when
         self.stopping: set[Key] = set()
@@ -135,18 +138,19 @@ class World:
     def reading(self) -> MemorySampled:
         self.now += 1e-6  # no two begin at the same time
         for key, since in self.loading.items():
-            device, used = self.using[key]
+            where, used = self.using[key]
             part = min(1.0, (self.now - since) / self.load_s) if self.load_s else 1.0
-            self.using[key] = (device, max(used, int(self.leased[key] * part)))
+            self.using[key] = (where, max(used, int(self.leased[key] * part)))
         devices = []
         for device, total in self.totals.items():
             outside = self.outside.get(device, 0)
-            used = sum(mib for where, mib in self.using.values() if where == device) + outside
+            used = sum(mib for where, mib in self.using.values() if device in where) + outside
             known = None if self.blind else outside
             devices.append(DeviceSample(device, max(0, total - used), device in self.stale, known))
         workers = tuple(
-            WorkerSample(*key, None if self.blind else self.using.get(key, (device, 0))[1])
-            for key, device in self.alive.items()
+            WorkerSample(*key, device, None if self.blind else self.using.get(key, ((), 0))[1])
+            for key, where in self.alive.items()
+            for device in where
         )
         return MemorySampled(tuple(devices), workers, self.now)
 
@@ -178,14 +182,14 @@ class World:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case StartWorker(name, generation, device, lease):
+            case StartWorker(name, generation, where, lease):
                 key = (name, generation)
                 assert key not in self.alive
                 assert all(alive != name for alive, _ in self.alive), f"two workers of {name}"
                 self.starts.append(name)
-                self.alive[key] = device
+                self.alive[key] = where
                 self.leased[key] = lease
-                self.using[key] = (device, 0 if self.gradual else lease)
+                self.using[key] = (where, 0 if self.gradual else lease)
                 self.loading[key] = self.now
                 crash = self.crash_on_start(name)
                 self.later(self.load_s, lambda: self._loaded(key, crash))
@@ -213,8 +217,8 @@ class World:
 
     def _loaded(self, key: Key, crash: Crash | None) -> None:
         if key in self.alive and key not in self.stopping:
-            device, used = self.using[key]
-            self.using[key] = (device, max(used, self.leased[key]))
+            where, used = self.using[key]
+            self.using[key] = (where, max(used, self.leased[key]))
             self.loading.pop(key, None)
             if crash is not None:
                 self._exited(key, crash)
@@ -256,7 +260,7 @@ class World:
         world.queue.check()
         for device, total in self.totals.items():
             taken = sum(
-                max(mib, self.leased.get(key, 0)) for key, (where, mib) in self.using.items() if where == device
+                max(mib, self.leased.get(key, 0)) for key, (where, mib) in self.using.items() if device in where
             )
             assert taken + self.outside.get(device, 0) <= max(total, self.outside.get(device, 0)), "over-committed"
         queued = {ticket for ticket in self.open if ticket in world.queue}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from supervisor.core.ledger import Holder, Ledger, Phase
-from supervisor.core.types import DeviceId, DeviceSample, DeviceSpec, Generation, Limits, ModelId
+from supervisor.core.types import DeviceId, Devices, DeviceSample, DeviceSpec, Generation, Limits, ModelId
 
 GPU, HOST = DeviceId("gpu0"), DeviceId("host")
 LIMITS = Limits(memory_warn_s=5.0, memory_quarantine_s=30.0)
@@ -35,7 +35,7 @@ def ledger() -> Ledger:
 
 def sample(ledger: Ledger, free: int, at: float, *, outside: int | None = None, **used: int) -> list[Holder]:
     for name, mib in used.items():
-        ledger.measure(holder(name), mib)
+        ledger.measure(holder(name), GPU, mib)
     released = ledger.sample(DeviceSample(GPU, free, outside_mib=outside), at)
     ledger.check()
     return released
@@ -43,7 +43,7 @@ def sample(ledger: Ledger, free: int, at: float, *, outside: int | None = None, 
 
 def held(ledger: Ledger, who: Holder, lease: int, used: int, *, free: int, at: float) -> None:
     """A worker that is ready and measured; `free` is what the device has left then."""
-    ledger.begin(who, GPU, lease)
+    ledger.begin(who, (GPU,), lease)
     ledger.settle(who, at)
     sample(ledger, free, at + 0.1, **{who[0]: used})
 
@@ -55,7 +55,7 @@ class TestFree:
         assert ledger.free_for(GPU) == 15500
 
     def test_a_starting_worker_counts_with_its_whole_lease(self, ledger):
-        ledger.begin(A, GPU, 4000)
+        ledger.begin(A, (GPU,), 4000)
         assert ledger.free_for(GPU) == 11500
 
         sample(ledger, 13000, 1.0, a=3000)  # it has taken 3000 and may take 1000 more
@@ -77,14 +77,14 @@ class TestFree:
         assert ledger.free_for(GPU) == 10500
 
     def test_a_reservation_counts_for_everybody_but_its_holder(self, ledger):
-        ledger.reserve(A, GPU, 4000)
+        ledger.reserve(A, (GPU,), 4000)
 
         assert ledger.free_for(GPU) == ledger.free_for(GPU, B) == 11500
         assert ledger.free_for(GPU, A) == ledger.view(GPU, A).free_mib == 15500
 
     def test_a_promise_of_memory_still_in_use_makes_free_negative(self, ledger):
         held(ledger, A, 12000, 12000, free=4000, at=1.0)
-        ledger.reserve(B, GPU, 10000)
+        ledger.reserve(B, (GPU,), 10000)
 
         assert ledger.free_for(GPU) == -6500
         assert ledger.totals(GPU).available_mib == 0
@@ -92,7 +92,7 @@ class TestFree:
     def test_ready_is_believed_only_when_a_later_sample_shows_it(self, ledger):
         """Between ready and the next sample, the last one still shows as free what the worker took."""
         sample(ledger, 10000, 1.0)  # 6000 used outside
-        ledger.begin(A, GPU, 4000)
+        ledger.begin(A, (GPU,), 4000)
         ledger.settle(A, 3.0)
         assert ledger.free_for(GPU) == 5500
 
@@ -103,7 +103,7 @@ class TestFree:
         assert ledger.free_for(GPU) == 5500
 
     def test_views_say_the_same_as_the_figures(self, ledger):
-        ledger.begin(A, GPU, 4000)
+        ledger.begin(A, (GPU,), 4000)
 
         view = ledger.view(GPU)
         assert (view.total_mib, view.usable_mib, view.free_mib, view.blocked) == (16000, 15500, 11500, None)
@@ -118,7 +118,7 @@ class TestBlocked:
 
         assert ledger.view(GPU).blocked == "its memory has not been read yet"
         with pytest.raises(AssertionError, match="not been read"):
-            ledger.begin(A, GPU, 1)
+            ledger.begin(A, (GPU,), 1)
         assert not ledger.holds(A)
 
     def test_stale_until_it_is_read_again(self, ledger):
@@ -135,17 +135,17 @@ class TestBlocked:
         assert ledger.free_for(GPU) == 8500
 
     def test_beginning_without_the_memory_is_a_bug(self, ledger):
-        ledger.begin(A, GPU, 9000)
+        ledger.begin(A, (GPU,), 9000)
         with pytest.raises(AssertionError, match="7000 MiB on gpu0, 6500 free"):
-            ledger.begin(B, GPU, 7000)
+            ledger.begin(B, (GPU,), 7000)
         ledger.check()
 
     def test_one_lease_a_holder(self, ledger):
-        ledger.begin(A, GPU, 10)
+        ledger.begin(A, (GPU,), 10)
         with pytest.raises(AssertionError):
-            ledger.begin(A, GPU, 10)
+            ledger.begin(A, (GPU,), 10)
         with pytest.raises(AssertionError):
-            ledger.reserve(A, GPU, 10)
+            ledger.reserve(A, (GPU,), 10)
 
     def test_a_device_no_longer_configured_goes_with_its_last_lease(self, ledger):
         held(ledger, A, 10, 10, free=15990, at=1.0)
@@ -187,7 +187,7 @@ class TestReturning:
 
     def test_what_others_take_meanwhile_is_allowed_for(self, ledger):
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
-        ledger.begin(B, GPU, 8000)
+        ledger.begin(B, (GPU,), 8000)
         ledger.returning(A, 5.0)
 
         assert sample(ledger, 9000, 6.0, b=3000) == []  # B took 3000, nothing came back
@@ -220,7 +220,7 @@ class TestReturning:
         assert sample(ledger, 12000, 7.0, outside=4000) == [A]
 
     def test_a_start_that_ended_before_it_was_measured_is_not_waited_for(self, ledger):
-        ledger.begin(A, GPU, 4000)
+        ledger.begin(A, (GPU,), 4000)
         ledger.returning(A, 1.0)
         assert ledger.free_for(GPU) == 11500
 
@@ -229,7 +229,7 @@ class TestReturning:
     def test_it_is_judged_by_the_measurement_of_the_last_readable_sample(self, ledger):
         """It grew while the device could not be read: the free memory we compare with is older than that."""
         held(ledger, A, 9000, 4000, free=12000, at=1.0)
-        ledger.measure(A, 8000)
+        ledger.measure(A, GPU, 8000)
         ledger.sample(DeviceSample(GPU, 0, stale=True), 2.0)
         ledger.returning(A, 3.0)
 
@@ -258,7 +258,7 @@ class TestReturning:
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
         ledger.returning(A, 2.0)
         assert sample(ledger, 16000, 3.0) == [A]
-        ledger.begin(B, GPU, 4000)
+        ledger.begin(B, (GPU,), 4000)
         ledger.returning(B, 4.0)
 
         assert sample(ledger, 16000, 5.0) == [B]
@@ -266,7 +266,7 @@ class TestReturning:
     def test_what_is_measured_after_the_exit_is_not_what_it_held(self, ledger):
         held(ledger, A, 4000, 5000, free=11000, at=1.0)
         ledger.returning(A, 3.0)
-        ledger.measure(A, 0)
+        ledger.measure(A, GPU, 0)
 
         assert [lease.held_mib for lease in ledger.leases()] == [5000]
 
@@ -274,7 +274,7 @@ class TestReturning:
         ledger = Ledger()
         ledger.configure([DeviceSpec(HOST, 8000, 0, returns_at_exit=True)], LIMITS)
         ledger.sample(DeviceSample(HOST, 9000), 0.0)
-        ledger.begin(A, HOST, 3000)
+        ledger.begin(A, (HOST,), 3000)
         ledger.returning(A, 1.0)
         assert ledger.sample(DeviceSample(HOST, 6000), 0.9) == []  # a reading that began before the exit
 
@@ -352,7 +352,7 @@ class Truth:
 class Reading:
     at: float
     devices: list[DeviceSample]
-    workers: dict[Holder, int]
+    workers: dict[tuple[Holder, DeviceId], int]
 
 
 KNOWING, BLIND = DeviceId("gpu-knowing"), DeviceId("gpu-blind")
@@ -361,6 +361,7 @@ SPECS = [
     DeviceSpec(BLIND, 8000, 300),
     DeviceSpec(HOST, 4000, 0, returns_at_exit=True),
 ]
+PLACES = st.sampled_from([(KNOWING,), (BLIND,), (HOST,), (KNOWING, BLIND)])
 SIZES = st.sampled_from([200, 1000, 2500, 4000, 9000])
 PARTS = st.sampled_from([0.0, 0.3, 1.0])
 
@@ -378,7 +379,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.truth = {spec.id: Truth(spec, knows_outside=spec.id != BLIND) for spec in SPECS}
         self.truth[KNOWING].outside, self.truth[BLIND].outside = 5000, 2500
         self.pending: list[Reading] = []
-        self.alerted: set[tuple[str, str]] = set()
+        self.alerted: set[tuple[str, str, str]] = set()
         self.deliver_all()
 
     # -------------------------------------------------------------------------------------------------- what is known
@@ -395,7 +396,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def read(self) -> None:
         self.tick()
-        workers = {who: mib for truth in self.truth.values() for who, mib in truth.used.items()}
+        workers = {(who, at): mib for at, truth in self.truth.items() for who, mib in truth.used.items()}
         samples = [
             DeviceSample(name, truth.free(), outside_mib=truth.outside if truth.knows_outside else None)
             for name, truth in self.truth.items()
@@ -409,13 +410,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ----------------------------------------------------------------------------------------------------------- rules
 
-    @rule(device=st.sampled_from([KNOWING, BLIND, HOST]), mib=SIZES)
-    def reserve(self, device, mib):
-        self.ledger.reserve(self.fresh(), device, mib)
+    @rule(devices=PLACES, mib=SIZES)
+    def reserve(self, devices, mib):
+        self.ledger.reserve(self.fresh(), devices, mib)
 
-    @rule(device=st.sampled_from([KNOWING, BLIND, HOST]), mib=SIZES)
-    def begin_at_once(self, device, mib):
-        self.begin(self.fresh(), device, mib)
+    @rule(devices=PLACES, mib=SIZES)
+    def begin_at_once(self, devices, mib):
+        self.begin(self.fresh(), devices, mib)
 
     @precondition(lambda self: self.leases(Phase.RESERVED))
     @rule(data=st.data(), withdrawn=st.booleans())
@@ -424,15 +425,20 @@ class LedgerMachine(RuleBasedStateMachine):
         if withdrawn:
             self.ledger.release(lease.holder)
         else:
-            self.begin(lease.holder, lease.device, lease.mib)
+            devices = tuple(reserved.device for reserved in self.ledger.leases_of(lease.holder))
+            self.begin(lease.holder, devices, lease.mib)
 
-    def begin(self, who: Holder, device: DeviceId, mib: int) -> None:
-        view = self.ledger.view(device, who)
-        if view.blocked is not None or view.free_mib < mib:
+    def begin(self, who: Holder, devices: Devices, mib: int) -> None:
+        views = [self.ledger.view(device, who) for device in devices]
+        if any(view.blocked is not None or view.free_mib < mib for view in views):
             with pytest.raises(AssertionError):
-                self.ledger.begin(who, device, mib)
+                self.ledger.begin(who, devices, mib)
             return
-        self.ledger.begin(who, device, mib)
+        self.ledger.begin(who, devices, mib)
+        for device in devices:
+            self.begun(who, device)
+
+    def begun(self, who: Holder, device: DeviceId) -> None:
         truth = self.truth[device]
         truth.used[who] = 0
         starting = [lease for lease in self.leases(Phase.STARTING) if lease.device == device]
@@ -442,19 +448,19 @@ class LedgerMachine(RuleBasedStateMachine):
         reserved = sum(lease.mib for lease in self.leases(Phase.RESERVED) if lease.device == device)
         assert leased - reserved <= truth.spec.total_mib - truth.spec.margin_mib, "more is leased than there is"
 
-    @rule(device=st.sampled_from([KNOWING, BLIND]), mib=SIZES, end=st.sampled_from(["ready", "crash"]))
-    def whole_start_between_two_readings(self, device, mib, end):
+    @rule(devices=PLACES, mib=SIZES, end=st.sampled_from(["ready", "crash"]))
+    def whole_start_between_two_readings(self, devices, mib, end):
         who = self.fresh()
-        self.begin(who, device, mib)
+        self.begin(who, devices, mib)
         if not self.ledger.holds(who):
             return
-        self.truth[device].used[who] = mib
+        for device in devices:
+            self.truth[device].used[who] = mib
         self.tick()
         if end == "ready":
             self.ledger.settle(who, self.now)
         else:
-            self.truth[device].ghosts[who] = self.truth[device].used.pop(who)
-            self.ledger.returning(who, self.now)
+            self.ends(who)
 
     @precondition(lambda self: self.leases(Phase.STARTING))
     @rule(data=st.data(), part=PARTS)
@@ -481,12 +487,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def exits(self, data):
         self.tick()
-        lease = data.draw(st.sampled_from(self.leases(Phase.STARTING, Phase.HELD)))
-        truth = self.truth[lease.device]
-        ghost = truth.used.pop(lease.holder)
-        if not truth.spec.returns_at_exit:
-            truth.ghosts[lease.holder] = ghost
-        self.ledger.returning(lease.holder, self.now)
+        self.ends(data.draw(st.sampled_from(self.leases(Phase.STARTING, Phase.HELD))).holder)
+
+    def ends(self, who: Holder) -> None:
+        for lease in self.ledger.leases_of(who):
+            truth = self.truth[lease.device]
+            ghost = truth.used.pop(who)
+            if not truth.spec.returns_at_exit:
+                truth.ghosts[who] = ghost
+        self.ledger.returning(who, self.now)
 
     @precondition(lambda self: any(truth.ghosts for truth in self.truth.values()))
     @rule(data=st.data(), left=st.sampled_from([0.0, 0.0, 0.6]))
@@ -513,11 +522,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def deliver(self):
         reading = self.pending.pop(0)
-        for who, mib in reading.workers.items():
-            self.ledger.measure(who, mib)
+        for (who, at), mib in reading.workers.items():
+            self.ledger.measure(who, at, mib)
         for device in reading.devices:
             for who in self.ledger.sample(device, reading.at):
-                assert not self.ledger.holds(who)
+                assert device.id not in [lease.device for lease in self.ledger.leases_of(who)]
 
     @rule(device=st.sampled_from([KNOWING, BLIND, HOST]))
     def device_cannot_be_read(self, device):
@@ -535,8 +544,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.overdue(self.now) == []
         for alert in alerts:
             if alert.code == "memory.late":
-                assert (alert.code, alert.model) not in self.alerted
-                self.alerted.add((alert.code, alert.model))
+                assert (alert.code, alert.model, alert.device) not in self.alerted
+                self.alerted.add((alert.code, alert.model, alert.device))
 
     @rule()
     def all_memory_is_back_and_seen(self):

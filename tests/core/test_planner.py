@@ -31,6 +31,7 @@ from supervisor.core.types import (
     Snapshot,
     Wait,
 )
+from supervisor.core.wording import listed
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "planner"
 GPU = DeviceId("gpu0")
@@ -58,12 +59,12 @@ ASR, TTS, SMALL, MEDIUM, LARGE = (
 
 def resident(name: str, hold: Hold = Hold.NONE, idle_s: float = 60.0, in_flight: int = 0) -> Resident:
     kind, mib = MODELS[name]
-    return Resident(ModelId(name), kind, DEFAULT_PRIORITY[kind], GPU, mib, hold, idle_s, mib / 1024, in_flight)
+    return Resident(ModelId(name), kind, DEFAULT_PRIORITY[kind], (GPU,), mib, hold, idle_s, mib / 1024, in_flight)
 
 
 def demand(name: str) -> Demand:
     kind, mib = MODELS[name]
-    return Demand(ModelId(name), kind, DEFAULT_PRIORITY[kind], (Option(GPU, mib),))
+    return Demand(ModelId(name), kind, DEFAULT_PRIORITY[kind], (Option((GPU,), mib),))
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,14 @@ class Scenario:
 
 def rendered(answer: Plan) -> str:
     match answer:
-        case Admit(device, need, reason):
-            return f"  admit on {device} with {need} MiB\n  {reason}"
-        case Evict(device, need, victims, reason):
-            return f"  evict {', '.join(victims)} for {need} MiB on {device}\n  {reason}"
-        case Wait(device, need, waits_for, reason):
-            return f"  wait for {', '.join(waits_for) or 'the device'}, then {need} MiB on {device}\n  {reason}"
+        case Admit(devices, need, reason):
+            return f"  admit on {listed(devices)} with {need} MiB\n  {reason}"
+        case Evict(devices, need, victims, reason):
+            return f"  evict {', '.join(victims)} for {need} MiB on {listed(devices)}\n  {reason}"
+        case Wait(devices, need, waits_for, reason):
+            return (
+                f"  wait for {', '.join(waits_for) or 'the device'}, then {need} MiB on {listed(devices)}\n  {reason}"
+            )
         case Refuse(reason):
             return f"  refuse\n  {reason}"
 
@@ -162,11 +165,11 @@ def view(name: str, free: int, total: int = 10000, blocked: str | None = None) -
 
 
 def on(device: str, name: str, mib: int, priority: int = 100, hold: Hold = Hold.NONE, **more: float) -> Resident:
-    return Resident(ModelId(name), "llm", priority, DeviceId(device), mib, hold, **more)  # type: ignore[arg-type]  # only floats
+    return Resident(ModelId(name), "llm", priority, (DeviceId(device),), mib, hold, **more)  # type: ignore[arg-type]  # only floats
 
 
 def want(need: int, *devices: str, priority: int = 100) -> Demand:
-    return Demand(ModelId("new"), "llm", priority, tuple(Option(DeviceId(d), need) for d in devices or ("d0",)))
+    return Demand(ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), need) for d in devices or ("d0",)))
 
 
 def world(*parts: DeviceView | Resident, **policy: object) -> Snapshot:
@@ -197,12 +200,12 @@ class TestPlaces:
     def test_the_large_enough_one_of_two_is_used(self):
         answer = plan(want(9000, "d0", "d1"), world(view("d0", 8000, total=8000), view("d1", 9000)))
 
-        assert answer == Admit(DeviceId("d1"), 9000, "needs 9000 MiB on d1, 9000 free")
+        assert answer == Admit((DeviceId("d1"),), 9000, "needs 9000 MiB on d1, 9000 free")
 
     def test_a_model_that_is_there_needs_nothing(self):
         answer = plan(want(9000), world(view("d0", 0), on("d0", "new", 9000)))
 
-        assert answer == Admit(DeviceId("d0"), 0, "already loaded on d0")
+        assert answer == Admit((DeviceId("d0"),), 0, "already loaded on d0")
 
 
 class TestAdmit:
@@ -212,13 +215,13 @@ class TestAdmit:
         answer = plan(want(10, "d1", "d0"), world(view("d1", 10), view("d0", 10)))
 
         assert isinstance(answer, Admit)
-        assert answer.device == "d0"
+        assert answer.devices == ("d0",)
 
     def test_a_blocked_device_is_passed_over(self):
         answer = plan(want(10, "d0", "d1"), world(view("d0", 10, blocked="stale"), view("d1", 10)))
 
         assert isinstance(answer, Admit)
-        assert answer.device == "d1"
+        assert answer.devices == ("d1",)
 
     def test_exactly_full_fits(self):
         assert isinstance(plan(want(10), world(view("d0", 10))), Admit)
@@ -231,7 +234,7 @@ class TestMaxLoaded:
         answer = plan(want(10), world(view("d0", 10), view("d1", 0), on("d1", "old", 5), max_loaded={"llm": 1}))
 
         assert isinstance(answer, Evict)
-        assert (answer.device, answer.victims) == ("d0", ("old",))
+        assert (answer.devices, answer.victims) == (("d0",), ("old",))
 
     def test_its_memory_counts_where_it_is_on_the_device(self):
         answer = plan(
@@ -301,7 +304,7 @@ class TestVictims:
         answer = plan(want(9, "d0", "d1"), world(view("d0", 0), view("d1", 0), *residents))
 
         assert isinstance(answer, Evict)
-        assert (answer.device, answer.victims) == ("d1", ("a", "b"))
+        assert (answer.devices, answer.victims) == (("d1",), ("a", "b"))
 
 
 class TestHolds:
@@ -365,7 +368,7 @@ class TestHolds:
     def test_a_blocked_device_that_would_fit_is_waited_for(self):
         answer = plan(want(5), world(view("d0", 9, blocked="x is loading")))
 
-        assert answer == Wait(DeviceId("d0"), 5, (), "needs 5 MiB on d0, 9 free; waiting for d0 (x is loading)")
+        assert answer == Wait((DeviceId("d0"),), 5, (), "needs 5 MiB on d0, 9 free; waiting for d0 (x is loading)")
 
     def test_nothing_is_evicted_on_a_blocked_device(self):
         answer = plan(want(5), world(view("d0", 0, blocked="x is loading"), on("d0", "idle", 5)))

@@ -9,6 +9,7 @@ even if everything that they allow went at once.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import chain, combinations
 
 from hypothesis import event, given, settings
@@ -43,13 +44,15 @@ def cases(draw) -> tuple[Demand, Snapshot]:
         usable = draw(st.sampled_from([6, 12, 16]))
         blocked = draw(st.sampled_from([None, None, None, "busy loading"]))
         devices.append(DeviceView(DeviceId(f"d{number}"), usable + 1, usable, draw(st.integers(-2, 4)), blocked))
+    known = [device.id for device in devices]
+    spots = [(device,) for device in known] * 3 + list(combinations(known, 2))
     names = draw(st.permutations([f"m{number}" for number in range(7)]))
     residents = tuple(
         Resident(
             model=ModelId(name),
             type=draw(st.sampled_from(TYPES)),
             priority=draw(st.sampled_from([100, 100, 200, 300])),
-            device=draw(st.sampled_from(devices)).id,
+            devices=tuple(sorted(draw(st.sampled_from(spots)))),
             held_mib=draw(st.integers(0, 6)),
             hold=draw(st.sampled_from([Hold.NONE] * 8 + list(Hold))),
             idle_s=draw(st.sampled_from([0.0, 1.0, 4.0])),
@@ -57,13 +60,12 @@ def cases(draw) -> tuple[Demand, Snapshot]:
         )
         for name in names[: draw(st.sampled_from([7, 6, 5, 3, 1, 0]))]
     )
-    known = [device.id for device in devices]
     places = draw(st.one_of(st.just(known), st.lists(st.sampled_from([*known, DeviceId("gone")]), unique=True)))
     demand = Demand(
         ModelId("new"),
         draw(st.sampled_from(TYPES)),
         draw(st.sampled_from([100, 200, 300])),
-        tuple(Option(place, draw(st.integers(2, 13))) for place in places),
+        tuple(Option((place,), draw(st.integers(2, 13))) for place in places),
     )
     limits = draw(st.dictionaries(st.sampled_from(TYPES), st.sampled_from([1, 2, 3, 4, 0])))
     return demand, Snapshot(tuple(devices), residents, Policy(draw(st.sampled_from(Eviction)), limits))
@@ -77,9 +79,9 @@ class Oracle:
         self.snapshot = snapshot
         views = {view.id: view for view in snapshot.devices}
         self.places = [
-            (views[option.device], option.need_mib)
+            (views[option.devices[0]], option.need_mib)
             for option in demand.options
-            if option.device in views and option.need_mib <= views[option.device].usable_mib
+            if option.devices[0] in views and option.need_mib <= views[option.devices[0]].usable_mib
         ]
         counted = [r for r in snapshot.residents if r.type == demand.type and r.hold != "stopping"]
         limit = snapshot.policy.max_loaded.get(demand.type, 10**6)
@@ -107,7 +109,7 @@ class Oracle:
         return (resident.priority, cost, resident.model)
 
     def coming(self, device: str) -> list[Resident]:
-        return [r for r in self.snapshot.residents if r.device == device and r.hold == "stopping"]
+        return [r for r in self.snapshot.residents if device in r.devices and r.hold == "stopping"]
 
     def allowed_places(self, rule: int) -> list[tuple[DeviceView, int]]:
         return [(view, need) for view, need in self.places if rule in {3, 5} or view.blocked is None]
@@ -118,7 +120,7 @@ class Oracle:
         if sum(r.type == self.demand.type for r in pool) < self.excess:
             return False
         return any(
-            need <= view.free_mib + sum(r.held_mib for r in [*pool, *self.coming(view.id)] if r.device == view.id)
+            need <= view.free_mib + sum(r.held_mib for r in [*pool, *self.coming(view.id)] if view.id in r.devices)
             for view, need in self.allowed_places(rule)
         )
 
@@ -145,12 +147,12 @@ class Oracle:
         if len(typed) < self.excess or any(t not in victims for t in typed):
             return False
         space = [v for v in victims if v not in typed]
-        if any(v.device != view.id or v.held_mib == 0 for v in space):
+        if any(view.id not in v.devices or v.held_mib == 0 for v in space):
             return False
-        candidates = [r for r in pool if r.device == view.id and r.held_mib > 0 and r not in typed]
+        candidates = [r for r in pool if view.id in r.devices and r.held_mib > 0 and r not in typed]
         if any(low.priority < v.priority and low not in space for v in space for low in candidates):
             return False
-        returned = sum(r.held_mib for r in [*victims, *self.coming(view.id)] if r.device == view.id)
+        returned = sum(r.held_mib for r in [*victims, *self.coming(view.id)] if view.id in r.devices)
         return view.free_mib + returned >= need
 
     def subset_key(self, victims: tuple[Resident, ...], pool: list[Resident]) -> tuple:
@@ -168,13 +170,13 @@ class Oracle:
         )
 
     def needs_coming(self, view: DeviceView, need: int, victims: list[Resident]) -> bool:
-        return need > view.free_mib + sum(v.held_mib for v in victims if v.device == view.id)
+        return need > view.free_mib + sum(v.held_mib for v in victims if view.id in v.devices)
 
     def expected(self) -> tuple:
         """(kind, device, need, models) of the right plan."""
         if not self.places:
             return ("Refuse",)
-        fitting = [(v.id, need) for v, need in self.places if v.blocked is None and need <= v.free_mib]
+        fitting = [((v.id,), need) for v, need in self.places if v.blocked is None and need <= v.free_mib]
         if fitting and self.excess == 0:
             return ("Admit", *min(fitting))
         for rule in (2, 3) if self.snapshot.policy.eviction == "strict" else (2, 3, 4, 5):
@@ -185,9 +187,9 @@ class Oracle:
             coming = self.coming(view.id) if self.needs_coming(view, need, victims) else []
             coming = sorted(coming, key=self.rank)
             if rule in {2, 4} and victims:
-                return ("Evict", view.id, need, tuple(v.model for v in victims))
+                return ("Evict", (view.id,), need, tuple(v.model for v in victims))
             waits_for = [*coming, *(v for v in victims if self.held_now(v))]
-            return ("Wait", view.id, need, tuple(r.model for r in waits_for))
+            return ("Wait", (view.id,), need, tuple(r.model for r in waits_for))
         return ("Refuse",)
 
 
@@ -197,10 +199,10 @@ def powerset(items):
 
 def outline(answer) -> tuple:
     match answer:
-        case Admit(device, need, _):
-            return ("Admit", device, need)
-        case Evict(device, need, models, _) | Wait(device, need, models, _):
-            return (type(answer).__name__, device, need, models)
+        case Admit(devices, need, _):
+            return ("Admit", devices, need)
+        case Evict(devices, need, models, _) | Wait(devices, need, models, _):
+            return (type(answer).__name__, devices, need, models)
         case Refuse():
             return ("Refuse",)
 
@@ -247,20 +249,20 @@ class TestProofs:
             case Refuse(reason):
                 assert not oracle.places or possible == []
                 assert not reason.endswith("in the way: ")
-            case Admit(device, need, _):
+            case Admit((device,), need, _):
                 view = next(view for view in snapshot.devices if view.id == device)
-                assert (device, need) in [(option.device, option.need_mib) for option in demand.options]
+                assert (device, need) in [(option.devices[0], option.need_mib) for option in demand.options]
                 assert need <= view.free_mib
                 assert view.blocked is None
                 assert oracle.excess == 0
-            case Evict(device, need, victims, _):
+            case Evict((device,), need, victims, _):
                 assert possible
                 assert possible[0] in {2, 4}
                 gone = [by_id[model] for model in victims]
                 assert gone
                 assert all(r.hold in {Hold.NONE, Hold.YOUNG} for r in gone)
                 view = next(view for view in snapshot.devices if view.id == device)
-                back = sum(r.held_mib for r in [*gone, *oracle.coming(device)] if r.device == device)
+                back = sum(r.held_mib for r in [*gone, *oracle.coming(device)] if device in r.devices)
                 assert need <= view.free_mib + back
                 assert sum(r.type == demand.type for r in gone) >= oracle.excess
                 if possible[0] == 2:
@@ -282,14 +284,14 @@ class TestProofs:
         gone = {
             r
             for r in snapshot.residents
-            if r.model in answer.victims or (r.hold is Hold.STOPPING and r.device == answer.device)
+            if r.model in answer.victims or (r.hold is Hold.STOPPING and answer.devices[0] in r.devices)
         }
         devices = tuple(
             DeviceView(
                 view.id,
                 view.total_mib,
                 view.usable_mib,
-                view.free_mib + sum(r.held_mib for r in gone if r.device == view.id),
+                view.free_mib + sum(r.held_mib for r in gone if view.id in r.devices),
                 view.blocked,
             )
             for view in snapshot.devices
@@ -297,3 +299,71 @@ class TestProofs:
         left = tuple(r for r in snapshot.residents if r not in gone)
 
         assert isinstance(plan(demand, Snapshot(devices, left, snapshot.policy)), Admit)
+
+
+@st.composite
+def spread_cases(draw) -> tuple[Demand, Snapshot]:
+    """A model that two devices share, among others that one or two hold."""
+    demand, snapshot = draw(cases())
+    need = draw(st.integers(1, 9))
+    pairs = combinations([view.id for view in snapshot.devices], 2)
+    return replace(demand, options=tuple(Option(pair, need) for pair in pairs)), snapshot
+
+
+class TestSpread:
+    """A model on two devices: what is planned works on both, and nobody goes for nothing."""
+
+    @staticmethod
+    def room(snapshot: Snapshot, device: DeviceId, gone) -> int:
+        """What is free there once these are gone, and what is stopping."""
+        view = next(view for view in snapshot.devices if view.id == device)
+        back = [r for r in snapshot.residents if r.model in gone or r.hold is Hold.STOPPING]
+        return view.free_mib + sum(r.held_mib for r in back if device in r.devices)
+
+    def fits(self, case, option: Option, gone) -> bool:
+        return all(self.room(case[1], device, gone) >= option.need_mib for device in option.devices)
+
+    @settings(max_examples=600, deadline=None)
+    @given(spread_cases())
+    def test_evictions_make_room_on_both_and_nobody_is_superfluous(self, case):
+        demand, snapshot = case
+        answer = plan(demand, snapshot)
+        event(type(answer).__name__)
+        if not isinstance(answer, Evict):
+            return
+        option = next(option for option in demand.options if option.devices == answer.devices)
+        assert self.fits(case, option, answer.victims)
+        oracle = Oracle(replace(demand, options=()), snapshot)
+        by_id = {resident.model: resident for resident in snapshot.residents}
+        typed = [model for model in answer.victims if by_id[model].type == demand.type]
+        for model in answer.victims:
+            if len(typed) > oracle.excess or model not in typed:
+                others = [other for other in answer.victims if other != model]
+                still = sum(by_id[other].type == demand.type for other in others) >= oracle.excess
+                assert not (still and self.fits(case, option, others)), f"{model} went for nothing"
+
+    @settings(max_examples=600, deadline=None)
+    @given(spread_cases())
+    def test_it_is_refused_only_where_nothing_would_help(self, case):
+        demand, snapshot = case
+        answer = plan(demand, snapshot)
+        usable = {view.id: view.usable_mib for view in snapshot.devices}
+        large = [o for o in demand.options if all(o.need_mib <= usable[device] for device in o.devices)]
+        pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(5)}
+        if snapshot.policy.eviction == "strict":
+            pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(3)}
+        typed = sum(r.type == demand.type for r in snapshot.residents if r.model in pool)
+        enough = typed >= Oracle(replace(demand, options=()), snapshot).excess
+        possible = enough and any(self.fits(case, option, pool) for option in large)
+
+        assert isinstance(answer, Refuse) == (not possible)
+
+    @settings(max_examples=300, deadline=None)
+    @given(spread_cases())
+    def test_what_is_admitted_is_free_on_both(self, case):
+        demand, snapshot = case
+        answer = plan(demand, snapshot)
+        if isinstance(answer, Admit):
+            views = [view for view in snapshot.devices if view.id in answer.devices]
+            assert len(views) == 2
+            assert all(view.free_mib >= answer.need_mib and view.blocked is None for view in views)

@@ -76,7 +76,9 @@ class TestMemoryThatIsBackAtTheExit:
         world = World(returns_at_exit=True)
         world.configure(model("a", 10000), model("b", 10000))
         load(world, "a")
-        before = MemorySampled((DeviceSample(GPU, 6384, outside_mib=0),), (WorkerSample(A, ONE, 10000),), world.now)
+        before = MemorySampled(
+            (DeviceSample(GPU, 6384, outside_mib=0),), (WorkerSample(A, ONE, GPU, 10000),), world.now
+        )
         ticket = world.request("b")
         world.now += 0.1
         world._exited((A, ONE), None)
@@ -175,7 +177,7 @@ class TestLearning:
         world.configure(guessed("a", 4000))
         world.request("a")
         world.run(2.1)
-        world.post(MemorySampled((DeviceSample(GPU, 12384),), (WorkerSample(A, ONE, 0),), world.now))
+        world.post(MemorySampled((DeviceSample(GPU, 12384),), (WorkerSample(A, ONE, GPU, 0),), world.now))
         world.crash("a", UNKNOWN)
         ticket = world.request("a")
         world.run(10)
@@ -185,7 +187,7 @@ class TestLearning:
         world.configure(guessed("a", 4000))
         world.request("a")
         world.run(1.99)
-        early = MemorySampled((DeviceSample(GPU, 16000),), (WorkerSample(A, ONE, 384),), world.now)
+        early = MemorySampled((DeviceSample(GPU, 16000),), (WorkerSample(A, ONE, GPU, 384),), world.now)
         world.run(0.02)
         assert world.state("a") == "ready"
         world.post(early)
@@ -197,7 +199,7 @@ class TestLearning:
         world.crash("a", UNKNOWN)
         world.run(5)
         assert record(world, "a").generation == 2
-        world.post(MemorySampled((DeviceSample(GPU, 12384),), (WorkerSample(A, ONE, 9000),), world.now))
+        world.post(MemorySampled((DeviceSample(GPU, 12384),), (WorkerSample(A, ONE, GPU, 9000),), world.now))
         assert all(effect.mib == 4000 for effect in world.effects if isinstance(effect, Learn))
 
     @pytest.mark.parametrize("mib", [0, 1, 16000, 100000])
@@ -416,7 +418,7 @@ class TestReload:
         load(world, "a")
         world.configure(model("a", 4000, devices=(GPU1,)))
         world.run(5)
-        assert record(world, "a").device == GPU1
+        assert record(world, "a").devices == (GPU1,)
         assert record(world, "a").state is State.READY
 
     def test_a_limit_by_type_that_shrinks_below_what_waits(self, world):

@@ -43,7 +43,7 @@ from supervisor.core.types import (
 )
 from tests.core.simulation import GPU, Key, World, model
 
-NAMES = ["asr", "tts", "small", "medium", "large", "guess"]
+NAMES = ["asr", "tts", "small", "medium", "large", "guess", "spread"]
 GPU1 = DeviceId("gpu1")
 PATIENCE_S = 1e6
 names = st.sampled_from(NAMES)
@@ -97,7 +97,8 @@ class Scheduling(RuleBasedStateMachine):
         self.configure()
 
     def configure(self, *without: str) -> None:
-        specs = [spec for spec in models(self.changed) if spec.id not in without]
+        spread = [model("spread", 10000, gpus=2)] if GPU1 in self.world.totals else []
+        specs = [spec for spec in [*models(self.changed), *spread] if spec.id not in without]
         self.world.configure(*specs, limits=self.limits, policy=self.policy)
 
     def of(self, *states: State) -> list[Key]:
@@ -168,7 +169,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(mib=st.sampled_from([0, 2000, 6000]))
     def outside(self, mib: int) -> None:
-        used = sum(held for device, held in self.world.using.values() if device == GPU)
+        used = sum(held for where, held in self.world.using.values() if GPU in where)
         if used + mib <= 16384 and not self.world.alive:  # outsiders do not take what a running load was promised
             self.may_refuse = True
             self.world.outside = {GPU: mib}
@@ -180,15 +181,18 @@ class Scheduling(RuleBasedStateMachine):
         if not (ready := self.of(State.READY)):
             return
         key = data.draw(st.sampled_from(ready))
-        device, used = self.world.using[key]
-        taken = sum(
-            max(held, self.world.leased.get(other, 0))
-            for other, (where, held) in self.world.using.items()
-            if where == device
-        )
-        if taken + mib + self.world.outside.get(device, 0) <= self.world.totals[device]:
+        places, used = self.world.using[key]
+        taken = {
+            device: sum(
+                max(held, self.world.leased.get(other, 0))
+                for other, (where, held) in self.world.using.items()
+                if device in where
+            )
+            for device in places
+        }
+        if all(taken[d] + mib + self.world.outside.get(d, 0) <= self.world.totals[d] for d in places):
             self.may_refuse = True
-            self.world.using[key] = (device, max(used, self.world.leased[key]) + mib)
+            self.world.using[key] = (places, max(used, self.world.leased[key]) + mib)
             self.world.sample()
 
     @rule()

@@ -50,7 +50,7 @@ async def test_a_process_is_measured_and_its_memory_is_back_after_it():
     process = subprocess.Popen([sys.executable, "-c", TAKE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
     try:
         assert process.stdout.readline() == b"taken\n"
-        sampled = await opened.sampler.sample({A: HolderPids(gpu.id, (process.pid,), loading=True)})
+        sampled = await opened.sampler.sample({A: HolderPids((gpu.id,), (process.pid,), loading=True)})
         print(gpu, before, sampled)
         (worker,) = sampled.workers
         assert TAKE_MIB <= worker.used_mib <= TAKE_MIB + 2048  # a context costs hundreds of MiB

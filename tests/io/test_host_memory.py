@@ -27,7 +27,7 @@ sys.stdin.read()
 
 
 def on_host(*roots):
-    return HolderPids(HOST, roots, loading=False)
+    return HolderPids((HOST,), roots, loading=False)
 
 
 def meminfo(tmp_path, total_mib, available_mib):
@@ -125,7 +125,7 @@ class TestUse:
         assert 400 <= reading.devices[0].free_mib <= 440
 
     def test_strangers_and_holders_of_other_devices_are_not_measured(self):
-        elsewhere = HolderPids(DeviceId("gpu0"), (os.getpid(),), loading=False)
+        elsewhere = HolderPids((DeviceId("gpu0"),), (os.getpid(),), loading=False)
         reading = HostMemory().read({A: elsewhere, B: on_host()})
         assert [(worker.model, worker.used_mib) for worker in reading.workers] == [("b", 0)]
 

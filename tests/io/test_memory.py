@@ -11,7 +11,7 @@ from supervisor.io.memory import CompositeSampler, DeviceInfo, HolderPids, Readi
 
 X = DeviceId("x")
 A = (ModelId("a"), Generation(1))
-HOLDERS = {A: HolderPids(X, (), loading=False)}
+HOLDERS = {A: HolderPids((X,), (), loading=False)}
 
 
 class ScriptedReader:
@@ -33,7 +33,9 @@ class ScriptedReader:
         self.open.wait()
         if self.error:
             raise self.error
-        workers = tuple(WorkerSample(*key, 100) for key, h in holders.items() if h.device == self.info.id)
+        workers = tuple(
+            WorkerSample(*key, self.info.id, 100) for key, h in holders.items() if self.info.id in h.devices
+        )
         return Reading((DeviceSample(self.info.id, self.free_mib, outside_mib=0),), workers)
 
 
@@ -51,7 +53,7 @@ class TestThreadedSampler:
         before = time.monotonic()
         sampled = await ThreadedSampler(reader).sample(HOLDERS)
         assert sampled.devices == (DeviceSample(X, 900, outside_mib=0),)
-        assert sampled.workers == (WorkerSample(*A, 100),)
+        assert sampled.workers == (WorkerSample(*A, X, 100),)
         assert before <= sampled.taken_at <= time.monotonic()
 
     async def test_one_that_hangs_gives_the_last_values_stale_and_the_loop_runs_on(self, reader):
@@ -91,7 +93,7 @@ class TestThreadedSampler:
         reader.open.clear()
         sampled = await ThreadedSampler(reader, timeout_s=0.05).sample(HOLDERS)
         assert sampled.devices == (DeviceSample(X, 0, stale=True),)
-        assert sampled.workers == (WorkerSample(*A, None),)
+        assert sampled.workers == (WorkerSample(*A, X, None),)
 
     async def test_an_error_of_the_system_is_stale_too(self, reader):
         sampler = ThreadedSampler(reader)

@@ -37,7 +37,7 @@ def open_reader(clock):
 
 
 def holder(*roots, loading=True):
-    return {A: HolderPids(GPU0, roots, loading=loading)}
+    return {A: HolderPids((GPU0,), roots, loading=loading)}
 
 
 def used(reading):
@@ -111,7 +111,7 @@ class TestAttribution:
         script(gpus=[{"processes": [{"pid": parent.pid, "mib": 100}, {"pid": child, "mib": 5000}, *strangers]}])
         reading = open_reader().read(holder(parent.pid))
         assert device(reading) == DeviceSample(GPU0, 16384 - 5830, outside_mib=730)
-        assert reading.workers == (WorkerSample(*A, 5100),)
+        assert reading.workers == (WorkerSample(*A, GPU0, 5100),)
 
     def test_a_process_that_computes_and_draws_counts_once(self, script, open_reader, spawn):
         pid = spawn().pid
@@ -123,8 +123,8 @@ class TestAttribution:
         first, second = spawn().pid, spawn().pid
         script(gpus=[{"processes": [{"pid": first, "mib": 300}]}])
         both = {
-            A: HolderPids(GPU0, (first,), loading=False),
-            (ModelId("b"), Generation(1)): HolderPids(GPU0, (second,), loading=True),
+            A: HolderPids((GPU0,), (first,), loading=False),
+            (ModelId("b"), Generation(1)): HolderPids((GPU0,), (second,), loading=True),
         }
         assert used(open_reader().read(both)) == [300, 0]
 
@@ -136,7 +136,7 @@ class TestAttribution:
         assert (used(reading), device(reading).outside_mib) == ([300], 0)
 
     def test_holders_on_other_devices_are_not_ours(self, script, open_reader):
-        assert open_reader().read({A: HolderPids(DeviceId("host"), (1,), loading=False)}).workers == ()
+        assert open_reader().read({A: HolderPids((DeviceId("host"),), (1,), loading=False)}).workers == ()
 
     def test_with_nobody_of_ours_all_of_the_list_is_outside(self, script, open_reader):
         script(gpus=[{"processes": [{"pid": 99_999_999, "mib": 4000}]}])

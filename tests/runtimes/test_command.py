@@ -20,7 +20,7 @@ def config(**keys):
 
 def launch(**keys):
     host = DeviceAssignment("host", "host")
-    context = LaunchContext("a model; rm -rf", "127.0.0.1", 18100, "secret", host, Path("/nonexistent"))
+    context = LaunchContext("a model; rm -rf", "127.0.0.1", 18100, "secret", (host,), Path("/nonexistent"))
     return ADAPTER.launch(config(**keys), context)
 
 

@@ -72,7 +72,7 @@ class TestNotInstalled:
     def test_by_every_adapter(self, name, tmp_path):
         adapter = REGISTRY.get(name)
         config = adapter.config(runtime=name, path=str(tmp_path))
-        context = LaunchContext("m", "127.0.0.1", 1, "key", DeviceAssignment("host", "host"), tmp_path)
+        context = LaunchContext("m", "127.0.0.1", 1, "key", (DeviceAssignment("host", "host"),), tmp_path)
         with pytest.raises(RuntimeNotInstalledError, match=f"llmux runtimes install {name}$"):
             adapter.launch(config, context)
 

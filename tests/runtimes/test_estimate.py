@@ -29,7 +29,7 @@ def measured_mib(config) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = LaunchContext("m", "127.0.0.1", port, "key", DeviceAssignment("host", "host"), tiny.runtimes_dir())
+    context = LaunchContext("m", "127.0.0.1", port, "key", (DeviceAssignment("host", "host"),), tiny.runtimes_dir())
     spec = ADAPTER.launch(config, context)
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(

@@ -47,7 +47,7 @@ def config(**keys):
 
 
 def launch(runtimes_dir, device=HOST, **keys):
-    context = LaunchContext("qwen", "127.0.0.1", 18100, "secret", device, runtimes_dir)
+    context = LaunchContext("qwen", "127.0.0.1", 18100, "secret", (device,), runtimes_dir)
     return ADAPTER.launch(config(**keys), context)
 
 

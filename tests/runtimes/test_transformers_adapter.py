@@ -30,7 +30,7 @@ def problems(path: Path | None = None, **keys: object) -> tuple[str, ...]:
 
 def context(device: DeviceAssignment = HOST, runtimes_dir: Path | None = None) -> LaunchContext:
     folder = environments.installed("transformers") if runtimes_dir is None else runtimes_dir
-    return LaunchContext("m", "127.0.0.1", 4000, "key", device, folder)
+    return LaunchContext("m", "127.0.0.1", 4000, "key", (device,), folder)
 
 
 def settings(device: DeviceAssignment = HOST, path: Path | None = None, **keys: object) -> dict[str, object]:

@@ -46,7 +46,7 @@ def config(folder, binary):
 @pytest.fixture
 def launch(config):
     def launched(device=HOST, **keys):
-        context = LaunchContext("gemma", "127.0.0.1", 18100, "secret", device, Path("/nonexistent"))
+        context = LaunchContext("gemma", "127.0.0.1", 18100, "secret", (device,), Path("/nonexistent"))
         return ADAPTER.launch(config(**keys), context)
 
     return launched
@@ -71,7 +71,7 @@ class TestProgram:
         monkeypatch.setenv("PATH", str(on_path.parent))
 
         def found(runtimes_dir, **keys):
-            context = LaunchContext("gemma", "127.0.0.1", 18100, "secret", HOST, runtimes_dir)
+            context = LaunchContext("gemma", "127.0.0.1", 18100, "secret", (HOST,), runtimes_dir)
             return Path(ADAPTER.launch(config(**keys), context).argv[0])
 
         assert found(tmp_path / "runtimes").parent == tmp_path / "env" / "bin"

@@ -71,7 +71,9 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
     adapter = REGISTRY.get(str(keys["runtime"]))
     environments.installed(adapter.name)
     key = secrets.token_hex(16)
-    context = LaunchContext("the-model", "127.0.0.1", port, key, DeviceAssignment("host", "host"), environments.FOLDER)
+    context = LaunchContext(
+        "the-model", "127.0.0.1", port, key, (DeviceAssignment("host", "host"),), environments.FOLDER
+    )
     spec = adapter.launch(adapter.config(**keys), context)
     log = folder / "worker.log"
     with log.open("wb") as file:

@@ -130,7 +130,7 @@ class TestLaunch:
             site.mkdir(parents=True)
             (folder / name / "bin").mkdir()
             (folder / name / "bin" / "python").touch()
-        return LaunchContext("m", "127.0.0.1", 1234, "k" * 32, device, folder)
+        return LaunchContext("m", "127.0.0.1", 1234, "k" * 32, (device,), folder)
 
     @pytest.mark.parametrize("make", [faster, speech])
     def test_devices(self, tmp_path, make):
@@ -151,7 +151,7 @@ class TestLaunch:
     @pytest.mark.parametrize("make", [faster, speech])
     def test_not_installed(self, tmp_path, make):
         config = make()
-        context = LaunchContext("m", "127.0.0.1", 1, "k", DeviceAssignment("host", "host"), tmp_path)
+        context = LaunchContext("m", "127.0.0.1", 1, "k", (DeviceAssignment("host", "host"),), tmp_path)
         with pytest.raises(RuntimeNotInstalledError, match=f"llmux runtimes install {config.runtime}"):
             REGISTRY.get(config.runtime).launch(config, context)
 

@@ -106,7 +106,7 @@ def _arguments(options: Options, config: Any) -> dict[str, Any]:
     if options.attention != "auto":
         arguments["attn_implementation"] = options.attention
     if options.device == "cuda":
-        arguments["device_map"] = {"": 0} if options.device_map == "auto" else options.device_map
+        arguments["device_map"] = options.device_map
     if (quantization := _quantization(options, config)) is not None:
         arguments["quantization_config"] = quantization
     return arguments

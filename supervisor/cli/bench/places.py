@@ -74,14 +74,17 @@ async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> l
             there = ", ".join(f"{name} ({device.id}: {device.name})" for name, device in kinds.items())
             why = f" ({'; '.join(opened.notes)})" if opened.notes and roomiest is None else ""
             raise BenchError(f"There is no device {word!r} here{why}; there is: {there}.")
-    return list({meant[word].id: meant[word] for word in words}.values())
+    chosen = {meant[word].id: meant[word] for word in words}
+    if (gpus_wanted := model.adapter.gpus(model.config)) > 1 and any(one.kind == "cuda" for one in chosen.values()):
+        raise BenchError(f"{model.id} is spread over {gpus_wanted} GPUs; a model is tried on one device at a time.")
+    return list(chosen.values())
 
 
 async def check_room(
     sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, books: Mapping[DeviceId, Json]
 ) -> int:
     """What the model is expected to take there, in MiB. Raises BenchError when that isn't free."""
-    need = model.spec({}).need_on(device.id)
+    need = device.spec.need(model.spec({}))
     sampled = await sampler.sample({})
     free = next(
         (sample for sample in sampled.devices if sample.id == device.id), DeviceSample(device.id, 0, stale=True)

@@ -74,7 +74,7 @@ async def running(
             devices={device.id: device.assignment},
         )
         key = (model.id, Generation(1))
-        worker = Worker(key, model, device.id, surroundings, catalog.limits, post)
+        worker = Worker(key, model, (device.id,), surroundings, catalog.limits, post)
         began = time.monotonic()
         life = asyncio.create_task(worker.run())
         waiting = asyncio.create_task(ready.wait())

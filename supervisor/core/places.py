@@ -1,0 +1,30 @@
+"""Where a model may be: one device, or as many as it is spread over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+from supervisor.core.types import DeviceSpec, ModelSpec
+
+MOST_PLACES = 1000
+"""The planner looks at each of a model's places; more ways than this to choose its devices are a mistake."""
+
+
+def places(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
+    """Every place for it, of the devices where it may run. Empty where they are too few."""
+    whole, shared = _divided(model, devices)
+    return [*((device,) for device in whole), *combinations(shared, model.gpus)]
+
+
+def count(model: ModelSpec, devices: Sequence[DeviceSpec]) -> int:
+    """How many places there are."""
+    whole, shared = _divided(model, devices)
+    return len(whole) + math.comb(len(shared), model.gpus)
+
+
+def _divided(model: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[list[DeviceSpec], list[DeviceSpec]]:
+    """The devices that take it whole, and those that share it."""
+    allowed = [device for device in devices if not model.devices or device.id in model.devices]
+    return [d for d in allowed if d.takes_whole], [d for d in allowed if not d.takes_whole]

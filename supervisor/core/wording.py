@@ -1,0 +1,47 @@
+"""Decisions in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from supervisor.core.types import Hold, Resident
+
+
+def listed(things: Sequence[object]) -> str:
+    """All of them: "gpu0, gpu1 and gpu2"."""
+    words = [str(thing) for thing in things]
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def residents_listed(residents: Iterable[Resident]) -> str:
+    """Who they are, what they hold, and how they are."""
+    return ", ".join(f"{r.model} ({r.type}, {in_mib(r.held_mib)}, {_condition(r)})" for r in residents)
+
+
+def _condition(resident: Resident) -> str:
+    match resident.hold:
+        case Hold.BUSY:
+            return f"{resident.in_flight} {'request' if resident.in_flight == 1 else 'requests'} in flight"
+        case Hold.STARTING:
+            return "still starting"
+        case Hold.STOPPING:
+            return "stopping"
+        case Hold.RESERVED:
+            return "reserved for a waiting request"
+        case Hold.YOUNG:
+            return "just loaded"
+        case Hold.NONE | Hold.PINNED:
+            return f"idle {_seconds(resident.idle_s)}"
+
+
+def in_mib(mib: int) -> str:
+    """With its unit."""
+    return f"{mib} MiB"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
