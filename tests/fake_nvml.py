@@ -15,7 +15,7 @@ script is a machine without a driver. The script is read again at every call, so
       processes     [{pid, mib, graphics}]: strangers (or whoever the test says); mib null: usedGpuMemory None
       list          "ok" | "empty" | "no_sizes" (usedGpuMemory None) | "host_pids" (our pids shifted) | "error"
 
-Real processes take memory too: a process tree whose environment says FAKE_VRAM_MIB=n takes n MiB while it lives, on the
+Real processes take memory too: a process tree whose environment says FAKE_VRAM_MIB=n takes n MiB while it lives, on each
 GPU that its CUDA_VISIBLE_DEVICES names by uuid or index (else the first). Where several tests run on one machine at
 once, FAKE_VRAM_WORLD in that environment and `world` in the script keep them apart.
 """
@@ -192,13 +192,12 @@ def _real(handle):
         _state.dead[pid] = (now, *_state.seen[pid])
     _state.seen = alive
     _state.dead = {pid: d for pid, d in _state.dead.items() if after is None or now - d[0] < after}
-    return {pid: mib for pid, (mib, index) in alive.items() if index == handle}
+    return {pid: mib for pid, (mib, indices) in alive.items() if handle in indices}
 
 
 def _chosen(script, visible):
     uuids = [_uuid(gpu, index) for index, gpu in enumerate(script.get("gpus", []))]
-    first = visible.split(",")[0]
-    return uuids.index(first) if first in uuids else int(first) if first.isdigit() else 0
+    return [uuids.index(one) if one in uuids else int(one) if one.isdigit() else 0 for one in visible.split(",")]
 
 
 def _environ(name):

@@ -28,6 +28,7 @@ class StubAdapter(Adapter[StubConfig]):
 
     summary = "for tests"
     config = StubConfig
+    spreads = True
 
     def __init__(self, name: str) -> None:
         self.name = name

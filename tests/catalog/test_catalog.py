@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from supervisor.catalog import check_devices
 from supervisor.catalog.sections import LimitsConfig
@@ -59,8 +59,18 @@ class TestSpecs:
             spec.devices,
         ) == ("m", "tts", 200, True, 3, ("host",))
         assert Footprint(70, FootprintSource.COMPUTED, "as told") == spec.footprint
-        assert (spec.need_on("gpu0").mib, spec.need_on("gpu0").source) == (42, FootprintSource.LEARNED)
-        assert spec.need_on("host").mib == 70
+        gpu, host = DeviceSpec("gpu0", 2000, 0), DeviceSpec("host", 2000, 0)
+        assert (gpu.need(spec).mib, gpu.need(spec).source) == (42, FootprintSource.LEARNED)
+        assert host.need(spec).mib == 70
+
+    def test_parts(self, folder):
+        """Several GPUs share what is estimated or configured; host memory takes all; what was learned is a part's."""
+        catalog = folder.load("models: {m: {cmd: x, gpus: 3, estimated_mib: 100}, n: {cmd: x, gpus: 2, vram_mib: 70}}")
+        m, n = catalog.model_specs({(catalog.models["m"].footprint_key, "gpu1"): 40})
+        gpu, host = DeviceSpec("gpu0", 2000, 0), DeviceSpec("host", 2000, 0, takes_whole=True)
+        assert [gpu.need(m).mib, replace(gpu, id="gpu1").need(m).mib, host.need(m).mib] == [34, 40, 100]
+        assert gpu.need(m).detail == "one of 3 parts of 100 MiB: as told"
+        assert [gpu.need(n).mib, host.need(n).mib] == [35, 70]
 
     def test_explicit_priority_and_footprint(self, folder):
         (spec,) = folder.load("models: {m: {cmd: x, priority: 0, vram_mib: 5, estimated_mib: 70}}").model_specs()
@@ -79,7 +89,7 @@ class TestSpecs:
         )
         assert plain.definition != patient.definition
         (spec,) = folder.load("models: {m: {cmd: x, grace_s: 7}}").model_specs({(plain.footprint_key, "host"): 42})
-        assert (spec.need_on("host").mib, spec.footprint_key) == (42, plain.footprint_key)
+        assert (DeviceSpec("host", 2000, 0).need(spec).mib, spec.footprint_key) == (42, plain.footprint_key)
 
     def test_limits_are_those_of_the_core(self, folder):
         assert Limits() == LimitsConfig().limits()
@@ -114,6 +124,17 @@ class TestCheckDevices:
 
     def test_guesses_refuse_nothing(self, folder):
         assert check_devices(folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}"), [self.HOST]) == ()
+
+    def test_parts_that_fit_on_too_few(self, folder):
+        catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 3000}\n")
+        one, two = replace(self.GPU, id="gpu1", total_mib=1000), replace(self.GPU, id="gpu2")
+        assert check_devices(catalog, [self.GPU, two]) == ()
+        assert check_devices(catalog, [self.GPU]) == (
+            "llmux.yaml:3:15 models.m.gpus: 2 GPUs share the model, and it may run on 1",
+        )
+        assert check_devices(catalog, [self.GPU, one]) == (
+            "llmux.yaml:3:15 models.m.gpus: 2 GPUs share the model, and its part fits on gpu0, but on no other",
+        )
 
     def test_unknown_device(self, folder):
         catalog = folder.load("models:\n  m: {cmd: x, devices: [gpu7]}\n")

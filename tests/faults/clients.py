@@ -105,21 +105,22 @@ def code(response: httpx.Response) -> str:
 
 
 class Gpu:
-    """A scripted driver with one 16 GiB GPU for one daemon, and models that take what they are told."""
+    """A scripted driver with 16 GiB GPUs for one daemon, and models that take what they are told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, count: int = 1) -> None:
+        self.count = count
         self.script = folder / "nvml.json"
         self.world = str(folder)
         self.env = {"LLMUX_NVML_MODULE": fake_nvml.__file__, "LLMUX_FAKE_NVML": str(self.script)}
         self.write()
 
     def write(self, *, gpu: dict[str, object] | None = None, **keys: object) -> None:
-        """The driver's world from now on; `gpu` are further keys of the one GPU."""
+        """The driver's world from now on; `gpu` are further keys of each GPU."""
         card = {"total_mib": 16384, "name": "NVIDIA Fake 16 GiB", **(gpu or {})}
-        fake_nvml.write_script(self.script, gpus=[card], world=self.world, **keys)
+        fake_nvml.write_script(self.script, gpus=[card] * self.count, world=self.world, **keys)
 
     def takes(self, mib: int) -> dict[str, str]:
-        """Environment of a worker that takes `mib` on the GPU while it lives."""
+        """Environment of a worker that takes `mib` on each of its GPUs while it lives."""
         return {"FAKE_VRAM_MIB": str(mib), "FAKE_VRAM_WORLD": self.world}
 
 
