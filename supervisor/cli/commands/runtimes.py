@@ -46,6 +46,8 @@ def runtimes_install(
     folder = environments.resolve(runtimes_dir)
     echo = functools.partial(click.echo, err=as_json)
     environments.install_watched(name, folder, echo, device=device, python=python)
+    if (told := environments.still_used(name, folder)) is not None:
+        click.echo(told, err=True)
     if as_json:
         print_json(environments.row(name, folder))
 
@@ -72,11 +74,14 @@ def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None
     """Remove the environment of runtime NAME."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
-    existed = environments.remove(name, environments.resolve(runtimes_dir))
+    folder = environments.resolve(runtimes_dir)
+    existed = environments.remove(name, folder)
     if as_json:
         print_json({"name": name, "removed": existed})
     else:
         click.echo(f"{name}: removed" if existed else f"{name}: was not installed")
+    if (told := environments.still_used(name, folder)) is not None:
+        click.echo(told, err=True)
 
 
 COMMANDS = (runtimes,)
