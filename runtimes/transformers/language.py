@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from pydantic import JsonValue
 
 from runtimes import checkpoints
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
+from runtimes.hub_kernels import Kernel
 from runtimes.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.transformers.config import TransformersConfig
 from runtimes.transformers.kind import Kind
+from runtimes.transformers.quantised import KERNELS
 
 MIB: Final = 1 << 20
 SWITCH: Final = "enable_thinking"
@@ -76,6 +78,7 @@ class Language(Kind[TransformersConfig]):
             _refuse_gpu_kernels(config, folder)
         template = config.chat_template_file
         return {
+            "name": context.model,
             "path": str(config.path),
             "device": "cuda" if on_gpu else "cpu",
             "dtype": config.dtype,
@@ -88,6 +91,16 @@ class Language(Kind[TransformersConfig]):
             "chat_template": None if template is None else template.read_text(encoding="utf-8"),
             "image_pixels": config.image_pixels,
         }
+
+    def kernels(
+        self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
+    ) -> tuple[Kernel, ...]:
+        """By the configuration, or where it leaves that open by what the files are quantised by."""
+        if config.device_map == "cpu":
+            return ()
+        stated = config.quantization
+        method = stated if stated != "auto" else checkpoints.config_of(described()).quantization
+        return KERNELS.get(method or "", ())
 
     def estimate(self, config: TransformersConfig) -> Estimate:
         """Weights, caches, activations, program. Raises ModelUnusableError."""
