@@ -177,6 +177,10 @@ def _import_problem(python: Path, folder: Path) -> str | None:
     """What keeps this interpreter from importing what the runtime's programs import; None: nothing does."""
     modules = sorted(programs.imports(folder))
     try:
+        lease = env_lease.EnvLease.on(str(python))
+    except env_lease.EnvironmentGoneError:
+        return "it is being replaced just now; look again"
+    try:
         done = subprocess.run(
             [str(python), "-I", "-c", "".join(f"import {name}\n" for name in modules)],
             stdin=subprocess.DEVNULL,
@@ -187,4 +191,7 @@ def _import_problem(python: Path, folder: Path) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
+    finally:
+        if lease is not None:
+            lease.close()
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
