@@ -35,6 +35,11 @@ def resolve(explicit: Path | None) -> Path:
         return default_dir()
 
 
+def installable() -> list[str]:
+    """The runtimes that have an environment of their own."""
+    return [name for name in REGISTRY.names() if REGISTRY.get(name).requirements is not None]
+
+
 def recipe_of(name: str) -> Recipe:
     """How its environment is made. Raises NotFoundError for no such runtime, or one that needs no environment."""
     if name not in REGISTRY.names():

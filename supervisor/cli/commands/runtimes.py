@@ -27,8 +27,15 @@ def runtimes_dir_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the runtimes that have an environment."""
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+
+    return [name for name in environments.installable() if name.startswith(incomplete)]
+
+
 @runtimes.command("install")
-@click.argument("name")
+@click.argument("name", shell_complete=_names)
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda", "rocm"]),
@@ -66,8 +73,16 @@ def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
         click.echo(environments.table_of(rows))
 
 
+def _installed(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the runtimes that are installed."""
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+
+    folder = environments.resolve(ctx.params.get("runtimes_dir"))
+    return [name for name in environments.installable() if name.startswith(incomplete) and (folder / name).exists()]
+
+
 @runtimes.command("remove")
-@click.argument("name")
+@click.argument("name", shell_complete=_installed)
 @runtimes_dir_option
 @json_option
 def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None:

@@ -40,7 +40,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def completion(ctx: click.Context, shell: str, as_json: bool) -> None:
-    """Print what makes SHELL complete commands, options, and the names of models."""
+    """Print what makes SHELL complete commands, options, and names: of models, runtimes, keys and events."""
     from click.shell_completion import get_completion_class  # noqa: PLC0415  # not for declaring
 
     kind = get_completion_class(shell)
