@@ -25,7 +25,7 @@ from runtimes.transformers.quantised import KERNELS
 MIB: Final = 1 << 20
 SWITCH: Final = "enable_thinking"
 MOST_CONTEXT: Final = 8192  # where the configuration doesn't say
-PROGRAM_MIB: Final = 330  # torch and transformers without a model; pages they share with other workers count in part
+PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
 GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 PLAIN_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 SHRUNK_BITS: Final = {"fp8": 8, "mxfp4": 4.25, "bitsandbytes-8bit": 8, "bitsandbytes-4bit": 4.5}
