@@ -204,6 +204,8 @@ def about(path: tuple[str, ...], command: click.Command) -> str:
 def argument_name(argument: click.Argument) -> str:
     """How it is written in a call."""
     assert argument.name is not None
+    if argument.metavar is not None:
+        return argument.metavar
     name = argument.name.upper() if argument.required else f"[{argument.name.upper()}]"
     return f"{name}..." if argument.nargs == -1 else name
 

@@ -68,8 +68,8 @@ STEPS: Final[Sequence[tuple[str, Sequence[Step]]]] = (
     (
         "Configuration and keys",
         (
-            ("llmux config check demo/llmux.yaml", ()),
-            ("llmux config show demo/llmux.yaml", ()),
+            ("llmux config check --config demo/llmux.yaml", ()),
+            ("llmux config show --config demo/llmux.yaml", ()),
             ("llmux reload", ()),
             ("llmux keys add webui", ()),
             ("llmux keys add ops --scope admin --expires 2030-01-31", ()),

@@ -115,7 +115,14 @@ class LaunchContext:
     port: int
     key: str  # per-spawn secret; the worker must refuse requests without it where the runtime can
     devices: tuple[DeviceAssignment, ...]  # several only where `Adapter.gpus` says so, and then only GPUs
-    runtimes_dir: Path  # <runtimes_dir>/<runtime>/bin/python, where that runtime is installed
+    runtimes_dir: Path
+
+    def environment(self, runtime: str) -> Path:
+        """Where the runtime's own environment is, or would be.
+
+        Not by the link that leads there: a worker has to find its files after another environment was installed.
+        """
+        return (self.runtimes_dir / runtime).resolve()
 
     @property
     def device(self) -> DeviceAssignment:

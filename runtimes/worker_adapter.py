@@ -48,7 +48,7 @@ class WorkerAdapter(Adapter[C]):
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
-        python = context.runtimes_dir / self.name / "bin" / "python"
+        python = context.environment(self.name) / "bin" / "python"
         if not python.exists():
             raise RuntimeNotInstalledError(
                 self.name, f"The runtime {self.name} is not installed.", f"llmux runtimes install {self.name}"

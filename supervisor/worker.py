@@ -39,6 +39,7 @@ from supervisor.core.types import (
     WorkerUnready,
 )
 from supervisor.errors import LlmuxError
+from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids
 from supervisor.io.ports import PortOwnership, PortRange, owner_check
@@ -53,6 +54,7 @@ from supervisor.io.probe import (
 )
 from supervisor.io.process import ProcessExit, SpawnError, SpawnOrder, UnkillableError, WorkerProcess, spawn
 from supervisor.io.upstream import UpstreamPool
+from supervisor.io.venvs import give_back
 
 log = structlog.get_logger("llmux.worker")
 
@@ -107,6 +109,7 @@ class Worker:
         self._log = log_path(surroundings.log_dir, key[0])
         self._process: WorkerProcess | None = None
         self._port: int | None = None
+        self._environment: EnvLease | None = None
         self._ready = False
         self._started = time.monotonic()
         self._stop_asked = asyncio.Event()
@@ -146,7 +149,7 @@ class Worker:
         holder = f"{model}:{generation}"
         try:
             self._port = self._around.ports.lease(holder)
-            launch = await asyncio.to_thread(self._launch, self._port)
+            launch = await asyncio.to_thread(self._prepare, self._port)
             process = await spawn(self._order(launch))
         except RuntimeNotInstalledError as error:
             return Crash(CrashClass.NOT_INSTALLED, str(error))
@@ -169,6 +172,8 @@ class Worker:
                 self.upstream.close()
             if self._port is not None:
                 self._around.ports.release(holder)
+            if self._environment is not None:
+                give_back(self._environment)
 
     async def _accompany(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
         exited = asyncio.create_task(process.wait())
@@ -223,6 +228,16 @@ class Worker:
             self.post(WorkerUnkillable(*self._key, str(error)))
             await process.wait()
 
+    def _prepare(self, port: int) -> LaunchSpec:
+        """How to start it, from an environment that stays. Where it was removed meanwhile there is another, or none."""
+        while True:
+            launch = self._launch(port)
+            try:
+                self._environment = EnvLease.on(launch.argv[0])
+            except EnvironmentGoneError:
+                continue
+            return launch
+
     def _launch(self, port: int) -> LaunchSpec:
         context = LaunchContext(
             model=self._key[0],
@@ -249,6 +264,7 @@ class Worker:
             log=self._log,
             log_limit=LOG_LIMIT_BYTES,
             stop_argv=launch.stop_argv,
+            keeps=(self._environment.fd,) if self._environment is not None else (),
         )
 
     def _classify(self, end: ProcessExit) -> Crash:

@@ -11,11 +11,12 @@ from pydantic import Field, JsonValue
 
 from runtimes import checkpoints
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
-from runtimes.chatterbox import voices
+from runtimes.chatterbox import languages, voices
 from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 
 MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 900  # Python, torch, transformers, librosa, the watermark's own network
+LISTENERS: Final = 8  # requests at once: their sentences are spoken in turn
 WORK_MIB: Final = 400  # activations, the token model's cache, the vocoder's buffers of a long sentence
 
 Variant = Literal["default", "multilingual", "turbo"]
@@ -58,9 +59,10 @@ class ChatterboxConfig(WorkerConfig):
         examples=[{"alloy": "anna"}],
     )
     default_language: str = Field(
-        default="en", pattern=r"^[a-z]{2}$", description="multilingual: the language of requests without one."
+        default="en",
+        description="multilingual: the language of requests without one, a code such as de, or its English name.",
     )
-    parallel: int = Field(default=1, ge=1, le=1, description="The library speaks one text at a time.")
+    parallel: int = Field(default=1, ge=1, le=1, description="The library speaks one sentence at a time.")
 
 
 class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
@@ -90,6 +92,10 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
             "default_language": config.default_language,
             "device": "cpu" if context.device.kind == "host" else "cuda",
         }
+
+    def target_inflight(self, config: ChatterboxConfig) -> int:
+        """More than one: most of the time, a request waits for its listener."""
+        return LISTENERS if config.target_inflight is None else config.target_inflight
 
     def endpoints(self, config: ChatterboxConfig) -> frozenset[Endpoint]:
         """Speech."""
@@ -128,6 +134,10 @@ def _bytes(file: Path) -> int:
 
 
 def _problems(config: ChatterboxConfig) -> Iterator[str]:
+    known = languages.LANGUAGES if config.variant == "multilingual" else ("en",)
+    if languages.code(config.default_language, known) is None:
+        which = languages.expected(config.default_language, known)
+        yield f"default_language: {config.default_language!r} can't be spoken by variant {config.variant}; it must be {which}"
     if not config.path.is_dir():
         yield f"path: {config.path}: there is no such folder"
         return
@@ -138,11 +148,11 @@ def _problems(config: ChatterboxConfig) -> Iterator[str]:
         yield f"path: {config.path} lacks {', '.join(missing)}, which variant {config.variant} is made of"
     if config.voices is not None and not config.voices.is_dir():
         yield f"voices: {config.voices}: there is no such folder"
-    known = voices.names(config.path, config.voices, {})
-    if not known:
+    voiced = voices.names(config.path, config.voices, {})
+    if not voiced:
         yield "voices: there is no voice: name a folder with at least one clip (the checkpoint has none of its own)"
         return
     named = {f"voice_aliases: {alias}": voice for alias, voice in config.voice_aliases.items()}
     for key, voice in {"default_voice": config.default_voice, **named}.items():
-        if voice is not None and voice not in known:
-            yield f"{key}: there is no voice {voice!r}; there are {', '.join(known)}"
+        if voice is not None and voice not in voiced:
+            yield f"{key}: there is no voice {voice!r}; there are {', '.join(voiced)}"

@@ -13,7 +13,9 @@ _ALL: Final[Table] = {
         "The name of a reference clip in the folder `voices`, or an object with it as id. Default: `default_voice`."
     ),
     "response_format": used("mp3 (default), opus, aac, flac, wav, or pcm: 16 bit, 24 kHz, mono, little-endian."),
-    "stream_format": used("audio: the file as it is made. sse: events with base64 pieces of it."),
+    "stream_format": used(
+        "audio: the file as it is made. sse: events with base64 pieces of it, at the end the tokens."
+    ),
     "speed": used("0.25 to 4, at the same pitch."),
     "language": used("Multilingual: one of its 23 languages, such as de. Default: `default_language`."),
     "temperature": used("0.05 to 5."),

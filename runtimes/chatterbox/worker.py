@@ -1,8 +1,10 @@
 """The speech worker: Chatterbox behind `/v1/audio/speech`.
 
-A request's text is spoken in pieces (sentences.py), each encoded and sent as soon as it is made. The library keeps one
-prepared voice in the model; preparing one takes seconds, so the last ones used are kept here. It can't be interrupted, but
-its language model is a torch module that is called once a token: a hook in front of it ends the work of those who left.
+A request's text is spoken in pieces (sentences.py), each encoded and sent as soon as it is made. Each takes a turn of its
+own, and the next one is made when the listener has taken the one before the last: who listens slowly, or not at all, holds
+up nobody else and makes nothing pile up. The library keeps one prepared voice in the model; preparing one takes seconds, so
+the last ones used are kept here. It can't be interrupted, but its token model is a torch module that is called once a
+token: a hook in front of it ends the work of those who left. What that model reads and generates is counted.
 The library's watermark stays in all that is made.
 """
 
@@ -11,8 +13,9 @@ from __future__ import annotations
 import base64
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +23,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from runtimes.chatterbox import parameters, voices
+from runtimes.chatterbox import languages, parameters, voices
 from runtimes.chatterbox.sentences import pieces
 from runtimes.kit.audio.encode import FORMATS, Encoder, Tempo
 from runtimes.kit.body import Body
@@ -48,6 +51,15 @@ class Speech:
     preparation: Mapping[str, Any]
 
 
+@dataclass(slots=True)
+class Turn:
+    """A call of the library: whether it is still wanted, and the tokens of text it read and of speech it generated."""
+
+    cancel: Cancel = field(default_factory=Cancel)
+    read: int = 0
+    made: int = 0
+
+
 class Speaker(Worker):
     """One variant of Chatterbox."""
 
@@ -60,7 +72,7 @@ class Speaker(Worker):
         self.aliases: Mapping[str, str] = options["aliases"]
         self.prepared: OrderedDict[str, Any] = OrderedDict()  # the library's conditionals, by voice; last used last
         self.languages: Mapping[str, str] = {}
-        self.cancel: Cancel | None = None  # of the work in progress: there is one at a time
+        self.turn: Turn | None = None  # there is one at a time
 
     def load(self) -> None:
         """Raises what the library raises, and FileNotFoundError without any voice."""
@@ -72,13 +84,16 @@ class Speaker(Worker):
             self.languages = self.model.get_supported_languages()
         if self.model.conds is not None:
             self.prepared[voices.BUILT_IN] = self.model.conds
-        self.model.t3.tfmr.register_forward_pre_hook(self._look)
+        tokens = self.model.t3
+        tokens.tfmr.register_forward_pre_hook(self._look)
+        name = "inference_turbo" if self.variant == "turbo" else "inference"
+        setattr(tokens, name, self._counted(getattr(tokens, name)))
         known = voices.names(self.path, self.folder, {})
         if not known:
             raise FileNotFoundError(f"no voice: {self.path} has none of its own, and the folder of voices has no clip")
         language = {"language_id": "en"} if self.variant == "multilingual" else {}
         self._voice(self.settings.options["default_voice"] or known[0], {})
-        with self._working(_Trial()), contextlib.suppress(CancelledWorkError):
+        with self._working(Turn(_Trial())), contextlib.suppress(CancelledWorkError):
             self.model.generate(TRIAL, **language)
 
     def _class(self) -> Any:
@@ -106,10 +121,10 @@ class Speaker(Worker):
         check(parameters.SPEECH[self.variant], body.values)
         speech = self._asked(body)
         as_events = body.choice("stream_format", ("audio", "sse"), "audio") == "sse"
-        parts = await started(self.lane.stream(lambda cancel: self._file(speech, cancel)))
-        self.meters.tokens_in.inc(sum(map(len, speech.texts)))
+        turns: list[Turn] = []
+        parts = await started(self._file(speech, turns))
         if as_events:
-            return events(_deltas(parts, sum(map(len, speech.texts))))
+            return events(_deltas(parts, turns))
         return StreamingResponse(parts, media_type=FORMATS[speech.format].media_type)
 
     def _asked(self, body: Body) -> Speech:
@@ -148,10 +163,11 @@ class Speaker(Worker):
         )
 
     def _language(self, body: Body) -> str:
-        language = (body.text("language") or self.settings.options["default_language"]).lower().partition("-")[0]
-        if language not in self.languages:
-            raise body.wrong("language", f"one of {', '.join(sorted(self.languages))}")
-        return language
+        given = body.text("language") or str(self.settings.options["default_language"])
+        found = languages.code(given, self.languages)
+        if found is None:
+            raise body.wrong("language", languages.expected(given, self.languages))
+        return found
 
     def _named(self, body: Body) -> str:
         """The voice asked for. Raises WorkerError for one that isn't there."""
@@ -167,24 +183,31 @@ class Speaker(Worker):
             )
         return str(name)
 
-    def _file(self, speech: Speech, cancel: Cancel) -> Iterator[bytes]:
-        """Pieces of the file. In the model's thread."""
-        with self._working(cancel):
-            encoder = Encoder(speech.format, self.model.sr)
-            tempo = Tempo(speech.speed, self.model.sr) if speech.speed != 1 else None
+    async def _file(self, speech: Speech, turns: list[Turn]) -> AsyncIterator[bytes]:
+        """Pieces of the file, each made when the one before has been taken. `turns` are those that it took."""
+        encoder = Encoder(speech.format, self.model.sr)
+        tempo = Tempo(speech.speed, self.model.sr) if speech.speed != 1 else None
+        for place in range(len(speech.texts)):
+            say = partial(self._piece, speech, place, encoder, tempo, turns)
+            if data := await self.lane.run(say, again=place > 0):
+                yield data
+        if tempo is not None:
+            yield encoder.feed(tempo.end())
+        yield encoder.end()
+
+    def _piece(
+        self, speech: Speech, place: int, encoder: Encoder, tempo: Tempo | None, turns: list[Turn], cancel: Cancel
+    ) -> bytes:
+        """What one of the texts adds to the file. In the model's thread."""
+        turn = Turn(cancel)
+        with self._working(turn):
             self._voice(str(speech.voice), speech.preparation)
-            for place, text in enumerate(speech.texts):
-                cancel.check()
-                if speech.seed is not None:
-                    self.torch.manual_seed(speech.seed + place)
-                samples = np.asarray(self.model.generate(text, **speech.keywords), "<f4").reshape(-1)
-                if tempo is not None:
-                    samples = tempo.feed(samples)
-                if data := encoder.feed(samples):
-                    yield data
-            if tempo is not None:
-                yield encoder.feed(tempo.end())
-            yield encoder.end()
+            if speech.seed is not None:
+                self.torch.manual_seed(speech.seed + place)
+            made = self.model.generate(speech.texts[place], **speech.keywords)
+        turns.append(turn)
+        samples = np.asarray(made, "<f4").reshape(-1)
+        return encoder.feed(samples if tempo is None else tempo.feed(samples))
 
     def _voice(self, name: str, preparation: Mapping[str, Any]) -> None:
         """Make the model speak with it. Raises WorkerError for a clip that can't be used."""
@@ -207,16 +230,31 @@ class Speaker(Worker):
         self.model.conds = self.prepared[key]
 
     @contextlib.contextmanager
-    def _working(self, cancel: Cancel) -> Iterator[None]:
-        self.cancel = cancel
+    def _working(self, turn: Turn) -> Iterator[None]:
+        turn.cancel.check()
+        self.turn = turn
         try:
             yield
         finally:
-            self.cancel = None
+            self.turn = None
 
     def _look(self, *_call: object) -> None:
-        if self.cancel is not None:
-            self.cancel.check()
+        if self.turn is not None:
+            self.turn.cancel.check()
+
+    def _counted(self, inference: Callable[..., Any]) -> Callable[..., Any]:
+        """The library's own function, and what it read and generated is counted."""
+
+        def counted(*, text_tokens: Any, **further: Any) -> Any:
+            made = inference(text_tokens=text_tokens, **further)
+            if self.turn is not None:
+                self.turn.read += text_tokens.shape[-1]
+                self.turn.made += made.shape[-1]
+            self.meters.tokens_in.inc(text_tokens.shape[-1])
+            self.meters.tokens_out.inc(made.shape[-1])
+            return made
+
+        return counted
 
 
 class _Trial(Cancel):
@@ -230,11 +268,12 @@ class _Trial(Cancel):
             raise CancelledWorkError
 
 
-async def _deltas(parts: AsyncIterator[bytes], characters: int) -> AsyncIterator[object]:
+async def _deltas(parts: AsyncIterator[bytes], turns: Sequence[Turn]) -> AsyncIterator[object]:
     async for part in parts:
         if part:
             yield {"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()}
-    usage = {"input_tokens": characters, "output_tokens": 0, "total_tokens": characters}
+    read, made = sum(turn.read for turn in turns), sum(turn.made for turn in turns)
+    usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
     yield {"type": "speech.audio.done", "usage": usage}
 
 

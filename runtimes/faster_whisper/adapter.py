@@ -51,7 +51,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
         spec = super().launch(config, context)
         if context.device.kind != "cuda":
             return spec
-        packages = (context.runtimes_dir / self.name / "lib").glob("python3*/site-packages/nvidia")
+        packages = (context.environment(self.name) / "lib").glob("python3*/site-packages/nvidia")
         folders = (str(nvidia / library / "lib") for nvidia in packages for library in CUDA_LIBRARIES)
         return dataclasses.replace(spec, library_path=tuple(folders))
 

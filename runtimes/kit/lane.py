@@ -52,13 +52,14 @@ class Lane:
         self.waiting = 0
         self.running = 0
 
-    async def run(self, work: Callable[[Cancel], T]) -> T:
+    async def run(self, work: Callable[[Cancel], T], *, again: bool = False) -> T:
         """Do it and return what it returns. Cancelling tells the work and doesn't wait for it.
 
-        Raises WorkerError `queue_full`, and whatever the work raises.
+        `again`: for a request that has had a turn already; it is never refused. Raises WorkerError `queue_full`, and
+        whatever the work raises.
         """
         cancel = Cancel()
-        await self._turn()
+        await self._turn(again=again)
         future = self._start(lambda: work(cancel))
         try:
             return await asyncio.wrap_future(future)
@@ -69,7 +70,8 @@ class Lane:
     async def stream(self, work: Callable[[Cancel], Iterator[T]]) -> AsyncIterator[T]:
         """What it yields, as it comes. Closing the iterator tells the work and doesn't wait for it.
 
-        Raises WorkerError `queue_full` before the first item, and whatever the work raises.
+        The work doesn't wait for a slow reader either, so what it yields must be little in all: text. Where it is much,
+        take a turn for each piece instead (`run`). Raises WorkerError `queue_full` before the first item, and whatever the work raises.
         """
         loop, cancel = asyncio.get_running_loop(), Cancel()
         items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
@@ -84,7 +86,7 @@ class Lane:
             finally:
                 loop.call_soon_threadsafe(items.put_nowait, None)
 
-        await self._turn()
+        await self._turn(again=False)
         future = self._start(produce)
         try:
             while (item := await items.get()) is not None:
@@ -93,8 +95,8 @@ class Lane:
         finally:
             cancel.set()
 
-    async def _turn(self) -> None:
-        if self._free.locked() and self.waiting >= self._queue:
+    async def _turn(self, *, again: bool) -> None:
+        if not again and self._free.locked() and self.waiting >= self._queue:
             raise queue_full(self.waiting)
         self.waiting += 1
         try:

@@ -117,7 +117,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             "host": context.host,
             "port": context.port,
         }
-        kind, program = _find(config, context.runtimes_dir)
+        kind, program = _find(config, context.environment(self.name))
         if kind == "embedded":
             words = ["-I", str(HERE / "launcher.py"), json.dumps(values)]
         else:
@@ -215,7 +215,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         return f"{super().memory_definition(config)} {sizes}"
 
 
-def _find(config: LlamaServerConfig, runtimes_dir: Path) -> tuple[Literal["binary", "embedded"], Path]:
+def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary", "embedded"], Path]:
     if config.program != "embedded":
         if config.binary is not None:
             if not os.access(config.binary, os.X_OK):
@@ -225,7 +225,7 @@ def _find(config: LlamaServerConfig, runtimes_dir: Path) -> tuple[Literal["binar
             return "binary", Path(found)
         if config.program == "binary":
             raise ModelUnusableError(f"program: {PROGRAM} is not on PATH; set binary to where it is")
-    python = runtimes_dir / LlamaServerAdapter.name / "bin" / "python"
+    python = environment / "bin" / "python"
     if python.exists():
         return "embedded", python
     raise RuntimeNotInstalledError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -14,10 +15,12 @@ from runtimes.base import (
     Endpoint,
     Estimate,
     LaunchContext,
+    LaunchSpec,
     Modality,
     ModelUnusableError,
     Thinking,
 )
+from runtimes.hub_kernels import VARIABLE, Kernel, UsesKernels, cache
 from runtimes.transformers.config import TransformersConfig
 from runtimes.transformers.kind import Kind
 from runtimes.transformers.language import Language
@@ -27,7 +30,7 @@ from runtimes.worker_adapter import WorkerAdapter
 KINDS: Final[Mapping[str, Kind[TransformersConfig]]] = MappingProxyType({"llm": Language(), "asr": Speech()})
 
 
-class TransformersAdapter(WorkerAdapter[TransformersConfig]):
+class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[TransformersConfig]):
     """One process per model; all of them in one environment."""
 
     name = "transformers"
@@ -48,6 +51,18 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig]):
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError."""
         return KINDS[config.type].options(config, context)
+
+    def launch(self, config: TransformersConfig, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        spec = super().launch(config, context)
+        kernels = {VARIABLE: str(cache(context.runtimes_dir, config.env))}
+        return dataclasses.replace(spec, env={**spec.env, **kernels})
+
+    def kernels(
+        self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
+    ) -> tuple[Kernel, ...]:
+        """By type and by how the weights are quantised."""
+        return KINDS[config.type].kernels(config, described)
 
     def target_inflight(self, config: TransformersConfig) -> int:
         """As many as it works on at once."""

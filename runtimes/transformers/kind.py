@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Generic, TypeVar
 
 from pydantic import JsonValue
 
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, Thinking
+from runtimes.hub_kernels import Kernel
 from runtimes.worker_adapter import WorkerConfig
 
 C = TypeVar("C", bound=WorkerConfig)
@@ -49,3 +50,7 @@ class Kind(abc.ABC, Generic[C]):
     def thinking(self, config: C) -> Thinking | None:
         """The fields that switch its reasoning; None where there is no such switch."""
         return None
+
+    def kernels(self, config: C, described: Callable[[], Mapping[str, JsonValue]]) -> tuple[Kernel, ...]:
+        """What its worker loads from the hub's kernels on a GPU; see hub_kernels.UsesKernels."""
+        return ()

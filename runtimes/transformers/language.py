@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from pydantic import JsonValue
 
 from runtimes import checkpoints
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
+from runtimes.hub_kernels import Kernel
 from runtimes.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.transformers.config import TransformersConfig
 from runtimes.transformers.kind import Kind
+from runtimes.transformers.quantised import KERNELS
 
 MIB: Final = 1 << 20
 SWITCH: Final = "enable_thinking"
 MOST_CONTEXT: Final = 8192  # where the configuration doesn't say
-PROGRAM_MIB: Final = 330  # torch and transformers without a model; pages they share with other workers count in part
+PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
 GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 PLAIN_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 SHRUNK_BITS: Final = {"fp8": 8, "mxfp4": 4.25, "bitsandbytes-8bit": 8, "bitsandbytes-4bit": 4.5}
@@ -79,6 +81,7 @@ class Language(Kind[TransformersConfig]):
         whole: dict[str, JsonValue] = {"": 0}
         placed = {"auto": whole if len(context.devices) == 1 else "balanced", "cpu": "cpu"}
         return {
+            "name": context.model,
             "path": str(config.path),
             "device": "cuda" if on_gpu else "cpu",
             "dtype": config.dtype,
@@ -91,6 +94,16 @@ class Language(Kind[TransformersConfig]):
             "chat_template": None if template is None else template.read_text(encoding="utf-8"),
             "image_pixels": config.image_pixels,
         }
+
+    def kernels(
+        self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
+    ) -> tuple[Kernel, ...]:
+        """By the configuration, or where it leaves that open by what the files are quantised by."""
+        if config.device_map == "cpu":
+            return ()
+        stated = config.quantization
+        method = stated if stated != "auto" else checkpoints.config_of(described()).quantization
+        return KERNELS.get(method or "", ())
 
     def estimate(self, config: TransformersConfig) -> Estimate:
         """Weights, caches, activations, program. Raises ModelUnusableError."""

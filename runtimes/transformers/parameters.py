@@ -56,7 +56,9 @@ CHAT: Final[Table] = {
 COMPLETIONS: Final[Table] = {
     **_SAMPLING,
     "prompt": used("a text, or a list of token ids"),
-    "logprobs": used("a number: so many likely tokens with each, up to 20"),
+    "logprobs": used(
+        "a number: so many likely tokens with each, up to 20; text_offset counts characters of the answer"
+    ),
     "best_of": refused("this runtime gives one answer a request", 1),
     "echo": refused("the prompt's own text isn't given back", False),
     "suffix": refused("this runtime only continues texts", ""),

@@ -99,7 +99,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
-        program = find(config, context.runtimes_dir)
+        program = find(config, context.environment(self.name))
         plan = memory.plan(config)
         values: dict[str, JsonValue] = {
             **settings(config, context=plan.context, cache_bytes=plan.cache_bytes),
@@ -210,13 +210,13 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             return super().memory_definition(config)
 
 
-def find(config: VllmServeConfig, runtimes_dir: Path) -> Path:
+def find(config: VllmServeConfig, environment: Path) -> Path:
     """The vllm program. Raises RuntimeNotInstalledError, or ModelUnusableError for a binary that isn't one."""
     if config.binary is not None:
         if not os.access(config.binary, os.X_OK):
             raise ModelUnusableError(f"binary: {config.binary} is not a program that can be run")
         return config.binary
-    own = runtimes_dir / VllmServeAdapter.name / "bin" / PROGRAM
+    own = environment / "bin" / PROGRAM
     if os.access(own, os.X_OK):
         return own
     if (found := shutil.which(PROGRAM)) is not None:

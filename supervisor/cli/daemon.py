@@ -39,6 +39,7 @@ from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
 from supervisor.io.store import Store
+from supervisor.io.venvs import sweep_aside
 from supervisor.worker import Surroundings
 from supervisor.workers import Workers
 
@@ -79,6 +80,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         orphans = reap_leftovers(lock.instance_id, logs=state_dir / LOGS)
         for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
+        sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
             uvloop.run(

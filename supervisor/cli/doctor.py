@@ -111,7 +111,9 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
     else:
         count = f"{len(catalog.models)} models, {len(catalog.listing())} public names"
         return [Check(name, "ok", f"{path}: {count}")], catalog
-    checks = [Check(name, "fail", problem, f"edit {path}, then: llmux config check") for problem in problems]
+    checks = [
+        Check(name, "fail", problem, f"edit {path}, then: llmux config check --config {path}") for problem in problems
+    ]
     with contextlib.suppress(ConfigError):  # what is wrong may be files only: the rest can be looked at still
         return checks, load(config, check_files=False)
     return checks, None

@@ -16,7 +16,7 @@ from supervisor.catalog import find_config, load
 from supervisor.catalog.sections import runtimes_dir as default_dir
 from supervisor.cli import programs, show
 from supervisor.errors import LlmuxError, NotFoundError
-from supervisor.io import venvs
+from supervisor.io import env_lease, venvs
 from supervisor.io.recipe import Device, Recipe, pinned
 
 Echo = Callable[[str], None]
@@ -33,6 +33,11 @@ def resolve(explicit: Path | None) -> Path:
         return load(check_files=False).server.runtimes_dir if find_config() is not None else default_dir()
     except LlmuxError:
         return default_dir()
+
+
+def installable() -> list[str]:
+    """The runtimes that have an environment of their own."""
+    return [name for name in REGISTRY.names() if REGISTRY.get(name).requirements is not None]
 
 
 def recipe_of(name: str) -> Recipe:
@@ -53,6 +58,18 @@ def install(
     if device is not None and not recipe.varies:
         echo(f"{name}: is the same for every device")
     venvs.install(recipe, runtimes_dir, echo, device=device, python=python)
+
+
+def still_used(name: str, runtimes_dir: Path) -> str | None:
+    """What to tell of workers that run from an environment which was replaced or removed; None: there are none."""
+    kept = venvs.still_used(name, runtimes_dir)
+    if not kept:
+        return None
+    models = sorted({model for environment in kept for model in env_lease.models(environment)})
+    told = f"workers of {', '.join(models)} still run" if models else "somebody still runs"
+    anew = " && ".join(f"llmux unload {model}" for model in models)
+    remedy = f"; to end that: {anew}" if models else ""
+    return f"{name}: {told} from an earlier environment, which stays until they have ended{remedy}"
 
 
 def install_watched(
@@ -93,10 +110,11 @@ def listing(runtimes_dir: Path) -> list[Row]:
 def row(name: str, runtimes_dir: Path) -> Row:
     """What is installed of a runtime, and whether its environment can import what its worker imports."""
     found = REGISTRY.get(name)
-    facts: Row = {"name": name, "summary": found.summary, "path": None, "remedy": None}
+    facts: Row = {"name": name, "summary": found.summary, "path": None, "remedy": None, "earlier": None}
     if found.requirements is None:
         return facts | {"state": "not needed"}
     recipe = recipe_of(name)
+    facts["earlier"] = still_used(name, runtimes_dir)
     environment = venvs.installed(name, runtimes_dir)
     if environment is None:
         return facts | {"state": "not installed", "remedy": f"llmux runtimes install {name}"}
@@ -145,12 +163,13 @@ def table_of(rows: Sequence[Row]) -> str:
             )
         )
     told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
+    told += [str(found["earlier"]) for found in rows if found["earlier"]]
     told += [f"{found['name']}: {found['remedy']}" for found in rows if found["remedy"]]
     return "\n".join([show.table(lines, width=show.terminal_width()), *told])
 
 
 def _packages_there(name: str, runtimes_dir: Path) -> int:
-    builds = runtimes_dir / venvs.STORE / name
+    builds = runtimes_dir / env_lease.STORE / name
     counts = [sum(1 for _ in folder.glob("*.dist-info")) for folder in builds.glob("*/lib/python*/site-packages")]
     return max(counts, default=0)
 
@@ -163,6 +182,10 @@ def _import_problem(python: Path, folder: Path) -> str | None:
     """What keeps this interpreter from importing what the runtime's programs import; None: nothing does."""
     modules = sorted(programs.imports(folder))
     try:
+        lease = env_lease.EnvLease.on(str(python))
+    except env_lease.EnvironmentGoneError:
+        return "it is being replaced just now; look again"
+    try:
         done = subprocess.run(
             [str(python), "-I", "-c", "".join(f"import {name}\n" for name in modules)],
             stdin=subprocess.DEVNULL,
@@ -173,4 +196,7 @@ def _import_problem(python: Path, folder: Path) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
+    finally:
+        if lease is not None:
+            lease.close()
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -45,7 +45,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
 def told(draft: Draft, out: Path | None) -> str:
     """The report, for people."""
     count = f"{len(draft.models)} models, {len(draft.virtual_models)} virtual models"
-    where = f" written to {out}; check it with: llmux config check {out}" if out is not None else ""
+    where = f" written to {out}; check it with: llmux config check --config {out}" if out is not None else ""
     return "\n".join((f"Imported {count}{where}.", *draft.told()))
 
 

@@ -32,9 +32,47 @@ def daemon_options(command: Command) -> Command:
 
 
 def config_option(command: Command) -> Command:
-    """`--config`, by default the file that `serve` would use."""
+    """`--config`, by default the file that `serve` would use; for commands whose arguments name something else.
+
+    A file that stands where such a name belongs is not taken for one: the right command is told.
+    """
+
+    @functools.wraps(command)
+    def looked(*words: object, config: Path | None, **options: object) -> None:
+        ctx = click.get_current_context()
+        arguments = [options.get(str(found.name)) for found in ctx.command.params if isinstance(found, click.Argument)]
+        for value in arguments:
+            for word in value if isinstance(value, tuple) else (value,):
+                if isinstance(word, str) and word.endswith((".yaml", ".yml")) and Path(word).is_file():
+                    raise click.UsageError(f"{word} is a configuration: {ctx.command_path} --config {word}")
+        command(*words, config=config, **options)
+
+    return _config(looked)
+
+
+def config_path(command: Command) -> Command:
+    """`--config PATH`, or PATH alone: for commands that take nothing else. The command gets it as `config`."""
+
+    @functools.wraps(command)
+    def named(*words: object, config: Path | None, config_path: Path | None, **options: object) -> None:
+        if config is not None and config_path is not None:
+            path = click.get_current_context().command_path
+            raise click.UsageError(
+                f"There is one configuration, not two ({config_path}, {config}): {path} --config {config}"
+            )
+        command(*words, config=config or config_path, **options)
+
+    return click.argument("config_path", metavar="[PATH]", type=click.Path(path_type=Path), required=False)(
+        _config(named)
+    )
+
+
+def _config(command: Command) -> Command:
     return click.option(
-        "--config", type=click.Path(path_type=Path), help="Configuration file. Default: the first of the usual places."
+        "--config",
+        metavar="PATH",
+        type=click.Path(path_type=Path),
+        help="Configuration file. Default: the first of the usual places.",
     )(command)
 
 

@@ -1,26 +1,33 @@
 """`llmux pull`: the files that the configuration's models name, from the hub to where the models look for them.
 
+So with the kernels that their workers will load on a GPU, which follow from how a model's weights are quantised.
 Everything is looked at before anything is fetched, so that what is to come, and whether there is room for it, is known.
 Repositories are independent: one that can't be had doesn't keep the others from coming.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from runtimes.base import Source
+from runtimes.hub_kernels import Kernel, UsesKernels, build_of, cache
+from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, load, sources
 from supervisor.catalog.catalog import CatalogModel
 from supervisor.cli import show
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, NotFoundError
-from supervisor.io import hub
+from supervisor.io import hub, hub_kernels, venvs
 
 Echo = Callable[[str], None]
 Row = dict[str, object]
@@ -34,11 +41,12 @@ class PullError(LlmuxError):
 
 @dataclass
 class Want:
-    """One repository for one folder, and the models that need it."""
+    """One repository for one folder, and the models that need it. Of a kernel, `folder` is the cache that it goes to."""
 
     source: Source
     folder: Path
     models: list[CatalogModel]
+    kernel: Kernel | None = None
     copy: hub.Copy | None = None
     missing: list[hub.File] = field(default_factory=list)
     problem: str | None = None
@@ -58,6 +66,7 @@ class Want:
         missing = {file.name for file in self.missing}
         return {
             "models": [str(model.id) for model in self.models],
+            "kind": "model" if self.kernel is None else "kernel",
             "repo": self.source.repo,
             "revision": self.source.revision,
             "commit": self.copy.listing.commit if self.copy is not None else None,
@@ -73,32 +82,84 @@ class Want:
         }
 
 
-def wants(catalog: Catalog, names: Sequence[str]) -> list[Want]:
-    """What these models need, or all that have a source; virtual names stand for their models.
+def wants(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -> list[Want]:
+    """What these models need, or all that have a source; virtual names stand for their models. Blocks on the hub.
 
-    Raises NotFoundError for a name that isn't there, or a model that names no source.
+    Each is compared with what is there; what fails is kept in its `problem`.
+    Raises NotFoundError for a name that isn't there, or a model for which nothing can be fetched.
     """
+    models = _named(catalog, names)
     found: dict[tuple[str, str, Path], Want] = {}
-    for model in _named(catalog, names):
-        source = model.config.source
-        assert source is not None
+    of_model: dict[ModelId, Want] = {}
+    for model in models:
+        if (source := model.config.source) is None:
+            continue
         folder = sources.folder(source, model.config, catalog.server.models_dir)
         want = found.setdefault((source.repo, source.revision, folder), Want(source, folder, []))
         want.source = _both(want.source, source)
         want.models.append(model)
-    return list(found.values())
+        of_model[model.id] = want
+    for want in found.values():
+        _look(want, functools.partial(hub.look, want.source), lambda want, _listing: want.folder, verify=verify)
+    kernels: dict[tuple[Kernel, Path], Want] = {}
+    for model in models:
+        for kernel in _kernels(model, of_model.get(model.id)):
+            folder = cache(catalog.server.runtimes_dir, model.config.env)
+            source = Source(repo=kernel.repo, revision=kernel.branch)
+            kernels.setdefault((kernel, folder), Want(source, folder, [], kernel)).models.append(model)
+    for (kernel, _), want in kernels.items():
+        environment = venvs.installed(want.models[0].config.runtime, catalog.server.runtimes_dir)
+        build = build_of(environment.packages if environment is not None else ())
+        _look(
+            want,
+            functools.partial(hub_kernels.look, kernel, build),
+            lambda want, listing: hub_kernels.snapshot(want.folder, listing),
+            verify=verify,
+        )
+    return [*found.values(), *kernels.values()]
 
 
-def look(wanted: Sequence[Want], *, verify: bool) -> None:
-    """Ask the hub about each, and compare with what is there. Blocks; what fails is kept in `problem`."""
-    for want in wanted:
-        try:
-            want.copy = hub.Copy(hub.look(want.source), want.folder)
-            want.missing = want.copy.missing(verify=verify)
-        except hub.HubError as error:
+def _look(
+    want: Want, ask: Callable[[], hub.Listing], place: Callable[[Want, hub.Listing], Path], *, verify: bool
+) -> None:
+    try:
+        listing = ask()
+        want.copy = hub.Copy(listing, place(want, listing))
+        want.missing = want.copy.missing(verify=verify)
+    except hub.HubError as error:
+        want.problem = str(error)
+    except OSError as error:
+        want.problem = f"{want.source.repo}: {error}"
+
+
+def _kernels(model: CatalogModel, want: Want | None) -> tuple[Kernel, ...]:
+    """Those that its worker will load; a problem with the file that tells is kept with the model's own."""
+    adapter = REGISTRY.get(model.config.runtime)
+    if not isinstance(adapter, UsesKernels):
+        return ()
+    try:
+        return adapter.kernels(model.config, functools.partial(_described, model, want))
+    except (hub.HubError, OSError, ValueError) as error:
+        if want is not None and want.problem is None:
             want.problem = str(error)
-        except OSError as error:
-            want.problem = f"{want.source.repo}: {error}"
+        return ()
+
+
+def _described(model: CatalogModel, want: Want | None) -> Mapping[str, JsonValue]:
+    """The model's config.json: from the hub where it has still to come. Empty without one."""
+    if want is not None and want.copy is not None:
+        for file in want.missing:
+            if file.name == "config.json":
+                return _object(hub.content(want.copy.listing, file))
+    path = getattr(model.config, "path", None)
+    if isinstance(path, Path) and (path / "config.json").is_file():
+        return _object((path / "config.json").read_bytes())
+    return {}
+
+
+def _object(text: bytes) -> Mapping[str, JsonValue]:
+    value = json.loads(text)
+    return value if isinstance(value, dict) else {}
 
 
 def check_room(wanted: Sequence[Want]) -> None:
@@ -140,7 +201,7 @@ def fetch(wanted: Sequence[Want], echo: Echo) -> None:
 
     with show.Progress(frame):
         for want in wanted:
-            if want.problem is None and want.missing:
+            if want.problem is None:
                 _fetch(want, tell)
     if failed := [
         f"{', '.join(str(model.id) for model in want.models)}: {want.problem}" for want in wanted if want.problem
@@ -151,9 +212,13 @@ def fetch(wanted: Sequence[Want], echo: Echo) -> None:
 def _fetch(want: Want, tell: Echo) -> None:
     assert want.copy is not None
     try:
-        tell(f"{want.source.repo} to {want.folder}")
-        want.copy.fetch(want.missing, tell)
-        want.missing = []
+        if want.missing:
+            tell(f"{want.source.repo} to {want.folder}")
+            want.copy.fetch(want.missing, tell)
+            want.missing = []
+        if want.kernel is not None:
+            hub_kernels.publish(want.folder, want.kernel, want.copy.listing)
+            return
         for model in want.models:
             path = getattr(model.config, "path", None)
             if isinstance(path, Path) and not path.exists():
@@ -171,6 +236,7 @@ def table_of(wanted: Sequence[Want]) -> str:
         size = sum(file.size for file in want.files)
         names = ", ".join(str(model.id) for model in want.models)
         repo = want.source.repo + (" (gated)" if want.copy is not None and want.copy.listing.gated else "")
+        repo += f" (kernel, {want.source.revision})" if want.kernel is not None else ""
         if want.problem is not None:
             lines.append((names, repo, "-", "-", "?"))
         else:
@@ -192,17 +258,22 @@ def catalog_of(config: Path | None) -> Catalog:
 
 def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
     if not names:
-        return [model for model in catalog.models.values() if model.config.source is not None]
+        return [model for model in catalog.models.values() if _fetchable(model)]
     found: list[CatalogModel] = []
     for name in names:
         virtual = catalog.virtual.get(name)
         model = virtual.model if virtual is not None else catalog.models.get(ModelId(name))
         if model is None:
             raise NotFoundError(f"There is no model {name!r} in the configuration.")
-        if model.config.source is None:
+        if not _fetchable(model):
             raise NotFoundError(f"The model {name!r} names no source: its files are what you put there.")
         found.append(model)
     return list({model.id: model for model in found}.values())
+
+
+def _fetchable(model: CatalogModel) -> bool:
+    """Has it a source, or kernels though its files are what somebody put there?"""
+    return model.config.source is not None or bool(_kernels(model, None))
 
 
 def _both(one: Source, other: Source) -> Source:

@@ -1,15 +1,19 @@
 """Host memory as a device: a budget that models share, measured.
 
-What counts as a worker's use is the physical memory of its whole process tree, shared pages divided among their users
-(PSS). That includes the pages of model files it maps: the kernel could take them back and read them again from disk,
-but a model whose weights are on disk is not loaded. So they are also taken off what the kernel calls available, where
-they are still counted. Swapped-out pages don't count.
+What counts as use is the physical memory of whole process trees, shared pages divided among their users (PSS). That
+includes the pages of model files they map: the kernel could take them back and read them again from disk, but a model
+whose weights are on disk is not loaded. So they are also taken off what the kernel calls available, where they are still
+counted. Swapped-out pages don't count.
 
     free    = min(available - mapped file pages of our workers, budget - use of our workers), within 0 .. budget
     outside = budget - use of our workers - free: what others have taken out of the budget
 
 so budget = use + free + outside, and others may fill what the budget leaves of the machine without being seen here.
 `available` is the kernel's MemAvailable, or less where a control group limits us.
+
+What a single worker is said to take is what it would take alone (`Resident.alone_bytes`): pages that it shares, such as
+the libraries of a second worker of its runtime, stay when the other one goes. A share of them would be too little to
+learn for the next start, and would change with who else is there. So workers' figures may add up to more than their use.
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ class HostMemory:
         outside = max(0, left) - free
         return Reading(
             (DeviceSample(HOST, free, outside_mib=outside),),
-            tuple(WorkerSample(*key, HOST, mib_up(use.total_bytes)) for key, use in uses.items()),
+            tuple(WorkerSample(*key, HOST, mib_up(use.alone_bytes)) for key, use in uses.items()),
         )
 
     def _use(self, tree: Iterable[int]) -> Resident:
@@ -97,6 +101,7 @@ class HostMemory:
             return Resident(
                 max(0, last.found.total_bytes + quick.total_bytes - last.quick.total_bytes),
                 max(0, last.found.file_bytes + quick.file_bytes - last.quick.file_bytes),
+                quick.largest_bytes,
             )
         began = time.perf_counter()
         found = resident(pid)

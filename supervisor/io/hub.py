@@ -20,13 +20,13 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 
 from runtimes.base import Source
 from supervisor.errors import LlmuxError
@@ -72,11 +72,18 @@ class File:
         """Has the file there this content? Reads all of it."""
         if path.stat().st_size != self.size:
             return False
+        with path.open("rb") as file:
+            return self._fits(iter(lambda: file.read(CHUNK), b""))
+
+    def is_content(self, content: bytes) -> bool:
+        """Is it this?"""
+        return len(content) == self.size and self._fits([content])
+
+    def _fits(self, chunks: Iterable[bytes]) -> bool:
         large = len(self.digest) == 64
         hashed = hashlib.sha256() if large else hashlib.sha1(b"blob %d\0" % self.size)  # noqa: S324  # git's choice
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                hashed.update(chunk)
+        for chunk in chunks:
+            hashed.update(chunk)
         return hashed.hexdigest() == self.digest
 
 
@@ -88,28 +95,50 @@ class Listing:
     commit: str
     gated: bool
     files: tuple[File, ...]
+    kind: Literal["model", "kernel"] = "model"
+
+
+def content(listing: Listing, file: File) -> bytes:
+    """A small file, without keeping it. Blocks. Raises HubError."""
+    hub = client()
+    url = hub.hf_hub_url(listing.repo, file.name, revision=listing.commit, repo_type=listing.kind)
+    try:
+        response = hub.utils.get_session().get(
+            url, headers=hub.utils.build_hf_headers(), timeout=TIMEOUT_S, follow_redirects=True
+        )
+        hub.utils.hf_raise_for_status(response)
+    except Exception as error:
+        raise explained(error, listing.repo, listing.commit) from error
+    if not file.is_content(response.content):
+        raise HubError(f"{listing.repo}: {file.name} arrived with another hash than the hub says; try again.")
+    return bytes(response.content)
 
 
 def look(source: Source) -> Listing:
     """Ask the hub what the source names. Raises HubError."""
-    hub = _client()
+    hub = client()
     try:
         info = hub.HfApi().model_info(source.repo, revision=source.revision, files_metadata=True)
     except Exception as error:
-        raise _explained(error, source.repo, source.revision) from error
+        raise explained(error, source.repo, source.revision) from error
     found: dict[str, File] = {}
     for entry in info.siblings or ():
-        place = PurePosixPath(entry.rfilename)
-        if place.is_absolute() or ".." in place.parts:
-            raise HubError(f"{source.repo}: {entry.rfilename!r} is no name for a file below a folder; don't use it.")
         digest = entry.lfs.sha256 if entry.lfs is not None else entry.blob_id
         if entry.size is None or digest is None or info.sha is None:
             raise HubError(
                 f"{source.repo}: the hub doesn't tell size and hash of {entry.rfilename}; is it a model hub?"
             )
-        found[entry.rfilename] = File(entry.rfilename, entry.size, digest)
+        found[entry.rfilename] = file_of(source.repo, entry.rfilename, entry.size, digest)
     wanted = _chosen(source, sorted(found))
     return Listing(source.repo, str(info.sha), bool(info.gated), tuple(found[name] for name in wanted))
+
+
+def file_of(repo: str, name: str, size: int, digest: str) -> File:
+    """A file that the hub lists. Raises HubError for a name that leads out of the folder."""
+    place = PurePosixPath(name)
+    if place.is_absolute() or ".." in place.parts:
+        raise HubError(f"{repo}: {name!r} is no name for a file below a folder; don't use it.")
+    return File(name, size, digest)
 
 
 class Copy:
@@ -164,7 +193,7 @@ class Copy:
 
     def _download(self, file: File, part: Path, tell: Told, stop: threading.Event) -> None:
         """Fill `part` up to the file's size, however often the connection breaks, as long as something comes."""
-        hub = _client()
+        hub = client()
         fruitless = 0
         part.touch()
         with part.open("r+b") as out:
@@ -176,7 +205,7 @@ class Copy:
                     problem: Exception = EOFError("the answer ended early")
                 except hub.errors.HfHubHTTPError as error:
                     if error.response.status_code < 500 and error.response.status_code not in PASSING:
-                        raise _explained(error, self.listing.repo, self.listing.commit) from error
+                        raise explained(error, self.listing.repo, self.listing.commit) from error
                     problem = error
                 except OSError:  # the disk's: the client's own are none
                     raise
@@ -186,15 +215,16 @@ class Copy:
                     break
                 fruitless = 0 if now > there else fruitless + 1
                 if fruitless == ATTEMPTS:
-                    raise _explained(problem, self.listing.repo, self.listing.commit) from problem
+                    raise explained(problem, self.listing.repo, self.listing.commit) from problem
                 tell(f"{file.name}: broken off at {now} of {file.size} bytes ({_line(problem)}); going on")
                 stop.wait(min(FIRST_PAUSE_S * 2**fruitless, 5.0))
 
     def _read(self, file: File, out: BinaryIO, stop: threading.Event) -> None:
         """Ask for what is missing, and append it."""
-        hub = _client()
+        hub = client()
         there = out.tell()
-        url = hub.hf_hub_url(self.listing.repo, file.name, revision=self.listing.commit)
+        listing = self.listing
+        url = hub.hf_hub_url(listing.repo, file.name, revision=listing.commit, repo_type=listing.kind)
         headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
         if there:
             headers["Range"] = f"bytes={there}-"
@@ -253,7 +283,7 @@ def _empty(out: BinaryIO) -> None:
     out.truncate()
 
 
-def _client() -> ModuleType:
+def client() -> ModuleType:
     """The hub's client. Raises HubError where it isn't installed."""
     try:
         import huggingface_hub  # noqa: PLC0415  # an extra; and it takes a second
@@ -281,9 +311,9 @@ def _chosen(source: Source, names: Sequence[str]) -> list[str]:
     return names
 
 
-def _explained(error: Exception, repo: str, revision: str) -> HubError:
+def explained(error: Exception, repo: str, revision: str) -> HubError:
     """What it means for a person, and what to do."""
-    hub = _client()
+    hub = client()
     endpoint = hub.constants.ENDPOINT
     match error:
         case HubError():

@@ -49,17 +49,31 @@ class ProcessTable:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Bytes of physical memory, shared pages divided among their users; `file_bytes` of them are mapped from files."""
+    """Bytes of physical memory of one process or several.
+
+    `total_bytes` is their share of it, `file_bytes` of which are mapped from files: pages are divided among their users
+    (PSS). `largest_bytes` is all that the largest of them has resident, whoever else has the same pages (RSS).
+    """
 
     total_bytes: int = 0
     file_bytes: int = 0
+    largest_bytes: int = 0
+
+    @property
+    def alone_bytes(self) -> int:
+        """What they would take without anybody who shares pages with them: this at least, exactly if it is one process."""
+        return max(self.total_bytes, self.largest_bytes)
 
     def __add__(self, other: Resident) -> Resident:
-        return Resident(self.total_bytes + other.total_bytes, self.file_bytes + other.file_bytes)
+        return Resident(
+            self.total_bytes + other.total_bytes,
+            self.file_bytes + other.file_bytes,
+            max(self.largest_bytes, other.largest_bytes),
+        )
 
 
 def resident(pid: int) -> Resident:
-    """What one process takes: its PSS, or its RSS where the kernel does not let us see that. Nothing if it is gone."""
+    """What one process takes; its RSS for its share, where the kernel does not let us see that. Nothing if it is gone."""
     found = _resident(f"/proc/{pid}")
     if found.total_bytes:
         return found
@@ -76,18 +90,22 @@ def _resident(folder: str) -> Resident:
     if rollup := _read(f"{folder}/smaps_rollup"):
         kib = _fields(rollup)
         if b"Pss_File" in kib:  # Linux 5.4
-            return Resident(kib[b"Pss"] * 1024, kib[b"Pss_File"] * 1024)
+            return Resident(kib[b"Pss"] * 1024, kib[b"Pss_File"] * 1024, kib[b"Rss"] * 1024)
     # No permission: a process that forbids core dumps hides its maps even from its own user.
     if status := _read(f"{folder}/status"):
         kib = _fields(status)
-        return Resident(kib.get(b"VmRSS", 0) * 1024, kib.get(b"RssFile", 0) * 1024)
+        rss = kib.get(b"VmRSS", 0) * 1024
+        return Resident(rss, kib.get(b"RssFile", 0) * 1024, rss)
     return Resident()
 
 
 def resident_quickly(pid: int) -> Resident:
     """Its RSS from counters the kernel keeps, in constant time however large it is; shared memory counts as file pages."""
     statm = _read(f"/proc/{pid}/statm").split()
-    return Resident(int(statm[1]) * _PAGE, int(statm[2]) * _PAGE) if statm else Resident()
+    if not statm:
+        return Resident()
+    rss = int(statm[1]) * _PAGE
+    return Resident(rss, int(statm[2]) * _PAGE, rss)
 
 
 def bytes_read(pid: int) -> int:

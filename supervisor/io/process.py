@@ -60,7 +60,8 @@ class SpawnOrder:
     """What to start. `env` is the whole environment; the worker's mark is added to it.
 
     The log begins empty with each start (the one before is kept as `LOG.1`) and takes at most about 1.5 × `log_limit`
-    bytes on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM.
+    bytes on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `keeps` are descriptors of
+    files that shim and worker hold open as long as they live.
     """
 
     instance: str
@@ -72,6 +73,7 @@ class SpawnOrder:
     cwd: Path | None = None
     log_limit: int = 16 * 1024 * 1024
     stop_argv: tuple[str, ...] | None = None
+    keeps: tuple[int, ...] = ()
 
     @property
     def worker(self) -> str:
@@ -156,7 +158,7 @@ async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
     }
     said = json.dumps(launch).encode() + b"\n"
     try:
-        worker = WorkerProcess(order.worker, mark, group, _start_shim(order.worker, mark), pidfd)
+        worker = WorkerProcess(order.worker, mark, group, _start_shim(order, mark), pidfd)
     except OSError as error:
         if group is not None:
             cgroup.remove(group)
@@ -178,18 +180,19 @@ async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
     return worker
 
 
-def _start_shim(label: str, mark: Mark) -> subprocess.Popen[bytes]:
+def _start_shim(order: SpawnOrder, mark: Mark) -> subprocess.Popen[bytes]:
     env = mark.environment()
     if "LD_LIBRARY_PATH" in os.environ:
         env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # where Python itself was started with its help
     # A session of its own: Ctrl-C in the daemon's terminal is the daemon's to handle.
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(SHIM), label],
+        [sys.executable, "-I", "-S", str(SHIM), order.worker],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=env,
         start_new_session=True,
         bufsize=0,
+        pass_fds=order.keeps,
     )
 
 

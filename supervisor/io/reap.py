@@ -86,6 +86,12 @@ class Mark:
         return self.logs is not None and any(_is_log(_link(f"/proc/{pid}/fd/{fd}"), self.logs) for fd in (1, 2))
 
 
+def worker_of(pid: int) -> str | None:
+    """The worker ("model:generation") that a process belongs to; None: it can't be told, or to none."""
+    marks = (entry.partition(b"=") for entry in _environment(pid))
+    return next((os.fsdecode(value) for name, _, value in marks if name == WORKER_VARIABLE.encode()), None)
+
+
 def _environment(pid: int) -> frozenset[bytes]:
     for folder in _threads(pid):
         try:

@@ -40,6 +40,14 @@ HOP_BY_HOP: Final = frozenset(
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d+)", re.IGNORECASE)
 
 
+def kept_s(promised_s: float) -> float:
+    """How long to keep an idle connection that the worker keeps for `promised_s`: half of it, a second less at least.
+
+    The worker counts from when it sent its answer's last byte, we from when we read it, late on a busy machine.
+    """
+    return min(promised_s / 2, promised_s - 1.0)
+
+
 class Owner(Protocol):
     """What a connection needs of its pool."""
 
@@ -84,6 +92,8 @@ class Connection(asyncio.Protocol):
         self._bodiless = False
         self._framed = False
         self._informational = False
+        self._chunked = False
+        self._promised = False
         self._reusable = False
         self._message_done = False
         self._head_bytes = 0
@@ -237,13 +247,14 @@ class Connection(asyncio.Protocol):
         elif name == b"transfer-encoding":
             if value.lower() != b"chunked":
                 raise UpstreamError("unknown transfer-encoding")
-            self._framed = True
+            self._framed = self._chunked = True
         elif name == b"connection":
             tokens = {token.strip().lower() for token in value.split(b",")} - {b"close", b"keep-alive"}
             if tokens:
                 self._named = tokens
         elif name == b"keep-alive" and (match := _KEEP_ALIVE_TIMEOUT.search(value)):
-            self.idle_s = float(match[1]) - 1.0
+            self.idle_s = kept_s(float(match[1]))
+            self._promised = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -259,7 +270,9 @@ class Connection(asyncio.Protocol):
             return
         if self._named is not None:
             headers = [item for item in headers if item[0] not in self._named]
-        self._reusable = self._parser.should_keep_alive()
+        # cpp-httplib, llama.cpp's server, promises to keep the connection and closes it as soon as a stream has ended:
+        # the next request may well be quicker than that.
+        self._reusable = self._parser.should_keep_alive() and not (self._chunked and self._promised)
         self._quiet_limit_s = self._pool.stream_idle_s
         exchange.start(status, headers)
         if self._bodiless or status in (204, 304):

@@ -7,6 +7,10 @@ A venv can't be moved, its scripts and `pyvenv.cfg` hold absolute paths. So each
 
 and goes live by renaming a new symbolic link over the old one. Whatever interrupts an install, the link still points at
 the environment that worked before; what an interrupted one left behind is removed by the next.
+
+An environment that was replaced stays as long as a worker runs from it (see env_lease): a worker knows its environment by
+where it is, not by the link. It is removed by whoever comes first after that: the worker's daemon, at its end or at the
+next boot, or the next install or remove.
 """
 
 from __future__ import annotations
@@ -18,18 +22,17 @@ import os
 import re
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import get_args
 
-from supervisor.io import accelerators, installer
+from supervisor.io import accelerators, env_lease, installer
+from supervisor.io.env_lease import RECORD, STORE, EnvLease
 from supervisor.io.installer import InstallError, Progress
 from supervisor.io.recipe import Device, Recipe
-
-STORE: Final = ".envs"
-RECORD: Final = "llmux.json"  # written last: an environment without it isn't complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def install(
 
 
 def remove(name: str, runtimes_dir: Path) -> bool:
-    """Remove a runtime's environment; False when there was none. A worker that still runs keeps its open files."""
+    """Remove a runtime's environment; False when there was none. One that workers run from goes when they have ended."""
     builds = runtimes_dir / STORE / name
     if not builds.is_dir():
         return False
@@ -132,6 +135,39 @@ def remove(name: str, runtimes_dir: Path) -> bool:
         link.unlink(missing_ok=True)
         _sweep(name, runtimes_dir)
         return existed
+
+
+def still_used(name: str, runtimes_dir: Path) -> tuple[Path, ...]:
+    """The runtime's environments that were replaced or removed while somebody ran from them."""
+    return tuple(build for build in _replaced(name, runtimes_dir) if env_lease.in_use(build))
+
+
+def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread:
+    """Remove what was replaced and nobody uses any more, of one runtime or of all.
+
+    On a thread of its own that needs no waiting for: where it is cut off, the next one goes on.
+    """
+
+    def sweep() -> None:
+        names = [name] if name is not None else [builds.name for builds in (runtimes_dir / STORE).iterdir()]
+        for each in names:
+            with suppress(OSError), _turn(runtimes_dir / STORE / each, lambda _line: None):
+                _sweep(each, runtimes_dir)
+
+    def run() -> None:
+        with suppress(OSError):  # somebody else's folder, perhaps, or none: not ours to sweep
+            sweep()
+
+    thread = threading.Thread(target=run, name="sweep environments", daemon=True)
+    thread.start()
+    return thread
+
+
+def give_back(lease: EnvLease) -> None:
+    """End a worker's share; the last one takes an environment that was replaced away, without being waited for."""
+    lease.close()
+    if lease.replaced:
+        sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
 
 
 @contextmanager
@@ -175,10 +211,19 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _sweep(name: str, runtimes_dir: Path) -> None:
-    """Remove every build of this runtime that isn't the live one. Only with the turn held."""
-    live = (runtimes_dir / name).resolve()
+    """Remove every build of this runtime that isn't the live one, and that nobody uses. Only with the turn held."""
     for path in (runtimes_dir / STORE / name).iterdir():
         if path.is_symlink():
             path.unlink()
-        elif path.is_dir() and path != live:
-            shutil.rmtree(path, ignore_errors=True)
+    for path in _replaced(name, runtimes_dir):
+        with env_lease.alone(path) as ours:
+            if ours:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _replaced(name: str, runtimes_dir: Path) -> Iterator[Path]:
+    builds = runtimes_dir / STORE / name
+    live = env_lease.live(builds).resolve()
+    for path in builds.iterdir() if builds.is_dir() else ():
+        if path.is_dir() and not path.is_symlink() and path.resolve() != live:
+            yield path

@@ -126,7 +126,7 @@ class TestCheckDevices:
         assert check_devices(folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}"), [self.HOST]) == ()
 
     def test_parts_that_fit_on_too_few(self, folder):
-        catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 3000}\n")
+        catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 2900}\n")
         one, two = replace(self.GPU, id="gpu1", total_mib=1000), replace(self.GPU, id="gpu2")
         assert check_devices(catalog, [self.GPU, two]) == ()
         assert check_devices(catalog, [self.GPU]) == (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shutil
 import subprocess
 from collections.abc import Iterator
 
 import click
 import pytest
 
+from supervisor.cli import environments
 from supervisor.cli.commands.watch import KINDS
 from supervisor.cli.exits import MEANINGS, Exit
 from supervisor.cli.main import main as llmux
@@ -297,6 +300,40 @@ class TestCompletion:
         for name in ("webui", "ops"):
             assert alone("keys", "add", name).returncode == Exit.DONE
         assert self.completed(alone, "keys", "revoke", "w") == {"webui"}
+
+    def test_names_of_runtimes(self, alone, monkeypatch):
+        monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])
+        assert self.completed(alone, "runtimes", "install", "") == set(environments.installable())
+        assert self.completed(alone, "runtimes", "install", "fa") == {"faster_whisper"}
+        folder = str(tiny.runtimes_dir())
+        assert "llama_server" in self.completed(alone, "runtimes", "remove", "--runtimes-dir", folder, "")
+        assert self.completed(alone, "runtimes", "remove", "--runtimes-dir", str(alone.home), "") == set()
+
+    def test_kinds_of_events(self, alone, monkeypatch):
+        monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])
+        assert self.completed(alone, "events", "--types", "") == set(KINDS)
+        assert self.completed(alone, "events", "--types", "m") == {"model", "memory"}
+        assert self.completed(alone, "events", "--types", "model,m") == {"model,memory"}
+        assert self.completed(alone, "events", "--types", "alert,model,re") == {
+            "alert,model,request",
+            "alert,model,reload",
+        }
+
+    @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
+    def test_in_bash_itself(self, alone):
+        """The script that is printed, in the shell it is for: what stands there after TAB."""
+        folder = alone.home / "bin"
+        folder.mkdir()
+        program = folder / "llmux"
+        program.write_text(f"#!{LLMUX[0]}\n{PROGRAM}\n")
+        program.chmod(0o755)
+        asked = (
+            'eval "$(llmux completion bash)"; COMP_WORDS=(llmux events --types "model,m"); COMP_CWORD=3; '
+            '_llmux_completion llmux; echo "${COMPREPLY[@]}"'
+        )
+        env = alone.env(PYTHONPATH=str(REPOSITORY)) | {"PATH": f"{folder}:{os.environ['PATH']}"}
+        told = subprocess.run(["bash", "-c", asked], env=env, capture_output=True, text=True, check=True)
+        assert told.stdout == "model,memory\n"
 
     def test_no_daemon_completes_nothing(self, alone, monkeypatch):
         monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])

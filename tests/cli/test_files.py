@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import yaml
 
 from supervisor.cli.exits import Exit
 from tests import tiny
+from tests.cli.conftest import LLMUX
+from tests.daemon import REPOSITORY
 
 FILE = """\
 # who may come in
@@ -66,6 +69,44 @@ class TestConfigCheck:
         done = alone("config", "check")
         assert done.returncode == Exit.USAGE
         assert "llmux demo" in done.stderr
+
+
+class TestNamingIt:
+    """`--config PATH` everywhere, and PATH alone where nothing else could be meant."""
+
+    @pytest.fixture(autouse=True)
+    def files(self, alone):
+        (alone.home / "my.yaml").write_text("models: {mine: {cmd: [cat], vram_mib: 1}}\n")
+
+    @pytest.mark.parametrize("command", ["config check", "config show", "doctor"])
+    @pytest.mark.parametrize("path", [["my.yaml"], ["--config", "my.yaml"], ["--config=my.yaml"]])
+    def test_both_forms(self, alone, command, path):
+        told = alone(*command.split(), *path, "--json")
+        assert "mine" in told.stdout or "my.yaml: 1 models" in told.stdout
+
+    @pytest.mark.parametrize("path", [["my.yaml"], ["--config", "my.yaml"]])
+    def test_serve(self, alone, path):
+        command = [*LLMUX, "serve", *path, "--port", "0", "--state-dir", "state", "--json"]
+        with subprocess.Popen(
+            command, env=alone.env(PYTHONPATH=str(REPOSITORY)), cwd=alone.home, stdout=subprocess.PIPE, text=True
+        ) as daemon:
+            try:
+                assert json.loads(daemon.stdout.readline())["models"] == ["mine"]
+            finally:
+                daemon.terminate()
+
+    @pytest.mark.parametrize("command", ["serve", "config check", "config show", "doctor", "service install"])
+    def test_two_are_one_too_many(self, alone, command):
+        told = alone(*command.split(), "my.yaml", "--config", "other.yaml")
+        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert f" {command} --config other.yaml" in told.stderr
+
+    @pytest.mark.parametrize("command", ["pull", "bench", "keys add", "keys revoke"])
+    def test_where_something_else_is_meant(self, alone, command):
+        told = alone(*command.split(), "my.yaml")
+        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert "my.yaml is a configuration" in told.stderr
+        assert f" {command} --config my.yaml" in told.stderr
 
 
 class TestConfigShow:

@@ -213,6 +213,11 @@ def llama_server(request) -> Subject:
 
 @pytest.fixture
 def context() -> LaunchContext:
+    return place()
+
+
+def place() -> LaunchContext:
+    """Where one more worker can listen."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -234,8 +239,8 @@ def start(context, tmp_path) -> Iterator[Start]:
     """Start a worker of a subject from its launch spec alone; killed at the end."""
     workers: list[Worker] = []
 
-    def spawn(subject: Subject, **keys: object) -> Worker:
-        spec = subject.adapter.launch(subject.config(**keys), context)
+    def spawn(subject: Subject, where: LaunchContext = context, **keys: object) -> Worker:
+        spec = subject.adapter.launch(subject.config(**keys), where)
         log = tmp_path / "worker.log"
         with log.open("wb") as file:
             process = subprocess.Popen(

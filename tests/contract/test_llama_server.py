@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import json
 import re
 import struct
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 
 from runtimes.llama_server import config
 from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, LlamaServerConfig
+from supervisor.io.upstream import UpstreamPool
 from tests import tiny
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -201,3 +204,27 @@ class TestAnswers:
         worker = start(llama_server, **keys).wait_ready()
         assert message(worker)["content"]
         assert worker.get("/v1/models").json()["data"][0]["id"] == "other"
+
+
+class TestConnections:
+    """Our client and llama.cpp's server agree on when a connection can be used again."""
+
+    async def test_streams_right_after_each_other_are_all_answered(self, llama_server, start):
+        """It closes a connection as soon as a stream has ended, although it promises to keep it."""
+        worker = start(llama_server).wait_ready()
+        upstream = UpstreamPool(worker.spec.host, worker.spec.port, worker.spec.auth)
+
+        async def ask(stream: bool) -> int:
+            body = json.dumps({"prompt": "hi", "max_tokens": 1, "stream": stream}).encode()
+            fields = [(b"content-type", b"application/json")]
+            answer = await upstream.request("POST", b"/v1/completions", fields, body)
+            await answer.read(1 << 20)
+            return answer.status
+
+        async def client() -> set[int]:
+            return {await ask(stream=turn % 4 > 0) for turn in range(100)}
+
+        try:
+            assert await asyncio.gather(*(client() for _ in range(4))) == [{200}] * 4
+        finally:
+            upstream.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from supervisor.catalog import load
 from supervisor.catalog.importing import llama_swap, llm_pool, presets
@@ -20,7 +21,7 @@ from supervisor.catalog.importing.draft import Draft
 from supervisor.catalog.importing.llama_options import Options
 from supervisor.errors import ConfigError
 from tests import tiny
-from tests.daemon import REPOSITORY
+from tests.daemon import REPOSITORY, gguf, running
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SOURCES = {
@@ -161,6 +162,81 @@ class TestCommand:
         assert problem in told.stderr
         assert str(path) in told.stderr
         assert "Traceback" not in told.stderr
+
+
+class TestPeers:
+    """Other servers' models, which llama-swap passes requests to."""
+
+    def peers(self, **peers: Any) -> Draft:
+        return swap({"local": {"cmd": "x --port ${PORT}"}}, macros={"k": "${env.K}", "plain": "sk-plain"}, peers=peers)
+
+    def test_what_becomes_of_one(self):
+        draft = self.peers(box={"proxy": "http://10.0.0.2/x/", "apiKey": "${env.BOX}", "models": ["big"]})
+        assert draft.models["box/big"] == {
+            "runtime": "openai_remote",
+            "base_url": "http://10.0.0.2/x/v1",
+            "api_key_env": "BOX",
+            "allow_remote": True,
+            "upstream_model": "big",
+            "public": True,
+        }
+        assert draft.virtual_models["big"] == {"model": "box/big"}
+
+    @pytest.mark.parametrize(
+        ("peer", "key", "variable"),
+        [
+            ("box", "${env.BOX}", "BOX"),
+            ("box", "${k}", "K"),
+            ("my-box.2", "sk-literal", "MY_BOX_2_API_KEY"),
+            ("2nd", "${plain}", "PEER_2ND_API_KEY"),
+            ("box", "Bearer ${env.BOX}", "BOX_API_KEY"),
+        ],
+    )
+    def test_keys_stay_where_they_are(self, peer, key, variable):
+        draft = self.peers(**{peer: {"proxy": "http://10.0.0.2", "apiKey": key, "models": ["big"]}})
+        assert draft.models[f"{peer}/big"]["api_key_env"] == variable
+        assert "sk-" not in draft.text(()) + str(notes(draft))
+        assert any(f"environment, as {variable}" in note for note in notes(draft)) == (
+            not key.startswith("${") or "plain" in key
+        )
+
+    def test_a_name_that_two_have_is_nobodys(self):
+        one = {"proxy": "http://10.0.0.2", "models": ["big", "local", "only"]}
+        draft = self.peers(a=one, b={"proxy": "http://10.0.0.3", "models": ["big"]})
+        assert set(draft.models) == {"local", "a/big", "a/local", "a/only", "b/big"}
+        assert set(draft.virtual_models) == {"only"}
+
+    def test_peers_alone(self):
+        assert set(swap({}, peers={"a": {"proxy": "http://10.0.0.2", "models": ["big"]}}).models) == {"a/big"}
+
+    def test_answers_come_from_there(self, tmp_path):
+        """One llmux as the peer of another, by what was imported."""
+
+        def folder(name: str) -> Path:
+            (tmp_path / name).mkdir()
+            return tmp_path / name
+
+        with running(folder("peer"), {"models": {"quick": gguf()}}) as peer:
+            (tmp_path / "swap.yaml").write_text(f"peers: {{box: {{proxy: '{peer.url}', models: [quick]}}}}\n")
+            written = llmux("config", "import", tmp_path / "swap.yaml")
+            assert written.returncode == 0, written.stderr
+            with running(folder("daemon"), yaml.safe_load(written.stdout)) as daemon:
+                for name in ("box/quick", "quick"):
+                    answer = daemon.chat(name).json()
+                    assert answer["choices"][0]["message"]["content"].endswith(tiny.ANSWER)
+
+    def test_credentials_in_the_address(self):
+        draft = self.peers(a={"proxy": "http://me:sk-secret@10.0.0.2", "models": ["big"]})
+        assert set(draft.models) == {"local"}
+        assert "sk-secret" not in draft.text(()) + str(notes(draft))
+        assert any("credentials" in note for note in notes(draft))
+
+    @pytest.mark.parametrize(
+        "peer", ["x", {"models": ["a"]}, {"proxy": "http://h"}, {"proxy": "http://h", "models": []}]
+    )
+    def test_what_llama_swap_refuses(self, peer):
+        with pytest.raises(ConfigError, match=r"peers\.a: expected"):
+            self.peers(a=peer)
 
 
 class TestLlamaServerOptions:

@@ -10,7 +10,10 @@ import pytest
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
 from supervisor.io.upstream import UpstreamPool
+from supervisor.io.upstream_wire import kept_s
 from tests.proxy.wire import Conn, answering, chunk, ok, open_fds, pool, until, worker
+
+STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\n2\r\nhi\r\n0\r\n\r\n"
 
 
 async def get(upstream: UpstreamPool, method: str = "GET", **options) -> tuple[int, bytes]:
@@ -38,14 +41,40 @@ class TestReuse:
             ok(b"hi") + b"stray",
             ok(b"hi") + b"\r\nHTTP/1.1 200 OK\r\nContent-Le",
             ok(b"hi", b"Keep-Alive: timeout=1"),
+            STREAM % b"Keep-Alive: timeout=60, max=100\r\n",
         ],
-        ids=["close", "http/1.0", "stray bytes", "half a second answer", "timeout too short"],
+        ids=["close", "http/1.0", "stray bytes", "half a second answer", "timeout too short", "cpp-httplib's stream"],
     )
     async def test_not_reused(self, response):
         async with worker(answering(response)) as behind, pool(behind.port) as upstream:
             assert await get(upstream) == (200, b"hi")
             assert await get(upstream) == (200, b"hi")
             assert behind.accepted == 2
+
+    async def test_reused_after_a_stream_of_any_other_server(self):
+        async with worker(answering(STREAM % b"")) as behind, pool(behind.port) as upstream:
+            for _ in range(3):
+                assert await get(upstream) == (200, b"hi")
+            assert behind.accepted == 1
+
+    async def test_closed_while_the_next_request_is_on_its_way(self):
+        """llama.cpp ends every stream so, whatever its Keep-Alive says; the client must not hear of it."""
+
+        async def script(conn: Conn) -> None:
+            await conn.request()
+            await conn.send(STREAM % b"Keep-Alive: timeout=5, max=100\r\n")
+            await conn.reader.read(1)  # the next request, if it comes here, or that we closed it
+            conn.reset()
+
+        async with worker(script) as behind, pool(behind.port) as upstream:
+            for turn in range(20):
+                assert await get(upstream, "POST", body=b"{}") == (200, b"hi")
+                assert behind.accepted == turn + 1
+
+    @pytest.mark.parametrize(("promised", "kept"), [(1, 0), (2, 1), (5, 2.5), (60, 30)])
+    async def test_kept_for_less_than_promised(self, promised, kept):
+        """The worker began to count before its answer was read here, on a busy machine well before."""
+        assert kept_s(promised) == kept
 
     async def test_idle_connections_expire_and_keep_alive_timeout_is_honoured(self):
         async with worker(answering(ok(b"hi", b"Keep-Alive: timeout=60"))) as patient, pool(patient.port) as upstream:

@@ -60,7 +60,8 @@ class Pull:
         self.models_dir = home / "models"
         self.models: dict[str, object] = {}
         self.virtual: dict[str, object] = {}
-        self.server: dict[str, object] = {"models_dir": str(self.models_dir)}
+        self.runtimes_dir = home / "runtimes"
+        self.server: dict[str, object] = {"models_dir": str(self.models_dir), "runtimes_dir": str(self.runtimes_dir)}
 
     def environment(self, **variables: str) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLMUX_", "HF_", "XDG_"))}

@@ -1,6 +1,7 @@
 """A model hub on loopback, as far as a client that fetches models can tell: listings, files, ranges, gates, a CDN, trouble.
 
 Large files are answered by a redirect to another origin, as the real hub does, which mustn't see the person's token.
+Repositories of kernels are those whose names begin with "kernels/"; they are listed as a tree, and have branches.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-COMMITS = {"main": "a" * 40, "v2": "b" * 40}
+COMMITS = {"main": "a" * 40, "v2": "b" * 40, "v1": "c" * 40, "v4": "d" * 40}
+
+
+def blob(content: bytes) -> str:
+    """Git's name for it."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass
@@ -87,6 +94,11 @@ class Hub:
                 elif path.startswith("/api/models/"):
                     name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
                     self.listing(name, revision or "main")
+                elif path.startswith("/api/kernels/") and path.endswith("/refs"):
+                    self.branches(path.removeprefix("/api/").removesuffix("/refs"))
+                elif path.startswith("/api/kernels/"):
+                    name, _, place = path.removeprefix("/api/").partition("/tree/")
+                    self.tree(name, *place.split("/", 1))
                 elif "/resolve/" in path:
                     repo, _, rest = path.removeprefix("/").partition("/resolve/")
                     revision, _, name = rest.partition("/")
@@ -105,8 +117,7 @@ class Hub:
                     return
                 siblings = []
                 for file, content in files.items():
-                    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-                    entry = {"rfilename": file, "size": len(content), "blobId": blob}
+                    entry = {"rfilename": file, "size": len(content), "blobId": blob(content)}
                     if file in repo.large:
                         digest = hashlib.sha256(content).hexdigest()
                         entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
@@ -115,6 +126,30 @@ class Hub:
                 gated = "manual" if repo.gated else False
                 body = {"id": name, "sha": sha, "private": False, "gated": gated, "tags": [], "siblings": siblings}
                 self.answer(200, json.dumps({**body, "downloads": 0, "likes": 0}).encode(), "application/json")
+
+            def branches(self, name: str) -> None:
+                if name not in hub.repos:
+                    self.refuse(401, "RepoNotFound")
+                    return
+                found = [branch for branch in COMMITS if branch == "main" or branch in hub.repos[name].versions]
+                listed = [{"name": b, "ref": f"refs/heads/{b}", "targetCommit": COMMITS[b]} for b in found]
+                body = {"branches": listed, "converts": [], "tags": []}
+                self.answer(200, json.dumps(body).encode(), "application/json")
+
+            def tree(self, name: str, revision: str, folder: str) -> None:
+                repo = hub.repos[name]
+                files = repo.at(revision)
+                assert files is not None
+                entries: dict[str, dict[str, object]] = {}
+                for file, content in files.items():
+                    for above in list(PurePosixPath(file).parents)[:-1]:
+                        entries[str(above)] = {"type": "directory", "path": str(above), "oid": "0" * 40, "size": 0}
+                    entries[file] = {"type": "file", "path": file, "size": len(content), "oid": blob(content)}
+                    if file in repo.large:
+                        digest = hashlib.sha256(content).hexdigest()
+                        entries[file]["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
+                below = [entry for path, entry in entries.items() if path.startswith(f"{folder}/")]
+                self.answer(200, json.dumps(below).encode(), "application/json")
 
             def resolve(self, repo_name: str, revision: str, name: str) -> None:
                 repo = hub.repos[repo_name]

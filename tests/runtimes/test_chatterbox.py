@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimes.chatterbox.adapter import OTHERS, WEIGHTS, ChatterboxAdapter, ChatterboxConfig
+from runtimes.chatterbox.languages import LANGUAGES
 from runtimes.chatterbox.sentences import MOST, pieces
+from runtimes.worker_adapter import BOOTSTRAP
 from tests import environments
 from tests.daemon import running, wait_until
 from tests.runtimes import fake_chatterbox
@@ -198,7 +201,8 @@ class TestSpeech:
         events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
         assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
         assert events[-1]["type"] == "speech.audio.done"
-        assert events[-1]["usage"]["input_tokens"] > 0
+        read = sum(map(len, pieces(TEXT)))
+        assert events[-1]["usage"] == {"input_tokens": read, "output_tokens": 2 * read, "total_tokens": 3 * read}
         assert b"".join(base64.b64decode(event["audio"]) for event in events[:-1]) == plain
 
     @pytest.mark.parametrize("speed", [0.25, 0.5, 1.5, 4])
@@ -228,7 +232,8 @@ class TestSpeech:
             ("default", {"language": "de"}, "English only"),
             ("default", {"top_k": 5}, "only the turbo variant"),
             ("turbo", {"exaggeration": 1}, "no such control"),
-            ("multilingual", {"language": "xx"}, "one of de, en"),
+            ("multilingual", {"language": "xx"}, "language is 'xx', but must be one of de, en"),
+            ("multilingual", {"language": "Germann"}, "did you mean de, German?"),
             ("default", {"voice": "broken"}, "broken.wav can't be used"),
         ],
     )
@@ -241,14 +246,97 @@ class TestSpeech:
 class TestVariants:
     def test_multilingual(self, daemon):
         assert speak(daemon, "multilingual", language="de-DE").status_code == 200
+        assert speak(daemon, "multilingual", language="German").status_code == 200
         assert speak(daemon, "multilingual").status_code == 200
         text = log(daemon, "multilingual")
+        assert text.count("language de") == 2
         assert text.index("language de") < text.rindex("language en")
 
     def test_turbo(self, daemon):
         assert speak(daemon, "turbo", top_k=5, norm_loudness=False, cfg_weight=0).status_code == 200
         assert "'top_k': 5" in log(daemon, "turbo")
         assert "{'norm_loudness': False}" in log(daemon, "turbo")
+
+
+class Stalled:
+    """A client that asks the worker itself, has little room for the answer, and doesn't read it."""
+
+    def __init__(self, port: int, body: dict[str, object]) -> None:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.settimeout(20)
+        self.socket.connect(("127.0.0.1", port))
+        data = json.dumps(body).encode()
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        self.socket.sendall(head.encode() + data)
+
+    def read(self, size: int) -> int:
+        """So many bytes at least."""
+        got = 0
+        while got < size:
+            got += len(self.socket.recv(1 << 16))
+        return got
+
+
+@pytest.fixture
+def worker(tmp_path, runtimes_dir):
+    """A turbo worker without a daemon, and its log."""
+    clip(tmp_path / "voices" / "anna.wav")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"model": "tts", "host": "127.0.0.1", "port": port, "parallel": 1, "queue": 2, "variant": "turbo"}
+    settings |= {"path": str(checkpoint(tmp_path / "turbo", "turbo")), "voices": str(tmp_path / "voices")}
+    settings |= {"default_voice": None, "aliases": {}, "default_language": "en", "device": "cpu"}
+    python = runtimes_dir / "chatterbox" / "bin" / "python"
+    command = [str(python), "-I", str(BOOTSTRAP), "runtimes.chatterbox.worker", json.dumps(settings)]
+    said = tmp_path / "log"
+    with said.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False)
+
+    def healthy() -> bool:
+        try:
+            return client.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_until(healthy, 30)
+        yield client, said
+    finally:
+        client.close()
+        process.kill()
+        process.wait()
+
+
+class TestListeners:
+    """Nobody waits for somebody else's listener, and nothing piles up for one who doesn't read."""
+
+    def test_one_who_stops_reading(self, worker):
+        client, said = worker
+        body = {"input": "Word after word is said here. " * 2000, "response_format": "pcm"}
+        total = len(pieces(body["input"]))
+        stalled = Stalled(client.base_url.port, body)
+        spoken = lambda: said.read_text().count("spoke 'Word")
+        at_rest = lambda: spoken() > 1 and "llmux_worker_running 0.0" in client.get("/metrics").text
+        before = wait_until(lambda: at_rest() and spoken(), 30)
+        assert client.post("/v1/audio/speech", json={"input": "Hello.", "response_format": "pcm"}).status_code == 200
+        assert spoken() == before < total / 4
+        stalled.read(before * 600_000)  # it goes on where it was
+        wait_until(lambda: spoken() > before)
+        stalled.socket.close()
+        wait_until(lambda: "llmux_worker_running 0.0" in client.get("/metrics").text)
+        assert spoken() < total
+
+    def test_a_short_text_between_the_sentences_of_a_long_one(self, daemon):
+        body = {"model": "default", "input": f"{TEXT} " * 40, "response_format": "pcm"}
+        with daemon.client() as client, client.stream("POST", "/v1/audio/speech", json=body) as answer:
+            rest = answer.iter_raw()
+            next(rest)
+            assert speak(daemon, input="Meanwhile.").status_code == 200
+            assert daemon.model("default")["in_flight"] == 1
+            answer.close()
 
 
 class TestVoices:
@@ -322,6 +410,25 @@ class TestAdapter:
         )
         assert "no such folder" in " ".join(ADAPTER.check(self.config(tmp_path / "no"), runtimes_dir=Path()))
 
+    def test_language(self, tmp_path):
+        folder = checkpoint(tmp_path / "model", "multilingual")
+        (folder / "conds.pt").touch()
+
+        def check(language: str, variant: str = "multilingual") -> str:
+            found = ADAPTER.check(self.config(folder, variant=variant, default_language=language), runtimes_dir=Path())
+            return " ".join(found)
+
+        assert [check(good) for good in ("de", "zh", "German", "pt-BR")] == [""] * 4
+        assert "default_language: 'cs' can't be spoken by variant multilingual; it must be one of ar, da" in check("cs")
+        assert "did you mean sv, Swedish?" in check("Sweedish")
+        assert "default_language: 'de' can't be spoken by variant default; it must be one of en" in check(
+            "de", "default"
+        )
+
+    def test_listeners(self, tmp_path):
+        assert ADAPTER.target_inflight(self.config(tmp_path)) == 8
+        assert ADAPTER.target_inflight(self.config(tmp_path, target_inflight=1)) == 1
+
     def test_estimate(self, tmp_path):
         folder = checkpoint(tmp_path / "model", "default")
         assert ADAPTER.estimate(self.config(folder)).source == "computed"
@@ -334,6 +441,9 @@ class TestAdapter:
 def test_the_real_library(tmp_path, capsys):
     """A random checkpoint of full width is loaded and speaks: noise of the right length, in chunks."""
     source = environments.installed("chatterbox") / "chatterbox"
+    listing = "from chatterbox.mtl_tts import SUPPORTED_LANGUAGES as known; print(*sorted(known))"
+    told = subprocess.run([str(source / "bin" / "python"), "-c", listing], capture_output=True, text=True, check=True)
+    assert tuple(told.stdout.split()[-23:]) == LANGUAGES
     writer = Path(__file__).with_name("write_chatterbox.py")
     model = CACHE / "models" / "chatterbox-small"
     if not (model / "tokenizer.json").exists():
@@ -355,12 +465,15 @@ def test_the_real_library(tmp_path, capsys):
         "limits": {"first_byte_s": 1200},
     }
     with running(tmp_path, config) as daemon:
-        body = {"model": "tts", "input": "Hello.", "response_format": "wav", "temperature": 5}
+        body = {"model": "tts", "input": "Hello.", "response_format": "pcm", "temperature": 5, "stream_format": "sse"}
         with daemon.client() as client:
             answer = client.post("/v1/audio/speech", json=body, timeout=1400)
         assert answer.status_code == 200, answer.text
-        seconds = (len(answer.content) - 44) / 48000
+        *deltas, done = (json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {"))
+        seconds = sum(len(base64.b64decode(delta["audio"])) for delta in deltas) / 48000
         assert seconds > 0.5
+        assert done["usage"]["input_tokens"] == len("Hello.") + 2  # a character each, begin and end
+        assert done["usage"]["output_tokens"] >= 25 * seconds  # some are no sound and are left out
         memory = daemon.model("tts")["memory"]
         with capsys.disabled():
             print(f"\n{seconds:.1f} s of speech in {answer.elapsed.total_seconds():.0f} s; {memory}", file=sys.stderr)

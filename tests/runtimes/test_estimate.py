@@ -78,7 +78,7 @@ class TestMeasured:
         measured = measured_mib(subject)
         record_property("predicted_mib", estimate.mib)
         record_property("measured_mib", measured)
-        assert measured * 0.95 <= estimate.mib <= measured * 1.15 + 16, (estimate.detail, measured)
+        assert measured * 0.95 <= estimate.mib <= measured * 1.05 + 8, (estimate.detail, measured)
 
 
 def write_head(path, architecture, keys):

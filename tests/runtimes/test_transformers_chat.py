@@ -410,6 +410,19 @@ class TestCompletions:
         assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello from a "
         assert chunks[-1].choices[0].finish_reason == "stop"
 
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_offsets_of_tokens(self, sdk, streams):
+        """A token is where its text is; one that ends a character begins where the character does."""
+        body = {"model": "qwen3", "prompt": "Say:\n\n", "logprobs": 0, "max_tokens": 20}
+        answers = list(sdk.completions.create(**body, stream=True)) if streams else [sdk.completions.create(**body)]
+        choices = [answer.choices[0] for answer in answers]
+        told = [choice.logprobs for choice in choices if choice.logprobs]
+        tokens, offsets = ([item for one in told for item in getattr(one, key)] for key in ("tokens", "text_offset"))
+        assert offsets == [0, 5, 10, 12, 17, 23, 24, 24, 24, 24]
+        text = "".join(choice.text for choice in choices)
+        for token, offset in zip(tokens[:6], offsets[:6], strict=True):
+            assert text[offset:].startswith(token)
+
     def test_tokens(self, sdk):
         assert sdk.completions.create(model="qwen3", prompt=[72, 73, 74], max_tokens=1).usage.prompt_tokens == 3
 

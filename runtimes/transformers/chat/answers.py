@@ -89,7 +89,7 @@ class Answer:
         if piece is not None and not tokens:
             return None
         if self.kind == "chat":
-            return {"content": [_described(self.loaded, token) for token in tokens], "refusal": None}
+            return {"content": [_described(self.loaded, token) for _, token in tokens], "refusal": None}
         return _columns(self.loaded, tokens)
 
 
@@ -143,12 +143,13 @@ def _described(loaded: Loaded, token: Token) -> Json:
     return {**one(token.id, token.logprob), "top_logprobs": [one(*other) for other in token.top]}
 
 
-def _columns(loaded: Loaded, tokens: Sequence[Token]) -> Json:
-    """The form that completions have."""
+def _columns(loaded: Loaded, tokens: Sequence[tuple[int, Token]]) -> Json:
+    """The form that completions have. Offsets are in the answer's text, over all chunks of a stream."""
     return {
-        "tokens": [loaded.decode([token.id]) for token in tokens],
-        "token_logprobs": [max(token.logprob, -9999.0) for token in tokens],
+        "tokens": [loaded.decode([token.id]) for _, token in tokens],
+        "token_logprobs": [max(token.logprob, -9999.0) for _, token in tokens],
         "top_logprobs": [
-            {loaded.decode([other]): max(value, -9999.0) for other, value in token.top} for token in tokens
+            {loaded.decode([other]): max(value, -9999.0) for other, value in token.top} for _, token in tokens
         ],
+        "text_offset": [begin for begin, _ in tokens],
     }

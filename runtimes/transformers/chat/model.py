@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +16,22 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from transformers.integrations.hub_kernels import get_kernel
 from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
+from runtimes.transformers.quantised import KERNELS
+
 Format = Literal["tagged", "harmony", "none"]
-KERNELS = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
+PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
+INSTALL = "llmux runtimes install transformers --device cuda"
 OWN_MARKERS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the adapter decided (language.py)."""
+    """What the adapter decided (language.py). `name` is the model's in the configuration."""
 
+    name: str
     path: str
     device: Literal["cpu", "cuda"]
     dtype: str
@@ -117,7 +123,7 @@ def _quantization(options: Options, config: Any) -> Any:
     stored = getattr(config, "quantization_config", None) or {}
     method = stored.get("quant_method") if isinstance(stored, Mapping) else stored.quant_method
     if options.quantization != "none":
-        _check_kernels(str(method or options.quantization).partition("-")[0])
+        _check_kernels(str(method or options.quantization).partition("-")[0], options.name)
     match options.quantization:
         case "bitsandbytes-8bit":
             return transformers.BitsAndBytesConfig(load_in_8bit=True)
@@ -137,18 +143,34 @@ def _quantization(options: Options, config: Any) -> Any:
             return None
 
 
-def _check_kernels(method: str) -> None:
+def _check_kernels(method: str, model: str) -> None:
     """Raises SystemExit where transformers would fail later, or silently compute plain weights, several times as large."""
-    package = {"fp8": KERNELS, "mxfp4": KERNELS, "bitsandbytes": "bitsandbytes"}.get(method)
-    remedy = "or set quantization: none" if method in {"mxfp4", "fp8"} else "or choose another quantization"
-    there = is_kernels_available() if package == KERNELS else importlib.util.find_spec("bitsandbytes") is not None
-    if package is not None and not there:
+    if method == "bitsandbytes" and importlib.util.find_spec("bitsandbytes") is None:
         raise SystemExit(
-            f"quantization: {method} needs the package {package}, which this environment doesn't have."
-            f" Install it (uv pip install --python {sys.executable} '{package}'), {remedy}."
+            f"quantization: {method} needs the package bitsandbytes, which this environment doesn't have."
+            f" Install the one for CUDA ({INSTALL}), or choose another quantization."
         )
-    if method == "fp8" and torch.cuda.get_device_capability() < (8, 9):
-        raise SystemExit(f"quantization: fp8 needs a GPU of compute capability 8.9 or more; use another, {remedy}.")
+    if method not in KERNELS:
+        return
+    if not is_kernels_available():
+        raise SystemExit(
+            f"quantization: {method} needs the package {PACKAGE}, which this environment doesn't have."
+            f" Install it (uv pip install --python {sys.executable} '{PACKAGE}'), or set quantization: none."
+        )
+    for kernel in KERNELS[method]:
+        try:
+            get_kernel(kernel.repo, version=kernel.version)
+        except Exception as error:
+            raise SystemExit(
+                f"quantization: {method} needs the kernel {kernel.repo}, version {kernel.version}: {error}\n"
+                f"Get it (llmux pull {model}), or set quantization: none."
+            ) from error
+    if method == "fp8":
+        if torch.cuda.get_device_capability() < (8, 9):
+            raise SystemExit(
+                "quantization: fp8 needs a GPU of compute capability 8.9 or more; use another, or set quantization: none."
+            )
+        os.environ["TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR"] = "1"  # or it asks for one more kernel with every layer
 
 
 def _template(tokenizer: Any) -> str:

@@ -55,19 +55,22 @@ class Told:
 
 @dataclass(slots=True)
 class Teller:
-    """Reads one answer. `told` is filled as it goes; `logprobs` are those of the answer's tokens not yet taken."""
+    """Reads one answer. `told` is filled as it goes; `logprobs` are those of the answer's tokens not yet taken.
+
+    With each of these comes where its text begins, in characters of all that was generated.
+    """
 
     loaded: Loaded
     parser: Parser
     stops: Sequence[str] = ()
     parallel: bool = True
     told: Told = field(default_factory=Told)
-    logprobs: list[Token] = field(default_factory=list)
+    logprobs: list[tuple[int, Token]] = field(default_factory=list)
 
     def read(self, results: Iterable[Token | Ending], enough: Cancel) -> Iterator[list[Piece]]:
         """For each token what it brought, which may be nothing. Sets `enough` when no more is wanted."""
         text, stops = Detokenizer(self.loaded.decode), Stops(self.stops)
-        called = False
+        called, begin = False, 0
         for item in results:
             if isinstance(item, str):
                 self.told.finish = item
@@ -76,9 +79,11 @@ class Teller:
             self.told.thought += self.parser.thinking
             if item.id in self.loaded.ends or item.id in self.loaded.hidden:
                 continue
-            pieces = list(self._stopped(self.parser.feed(text.feed(item.id)), stops))
+            new = text.feed(item.id)
+            pieces = list(self._stopped(self.parser.feed(new), stops))
             if self.parser.answering:
-                self.logprobs.append(item)
+                self.logprobs.append((begin, item))
+            begin += len(new)
             starts = [piece for piece in pieces if isinstance(piece, CallStart)]
             if starts and not self.parallel and any(piece.index > 0 for piece in starts):
                 pieces = pieces[: pieces.index(next(piece for piece in starts if piece.index > 0))]

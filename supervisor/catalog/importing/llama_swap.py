@@ -1,4 +1,4 @@
-"""llama-swap's config.yaml: models with their commands, macros, aliases, filters, groups and hooks.
+"""llama-swap's config.yaml: models with their commands, macros, aliases, filters, groups, hooks and peers.
 
 A command that is llama-server with a file becomes our llama_server runtime; every other one is run as it is. Where
 llama-swap swaps by groups, llmux goes by memory: what says the same is taken over, what doesn't is noted.
@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
+from supervisor.catalog.importing import llama_swap_filters as filters
+from supervisor.catalog.importing import llama_swap_peers as peers
 from supervisor.catalog.importing.draft import Draft, Values, guess_type, text_of
 from supervisor.catalog.importing.llama_options import Options
 from supervisor.catalog.importing.macros import Macros, definitions
@@ -51,9 +53,7 @@ _TOP: Final = {
     "captureBuffer": "llmux keeps no requests",
     "sendLoadingState": _ELSEWHERE["sendLoadingState"],
     "matrix": "llmux decides by memory; limits.max_loaded, `pin` and `priority` say what may stay",
-    "peers": "there is no runtime for remote servers",
 }
-_FILTERS: Final = frozenset({"stripParams", "strip_params", "setParams", "set_params", "setParamsByID"})
 _ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
 _LEVELS: Final = {"warn": "warning"}
 
@@ -70,8 +70,8 @@ class _Conversion:
         self._macros = Macros(environ)
         self._problems = self._macros.problems
         self._names: dict[str, str] = {}  # every name of theirs, aliases too → our model's
-        models = root.get("models")
-        if not isinstance(models, dict) or not models:
+        models = root.get("models") or {}
+        if not isinstance(models, dict) or not (models or root.get("peers")):
             raise ConfigError(("there are no models",))
         self._names = {name: self.draft.name(name) for name in models}
         for name, values in models.items():
@@ -84,6 +84,9 @@ class _Conversion:
         self._settings()
         self._groups()
         self._preload()
+        peers.add(self.draft, root.get("peers"), self._macros, definitions(root.get("macros")))
+        if self._problems:
+            raise ConfigError(tuple(self._problems))
         self.draft.list_models()
 
     # ------------------------------------------------------------------------------------------------------- models
@@ -112,7 +115,7 @@ class _Conversion:
         self._environment(name, where, env)
         self._lifetime(name, where, filled)
         self._names_of(name, theirs, where, filled)
-        self._filters(name, theirs, where, filled.get("filters"))
+        filters.apply(self.draft, name, theirs, where, filled.get("filters"))
         self.draft.spread(name)
         for key in [key for key in filled if key not in KNOWN]:
             self.draft.lose(f"{where}.{key}", _ELSEWHERE.get(key, "llmux has nothing like it"), model=name)
@@ -269,40 +272,6 @@ class _Conversion:
             if is_hidden or unlisted or self._root.get("includeAliasesInList") is not True:
                 self.draft.look(f"{where}.aliases", f"{alias} is in the list of models now", model=name)
 
-    def _filters(self, name: str, theirs: str, where: str, filters: JsonValue) -> None:
-        if not isinstance(filters, dict):
-            return
-        strip = filters.get("stripParams") or filters.get("strip_params") or ""
-        fields = strip if isinstance(strip, list) else str(strip).split(",")
-        if stripped := [field for part in fields if (field := str(part).strip()) and field != "model"]:
-            for public in self._public_names(name):
-                self.draft.virtual(public, name)["strip"] = list(stripped)
-        force = filters.get("setParams") or filters.get("set_params")
-        if isinstance(force, dict):
-            for public in self._public_names(name):
-                self.draft.merge(public, name, "force", self._settable(name, where, force))
-        by_id = filters.get("setParamsByID")
-        for public, given in by_id.items() if isinstance(by_id, dict) else ():
-            if isinstance(given, dict):
-                ours = name if public == theirs else self.draft.name(public)
-                target = self.draft.virtual(ours, name)
-                if stripped:
-                    target["strip"] = list(stripped)
-                if isinstance(force, dict):
-                    self.draft.merge(ours, name, "force", self._settable(name, where, force))
-                self.draft.merge(ours, name, "force", self._settable(name, where, given))
-        for key in [key for key in filters if key not in _FILTERS]:
-            self.draft.lose(f"{where}.filters.{key}", "llmux has nothing like it", model=name)
-
-    def _public_names(self, name: str) -> list[str]:
-        aliases = [public for public, virtual in self.draft.virtual_models.items() if virtual["model"] == name]
-        return list(dict.fromkeys([name, *aliases]))
-
-    def _settable(self, name: str, where: str, fields: Mapping[str, JsonValue]) -> Values:
-        for field in [field for field in fields if field in {"model", "stream"}]:
-            self.draft.lose(f"{where}.filters", f'"{field}" decides who answers, and how', model=name)
-        return {key: value for key, value in fields.items() if key not in {"model", "stream"}}
-
     # ------------------------------------------------------------------------------------------------- all together
 
     def _settings(self) -> None:
@@ -315,6 +284,7 @@ class _Conversion:
         used = {
             "macros",
             "models",
+            "peers",
             "groups",
             "hooks",
             "globalTTL",

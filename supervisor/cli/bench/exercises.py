@@ -24,7 +24,6 @@ from pydantic import JsonValue
 from supervisor.catalog import Route
 from supervisor.cli.bench import sound
 from supervisor.cli.bench.places import BenchError
-from supervisor.errors import UpstreamError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_response import UpstreamResponse
 
@@ -87,13 +86,7 @@ class Asking:
     async def _send(self, body: bytes | bytearray, kind: bytes) -> UpstreamResponse:
         model = self.route.model
         places = {end.path: end.upstream_path or end.path for end in model.adapter.endpoints(model.config)}
-        place, headers = places[self.path].encode(), [(b"content-type", kind)]
-        try:
-            answer = await self.upstream.request("POST", place, headers, body)
-        except (
-            UpstreamError
-        ):  # a server may close a kept connection just as it is used; asking again harms no measurement
-            answer = await self.upstream.request("POST", place, headers, body)
+        answer = await self.upstream.request("POST", places[self.path].encode(), [(b"content-type", kind)], body)
         if answer.status != 200:
             said = (await answer.read(4096)).decode(errors="replace")
             answer.close()

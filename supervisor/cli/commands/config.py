@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from supervisor.cli.exits import exit_of
-from supervisor.cli.options import Flags, counted, daemon_options, json_option, print_json, server_options
+from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
-
-
-def _path_argument(command: Callable[..., None]) -> Callable[..., None]:
-    return click.argument("path", type=click.Path(path_type=Path), required=False)(command)
 
 
 @click.group()
@@ -23,14 +18,14 @@ def config() -> None:
 
 
 @config.command("check")
-@_path_argument
+@config_path
 @json_option
-def config_check(path: Path | None, as_json: bool) -> None:
-    """Report every mistake of PATH (default: the file that `serve` would use)."""
+def config_check(config: Path | None, as_json: bool) -> None:
+    """Report every mistake of the configuration that `serve` would use."""
     from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
 
     try:
-        catalog = configuration.checked(path)
+        catalog = configuration.checked(config)
     except ConfigError as error:
         if not as_json:
             raise
@@ -44,15 +39,15 @@ def config_check(path: Path | None, as_json: bool) -> None:
 
 
 @config.command("show")
-@_path_argument
+@config_path
 @server_options
 @json_option
-def config_show(path: Path | None, flags: Flags, as_json: bool) -> None:
+def config_show(config: Path | None, flags: Flags, as_json: bool) -> None:
     """Show what counts in the end, and who set it: file, variable, option of serve, or default. Secrets are masked."""
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
     from supervisor.cli import configuration  # noqa: PLC0415
 
-    values = configuration.effective(load_catalog(path, flags=flags, check_files=False))
+    values = configuration.effective(load_catalog(config, flags=flags, check_files=False))
     if as_json:
         print_json(configuration.as_json(values))
     else:

@@ -21,14 +21,14 @@ from supervisor.cli.options import config_option, json_option, print_json
 def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | None, as_json: bool) -> None:
     """Fetch the files of MODELs from the model hub, or of all models whose configuration names a source.
 
+    With FP8 and MXFP4 weights come the kernels that compute with them, in the builds that fit the runtime's environment.
     What is there already is not fetched again, and what was cut off goes on. Gated models need a token: HF_TOKEN.
     """
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
 
-    wanted = pulling.wants(pulling.catalog_of(config), models)
+    wanted = pulling.wants(pulling.catalog_of(config), models, verify=verify)
     if not wanted:
         click.echo("No model of the configuration names a source.", err=as_json)
-    pulling.look(wanted, verify=verify)
     try:
         if not dry_run:
             pulling.check_room(wanted)

@@ -27,8 +27,15 @@ def runtimes_dir_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the runtimes that have an environment."""
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+
+    return [name for name in environments.installable() if name.startswith(incomplete)]
+
+
 @runtimes.command("install")
-@click.argument("name")
+@click.argument("name", shell_complete=_names)
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda", "rocm"]),
@@ -46,6 +53,8 @@ def runtimes_install(
     folder = environments.resolve(runtimes_dir)
     echo = functools.partial(click.echo, err=as_json)
     environments.install_watched(name, folder, echo, device=device, python=python)
+    if (told := environments.still_used(name, folder)) is not None:
+        click.echo(told, err=True)
     if as_json:
         print_json(environments.row(name, folder))
 
@@ -64,19 +73,30 @@ def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
         click.echo(environments.table_of(rows))
 
 
+def _installed(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the runtimes that are installed."""
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
+
+    folder = environments.resolve(ctx.params.get("runtimes_dir"))
+    return [name for name in environments.installable() if name.startswith(incomplete) and (folder / name).exists()]
+
+
 @runtimes.command("remove")
-@click.argument("name")
+@click.argument("name", shell_complete=_installed)
 @runtimes_dir_option
 @json_option
 def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None:
     """Remove the environment of runtime NAME."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
-    existed = environments.remove(name, environments.resolve(runtimes_dir))
+    folder = environments.resolve(runtimes_dir)
+    existed = environments.remove(name, folder)
     if as_json:
         print_json({"name": name, "removed": existed})
     else:
         click.echo(f"{name}: removed" if existed else f"{name}: was not installed")
+    if (told := environments.still_used(name, folder)) is not None:
+        click.echo(told, err=True)
 
 
 COMMANDS = (runtimes,)

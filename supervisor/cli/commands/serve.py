@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.options import Flags, config_option, json_option, server_options
+from supervisor.cli.options import Flags, config_path, json_option, server_options
 
 
 @click.command()
-@config_option
+@config_path
 @click.option(
     "--demo", is_flag=True, help="Serve tiny scripted models; installs the embedded llama.cpp runtime if needed."
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.options import config_option, json_option, print_json
+from supervisor.cli.options import config_path, json_option, print_json
 
 
 @click.group()
@@ -23,7 +23,7 @@ def _told(as_json: bool, do: Callable[[Callable[[str], None]], None]) -> None:
 
 
 @service.command("install")
-@config_option
+@config_path
 @click.option("--linger", is_flag=True, help="Let it start at boot and outlive your logout.")
 @click.option("--no-start", is_flag=True, help="Only write and enable it.")
 @click.option("--socket", "address", metavar="HOST:PORT", help="Let systemd listen there and start llmux on demand.")

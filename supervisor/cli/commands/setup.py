@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from supervisor.cli.exits import Exit
-from supervisor.cli.options import config_option, json_option, print_json
+from supervisor.cli.options import config_path, json_option, print_json
 
 PROGRAM = "llmux"
 SETUPS = {
@@ -19,7 +19,7 @@ SETUPS = {
 
 
 @click.command()
-@config_option
+@config_path
 @json_option
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check everything that llmux needs on this machine, and say how to mend what is wrong."""
@@ -40,7 +40,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def completion(ctx: click.Context, shell: str, as_json: bool) -> None:
-    """Print what makes SHELL complete commands, options, and the names of models."""
+    """Print what makes SHELL complete commands, options, and names: of models, runtimes, keys and events."""
     from click.shell_completion import get_completion_class  # noqa: PLC0415  # not for declaring
 
     kind = get_completion_class(shell)

@@ -51,8 +51,15 @@ def logs(model: str, follow: bool, lines: int, url: str, key: str | None, as_jso
         click.echo(f"{model} has written nothing yet; its worker starts with: llmux load {model}", err=True)
 
 
+def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the last of the kinds between commas; none of them twice."""
+    before, comma, last = incomplete.rpartition(",")
+    there = before.split(",")
+    return [f"{before}{comma}{kind}" for kind in KINDS if kind.startswith(last) and kind not in there]
+
+
 @click.command()
-@click.option("--types", metavar="KIND,KIND", help=f"Only these: {', '.join(KINDS)}.")
+@click.option("--types", metavar="KIND,KIND", shell_complete=_kinds, help=f"Only these: {', '.join(KINDS)}.")
 @daemon_options
 def events(types: str | None, url: str, key: str | None, as_json: bool) -> None:
     """Tell what happens as it happens, until Ctrl-C. With --json a line is an object."""

@@ -1,0 +1,92 @@
+"""Kernels from the hub, put where a worker's package `kernels` looks for them (runtimes/hub_kernels.py).
+
+The layout is that of the hub's own cache, which the package reads when it may not ask the hub. A version is found by its
+file in `refs` alone, so that is written last: what was cut off is never taken for whole, and an older commit serves until
+the next one is there. Files lie in the snapshot itself rather than behind links; the package makes no difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from runtimes.hub_kernels import Build, Kernel, suits
+from supervisor.io import hub
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def look(kernel: Kernel, build: Build) -> hub.Listing:
+    """Ask the hub for the variants that an environment of this build can load. Raises HubError, also without any."""
+    client = hub.client()
+    try:
+        commit = _commit(client, kernel)
+        tree = client.HfApi().list_repo_tree(kernel.repo, "build", recursive=True, revision=commit, repo_type="kernel")
+        found = [
+            hub.file_of(kernel.repo, file.path, file.size, file.lfs.sha256 if file.lfs is not None else file.blob_id)
+            for file in tree
+            if isinstance(file, client.hf_api.RepoFile)
+        ]
+    except Exception as error:
+        raise hub.explained(error, kernel.repo, kernel.branch) from error
+    files = tuple(file for file in found if suits(_variant(file), build))
+    if not files:
+        raise hub.HubError(
+            f"{kernel.repo}: {kernel.branch} has no build for {_words(build)}; "
+            f"there are: {', '.join(sorted({_variant(file) for file in found})) or 'none'}"
+        )
+    return hub.Listing(kernel.repo, commit, gated=False, files=files, kind="kernel")
+
+
+def snapshot(cache: Path, listing: hub.Listing) -> Path:
+    """Where its files go."""
+    return _folder(cache, listing.repo) / "snapshots" / listing.commit
+
+
+def is_published(cache: Path, kernel: Kernel, listing: hub.Listing) -> bool:
+    """Would a worker take this commit?"""
+    try:
+        return _ref(cache, kernel).read_text(encoding="ascii") == listing.commit
+    except (OSError, ValueError):
+        return False
+
+
+def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
+    """From now on workers take this commit, all of whose files are there. Raises OSError."""
+    ref = _ref(cache, kernel)
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    aside = ref.with_name(f".{ref.name}.{os.getpid()}")
+    aside.write_text(listing.commit, encoding="ascii")
+    aside.replace(ref)
+
+
+def _commit(client: ModuleType, kernel: Kernel) -> str:
+    """Found as the package does: a version is a branch, never a tag."""
+    branches = client.HfApi().list_repo_refs(kernel.repo, repo_type="kernel").branches
+    commits = {branch.name: str(branch.target_commit) for branch in branches}
+    if kernel.branch not in commits:
+        raise hub.HubError(
+            f"{kernel.repo}: it has no branch {kernel.branch}; there are: {', '.join(commits) or 'none'}"
+        )
+    return commits[kernel.branch]
+
+
+def _folder(cache: Path, repo: str) -> Path:
+    return cache / f"kernels--{repo.replace('/', '--')}"
+
+
+def _ref(cache: Path, kernel: Kernel) -> Path:
+    return _folder(cache, kernel.repo) / "refs" / kernel.branch
+
+
+def _variant(file: hub.File) -> str:
+    parts = PurePosixPath(file.name).parts
+    return parts[1] if len(parts) > 2 else ""
+
+
+def _words(build: Build) -> str:
+    torch = f"torch {build.torch[0]}.{build.torch[1]}, " if build.torch is not None else ""
+    cuda = f"CUDA {build.cuda[0]}.{build.cuda[1]}, " if build.cuda is not None else ""
+    return f"{torch}{cuda}{build.machine}"

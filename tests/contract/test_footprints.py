@@ -1,0 +1,126 @@
+"""What a worker takes was told before it was started, within 30 %: after requests as large as it serves, alone or not.
+
+`pytest -s tests/contract/test_footprints.py` prints the table. Measured is what the daemon measures on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from runtimes.registry import REGISTRY
+from supervisor.core.types import Generation, ModelId
+from supervisor.io.host_memory import HOST, HostMemory
+from supervisor.io.memory import HolderPids
+from tests import environments, hearing, minilm, tiny_language
+from tests.contract import conftest, speech
+from tests.contract.conftest import Question, Subject, Worker
+
+WITHIN = 0.3
+
+
+def told(path: str, body: dict[str, object]) -> Question:
+    """A request whose answer's text is of no interest here."""
+    return Question(path, lambda _stream: {"json": {"model": "the-model", **body}}, str, str, "")
+
+
+COMPLETION = told("/v1/completions", {"prompt": "hello world " * 160, "max_tokens": 64})  # a letter is a token, of 2048
+LETTERS = told("/v1/completions", {"prompt": "x" * 900, "max_tokens": 64})  # of 1024
+BATCH = told("/v1/embeddings", {"input": ["word " * 250] * 64})
+
+
+def long_sound() -> Question:
+    sound = (hearing.sounds() / "long.ogg").read_bytes()
+    keys = {"data": {"model": "the-model"}, "files": {"file": ("long.ogg", sound)}}
+    return replace(speech.HEARING, keys=lambda _stream: keys)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A worker to start, and the largest request that it serves."""
+
+    subject: Callable[[pytest.TempPathFactory], Subject]
+    largest: Callable[[], Question]
+
+
+def known(name: str) -> Callable[[pytest.TempPathFactory], Subject]:
+    return lambda folders: conftest.of_workers(name, folders)
+
+
+def model(runtime: str, find: Callable[[], object], **keys: object) -> Callable[[pytest.TempPathFactory], Subject]:
+    def subject(_folders: pytest.TempPathFactory) -> Subject:
+        environments.installed(runtime)
+        return Subject(runtime, REGISTRY.get(runtime), {"path": str(find()), "threads": 1, **keys}, {}, "")
+
+    return subject
+
+
+def chatting(kind: str) -> Measured:
+    return Measured(model("transformers", lambda: tiny_language.model(kind), n_ctx=1024), lambda: LETTERS)
+
+
+SUBJECTS = {
+    "llama_server": Measured(known("embedded"), lambda: COMPLETION),
+    "llama_server-binary": Measured(known("binary"), lambda: COMPLETION),
+    "transformers": Measured(known("transformers"), lambda: LETTERS),
+    "transformers-gpt_oss": chatting("gpt_oss"),
+    "transformers-qwen3_vl": chatting("qwen3_vl"),
+    "transformers-asr": Measured(known("transformers-asr"), long_sound),
+    "transformers-cohere": Measured(
+        model("transformers", hearing.cohere, type="asr", default_language="en"), long_sound
+    ),
+    "faster_whisper": Measured(known("faster_whisper"), long_sound),
+    "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
+}
+ELSEWHERE = {
+    "chatterbox": "test_the_real_library of tests/runtimes/test_chatterbox.py (make test-chatterbox)",
+    "vllm_serve": "tests/vllm (make test-vllm)",
+    "command": "anybody's program: nothing to compute from but its files",
+    "openai_remote": "takes no memory",
+}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.binary] * name.endswith("binary")) for name in SUBJECTS])
+def measured(request, tmp_path_factory) -> tuple[Subject, Question]:
+    found = SUBJECTS[request.param]
+    return found.subject(tmp_path_factory), found.largest()
+
+
+def taken(*workers: Worker) -> list[int]:
+    """MiB of each, from one reading."""
+    holders = {
+        (ModelId(str(worker.process.pid)), Generation(1)): HolderPids((HOST,), (worker.process.pid,), loading=False)
+        for worker in workers
+    }
+    return [sample.used_mib or 0 for sample in HostMemory().read(holders).workers]
+
+
+def test_each_runtime_is_measured_somewhere():
+    here = {name.partition("-")[0] for name in SUBJECTS}
+    assert here | set(ELSEWHERE) == set(REGISTRY.names())
+    assert not here & set(ELSEWHERE)
+
+
+def test_estimate(measured, start, request, record_property):
+    subject, largest = measured
+    estimate = subject.adapter.estimate(subject.config())
+    assert estimate is not None
+    worker = start(subject).wait_ready()
+    (loaded,) = taken(worker)
+    for _ in range(2):
+        answer = worker.ask(largest)
+        assert answer.status_code == 200, answer.text
+    (alone,) = taken(worker)
+    other = start(subject, conftest.place()).wait_ready()
+    assert other.ask(largest).status_code == 200
+    beside = taken(worker, other)
+    figures = {"estimate": estimate.mib, "loaded": loaded, "alone": alone, "beside": beside}
+    for name, figure in figures.items():
+        record_property(f"{name}_mib", figure)
+    off = ", ".join(f"{estimate.mib / mib - 1:+.0%}" for mib in (loaded, alone, *beside))
+    print(f"\n{request.node.callspec.id}: {figures} MiB ({off}); {estimate.detail}")
+    assert loaded * (1 - WITHIN) <= estimate.mib, "it is never less than what a worker takes before its first request"
+    for mib in (alone, *beside):
+        assert abs(estimate.mib - mib) <= WITHIN * mib, estimate.detail
