@@ -130,10 +130,10 @@ class TestCheckDevices:
         one, two = replace(self.GPU, id="gpu1", total_mib=1000), replace(self.GPU, id="gpu2")
         assert check_devices(catalog, [self.GPU, two]) == ()
         assert check_devices(catalog, [self.GPU]) == (
-            "llmux.yaml:3:15 models.m.gpus: 2 GPUs share the model, and it may run on 1",
+            "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and it may run on 1",
         )
         assert check_devices(catalog, [self.GPU, one]) == (
-            "llmux.yaml:3:15 models.m.gpus: 2 GPUs share the model, and its part fits on gpu0, but on no other",
+            "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and its part fits on gpu0, but on no other",
         )
 
     def test_unknown_device(self, folder):
