@@ -38,13 +38,13 @@ CHAT: Final[Table] = {
     "max_completion_tokens": used("same as max_tokens; wins over it"),
     "logprobs": used("of the answer's tokens, before temperature and penalties"),
     "top_logprobs": used("up to 20"),
-    "tools": used("functions, for models whose chat template knows tools"),
-    "tool_choice": used("auto, none, required, or one function"),
+    "tools": used("functions, for models whose chat template knows tools; `strict` where a call is asked for"),
+    "tool_choice": used("auto, none, required, or one function; arguments that are asked for follow their schema"),
     "parallel_tool_calls": used("false: the answer ends after its first call"),
     "chat_template_kwargs": used("arguments of the model's chat template, such as `enable_thinking`"),
     "reasoning_effort": used("for chat templates that know it; `none` turns thinking off where it can be"),
     "modalities": refused("answers are text", ["text"]),
-    "response_format": refused("this runtime can't hold a model to a format", {"type": "text"}),
+    "response_format": used("text, json_object, or json_schema, strict or not: no other answer can be generated"),
     "prediction": ignored("it would only change the speed"),
     "verbosity": refused("no model here knows it", "medium"),
     "audio": refused("answers are text"),
@@ -56,7 +56,9 @@ CHAT: Final[Table] = {
 COMPLETIONS: Final[Table] = {
     **_SAMPLING,
     "prompt": used("a text, or a list of token ids"),
-    "logprobs": used("a number: so many likely tokens with each, up to 20; text_offset counts characters of the answer"),
+    "logprobs": used(
+        "a number: so many likely tokens with each, up to 20; text_offset counts characters of the answer"
+    ),
     "best_of": refused("this runtime gives one answer a request", 1),
     "echo": refused("the prompt's own text isn't given back", False),
     "suffix": refused("this runtime only continues texts", ""),
