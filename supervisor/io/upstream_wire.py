@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._quiet_limit_s = 0.0
         self._headers: Headers = []
         self._reset()
+        self._promised = False  # to be kept, by a server that says for how long
         self.idle_s = pool.idle_s
         self.expires_at = 0.0
         self.lost = False
@@ -93,7 +94,6 @@ class Connection(asyncio.Protocol):
         self._framed = False
         self._informational = False
         self._chunked = False
-        self._promised = False
         self._reusable = False
         self._message_done = False
         self._head_bytes = 0

@@ -57,7 +57,7 @@ def fail(decoder: Decoder) -> list[object]:
 
 
 def main() -> None:
-    loaded = load(Options(sys.argv[2], "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
+    loaded = load(Options("tiny", sys.argv[2], "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
     if "leave" in sys.argv:
         print(json.dumps(leave(Decoder(loaded.model, width=3, chunk=16))), flush=True)
         os._exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -67,7 +68,8 @@ def test_a_daemon_goes_on(tmp_path, change):
 
         third = change()
         for pid in (daemon.process.pid, *daemon.workers()):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # gone with the daemon, before its turn came
+                os.kill(pid, signal.SIGKILL)
         daemon.process.wait()
         assert second.exists()
         daemon.start()

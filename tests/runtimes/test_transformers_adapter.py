@@ -178,7 +178,7 @@ class TestKnowledge:
         assert ADAPTER.thinking(config(tmp_path / "not there yet")) is not None
 
     def test_parameters_are_documented_and_told_apart(self):
-        assert {name for name in CHAT if CHAT[name].fate == "refused"} >= {"n", "response_format", "audio"}
+        assert {name for name in CHAT if CHAT[name].fate == "refused"} >= {"n", "verbosity", "audio"}
         assert set(COMPLETIONS) >= {"prompt", "echo", "suffix", "best_of"}
 
 

@@ -10,11 +10,14 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from typing import Annotated, Literal
 
 import httpx
 import openai
 import pytest
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field
 
 from tests import environments, tiny_language
 from tests.daemon import running, wait_until
@@ -32,6 +35,14 @@ def function(name: str, **properties: object) -> dict[str, object]:
 
 WEATHER = function("get_weather", city={"type": "string"})
 TIME = function("get_time")
+QUOTE, A, F, OPEN, CLOSE, END = (
+    1,
+    64,
+    69,
+    90,
+    92,
+    279,
+)  # places of ", a, f, {, } and gpt_oss's <|end|> in the vocabulary
 STEPS = [{"role": "user", "content": "think in steps"}]  # the models' templates take it as: don't rush to a tool
 
 
@@ -232,6 +243,139 @@ class TestTools:
         assert clue in refused.json()["error"]["message"]
 
 
+class Lamp(BaseModel):
+    """What a home is told to do: of every kind of value one, all of them bounded, for the models have no sense."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    action: Literal["on", "off", "dim the lights \U0001f642"]
+    level: Annotated[int, Field(ge=0, le=100)]
+    rooms: Annotated[list[Annotated[str, Field(min_length=1, max_length=6)]], Field(min_length=1, max_length=2)]
+    soft: bool
+    until: date | None
+
+
+SILENT = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def lamp(**further: object) -> dict[str, object]:
+    return {"type": "json_schema", "json_schema": {"name": "lamp", "schema": {**Lamp.model_json_schema(), **further}}}
+
+
+class TestFormats:
+    """Whatever the model would say: what it says can be read, and follows the schema."""
+
+    def test_any_seed(self, sdk):
+        def said(seed: int) -> str:
+            body = {"model": "random", "messages": HELLO, "temperature": 1.5, "seed": seed, "extra_body": SILENT}
+            text, _, _, finish, _ = (whole, streamed)[seed % 2](sdk, response_format=lamp(), **body)
+            assert finish == "stop"
+            Lamp.model_validate_json(text)
+            return text
+
+        with ThreadPoolExecutor(6) as pool:
+            assert len(set(pool.map(said, range(36)))) == 36
+
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
+    def test_thoughts_are_free(self, ask, kind):
+        said, thought, _, finish, usage = ask(model=kind, response_format=lamp())
+        assert (thought, finish) == (THOUGHT, "stop")
+        Lamp.model_validate_json(said)
+        assert usage.completion_tokens_details.reasoning_tokens >= 2
+
+    @pytest.mark.parametrize(("wishes", "thoughts"), [({F: 60}, ""), ({A: 60, END: 100}, '{"city": "Paris"}')])
+    def test_harmony(self, ask, wishes, thoughts):
+        """In the channel `final`, at once or after the channel `analysis`: the model has no wish of its own which."""
+        bias = {str(token): weight for token, weight in wishes.items()}
+        said, thought, _, finish, _ = ask(model="gpt_oss", response_format=lamp(), logit_bias=bias, seed=1)
+        assert (thought[: len(thoughts) or None], finish) == (thoughts, "stop")
+        Lamp.model_validate_json(said)
+
+    def test_without_thoughts(self, ask):
+        said, thought, *_ = ask(model="quick", response_format=lamp())
+        assert thought == ""
+        Lamp.model_validate_json(said)
+
+    def test_any_object(self, ask):
+        ids = {str(code): weight for code, weight in ((QUOTE, 60), (CLOSE, 40))}  # it would go on for long
+        said, *_ = ask(model="random", response_format={"type": "json_object"}, logit_bias=ids, extra_body=SILENT)
+        assert isinstance(json.loads(said), dict)
+        assert len(said) > len("{}")
+
+    def test_pydantic_models_of_the_sdk(self, sdk):
+        parsed = (
+            sdk.chat.completions.parse(model="quick", messages=HELLO, response_format=Lamp).choices[0].message.parsed
+        )
+        assert isinstance(parsed, Lamp)
+
+    @pytest.mark.parametrize("kind", ["qwen3", "qwen3_5", "gpt_oss"])
+    def test_a_call_or_an_answer(self, ask, kind):
+        calls = ask(model=kind, response_format=lamp(), tools=[WEATHER])[2]
+        assert TestTools.read(calls) == [TestTools.PARIS]
+        if kind == "gpt_oss":  # nothing could keep this one from its call
+            return
+        opens = {"logit_bias": {str(OPEN): 60}}  # it has no wish of its own there
+        said, _, calls, *_ = ask(model=kind, response_format=lamp(), tools=[WEATHER], messages=STEPS, **opens)
+        assert calls == []
+        Lamp.model_validate_json(said)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_arguments_that_are_asked_for(self, ask, seed):
+        tool = {"name": "set_lamp", "strict": True, "parameters": Lamp.model_json_schema()}
+        body = {
+            "tools": [{"type": "function", "function": tool}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        }
+        ((name, arguments),) = ask(model="random", seed=seed, extra_body=SILENT, **body)[2]
+        assert name == "set_lamp"
+        Lamp.model_validate_json(arguments)
+
+    def test_nobody_else_is_held_to_it(self, sdk):
+        def ask(number: int) -> str:
+            extra = {"response_format": lamp()} if number % 2 else {}
+            body = {"model": "random", "messages": HELLO, "seed": number, "max_tokens": 60, "extra_body": SILENT}
+            return whole(sdk, **body, **extra)[0]
+
+        alone = [ask(number) for number in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(ask, range(4))) == alone
+
+    @pytest.mark.parametrize(
+        ("given", "clue"),
+        [
+            ("json", "response_format is 'json', but must be an object with a type"),
+            ({"type": "json_schema"}, "but must be"),
+            ({"type": "json_schema", "json_schema": {"schema": "x"}}, "but must be"),
+            (lamp(type="obiect"), "Invalid type: obiect"),
+            (lamp(required="action"), "Expected array for 'required'"),
+            (lamp(properties={"a": {"$ref": "#/$defs/none"}}), "'/$defs/none' does not exist"),
+            (lamp(properties={"a": {"$ref": "http://127.0.0.1/x"}}), "does not fetch"),
+            (lamp(properties={"a": {"type": "string", "pattern": "("}}), "unclosed group"),
+            (lamp(properties={"a": {"type": "string", "format": "colour"}}), "Unknown format: colour"),
+            (lamp(properties={"action": {"type": "integer", "minimum": 3, "maximum": 2}}), "Unsatisfiable schema"),
+            (lamp(properties={"a": {"type": "array", "uniqueItems": True}}), 'Unimplemented keys: ["uniqueItems"]'),
+            (lamp(**{"not": {}}), 'Unimplemented keys: ["not"]'),
+            (lamp(properties={"a": {"items": [{"minLenght": 3}]}}), "no keyword 'minLenght'; did you mean minLength?"),
+            (lamp(properties={"a": {"nullable": True}}), "no keyword 'nullable'"),
+        ],
+    )
+    def test_what_cant_be_kept(self, daemon, given, clue):
+        for stream in (False, True):
+            refused = daemon.chat("qwen3", response_format=given, stream=stream)
+            assert refused.status_code == 400, refused.text
+            assert refused.json()["error"]["param"] == "response_format"
+            assert clue in refused.json()["error"]["message"]
+
+    def test_tools_that_cant_be_kept(self, daemon):
+        tool = function("odd", thing={"not": {"type": "string"}})
+        assert daemon.chat("qwen3", tools=[tool], tool_choice="required", max_tokens=3).status_code == 200
+        tool["function"]["strict"] = True
+        refused = daemon.chat("qwen3", tools=[tool], tool_choice="required")
+        assert refused.status_code == 400, refused.text
+        assert "the arguments of odd can't be held to this schema" in refused.json()["error"]["message"]
+
+
 class TestPictures:
     """Models with eyes take pictures as data URLs, and nothing else."""
 
@@ -341,7 +485,7 @@ class TestParameters:
         ("body", "param"),
         [
             ({"n": 2}, "n"),
-            ({"response_format": {"type": "json_object"}}, "response_format"),
+            ({"response_format": {"type": "grammar"}}, "response_format"),
             ({"temprature": 1}, "temprature"),
             ({"reasoning_effort": "high"}, "reasoning_effort"),
             ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),

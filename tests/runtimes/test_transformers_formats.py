@@ -14,7 +14,6 @@ from runtimes.transformers.chat.formats.harmony import HarmonyParser
 from runtimes.transformers.chat.formats.pieces import CallArguments, CallStart, Text, Thought, merged
 from runtimes.transformers.chat.formats.stops import Stops
 from runtimes.transformers.chat.formats.tagged import TaggedParser
-from runtimes.transformers.chat.guide import Guide, Way
 
 SCHEMAS = {
     "f": {
@@ -269,36 +268,3 @@ class TestDetokenizer:
         decode = lambda ids: "".join(words[i] for i in ids).replace("▁", " ").lstrip(" ")
         reader = Detokenizer(decode)
         assert [reader.feed(i) for i in range(3)] == ["Hello", " big", " world"]
-
-
-class TestGuide:
-    """A call is begun, after a thought where the model has one."""
-
-    def test_at_once(self):
-        guide = Guide([Way((1, 2, 3)), Way((1, 5))])
-        assert guide.allowed == [1]
-        guide.advance(1)
-        assert guide.allowed == [2, 5]
-        guide.advance(2)
-        assert guide.allowed == [3]
-        assert not guide.done
-        guide.advance(3)
-        assert guide.done
-        assert guide.allowed is None
-
-    def test_after_a_thought_that_is_chosen(self):
-        guide = Guide([Way((1, 2)), Way((7,), until=9)], then=[Way((4, 2))])
-        assert guide.allowed == [1, 7]
-        for token in (7, 5, 6):
-            guide.advance(token)
-            assert guide.allowed is None
-            assert not guide.done
-        guide.advance(9)
-        assert guide.allowed == [4]
-
-    def test_after_a_thought_that_the_prompt_began(self):
-        guide = Guide([], then=[Way((4,))], open_thought=9)
-        assert guide.allowed is None
-        guide.advance(9)
-        guide.advance(4)
-        assert guide.done

@@ -173,17 +173,15 @@ class Decoder:
     def _advance(self, run: _Run, scores: torch.Tensor) -> bool:
         """Choose the next token and hand it on; False when that was the last, or there is none to choose."""
         job, guide = run.job, run.job.guide
-        allowed = guide.allowed if guide is not None else None
-        banned = sorted(job.ends) if guide is not None and not guide.done else ()
         try:
-            token = run.sampler.pick(scores, allowed, banned)
+            token = run.sampler.pick(scores, None if guide is None else guide.allowed())
+            if guide is not None:
+                guide.advance(token.id)
         except Exception as error:  # noqa: BLE001  # it concerns this job alone
             job.out.put(_told(error))
             return False
         run.last = token.id
         run.made += 1
-        if guide is not None:
-            guide.advance(token.id)
         job.out.put(token)
         if token.id in job.ends:
             job.out.put("stop")
@@ -208,5 +206,6 @@ def _told(error: BaseException) -> BaseException:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return WorkerError("The model ran out of memory on this request.", code="out_of_memory", status=503)
-    traceback.print_exception(error)
+    if not isinstance(error, WorkerError):
+        traceback.print_exception(error)
     return error

@@ -1,56 +1,77 @@
-"""Makes a model call a tool: it may think first, then one of the offered calls is all that it can begin.
+"""Holds a model to a grammar: of all tokens, only those that continue it may come next.
 
-Each stage offers several texts as tokens, and every step allows only tokens that continue one of them. After a stage the
-model goes on freely: with the arguments after a call's beginning, with its thought after a thought's beginning, until the
-token comes that ends the thought and begins the next stage.
+llguidance follows the grammar and tells which tokens these are. It knows a model's tokens from a tokenizer of its own, made
+from the model's when the first grammar is asked for: about a second for a large vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+from typing import Any
+
+import llguidance.hf  # type: ignore[import-not-found]  # its stubs are in the worker's environment
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLParserLimits
+
+from runtimes.kit.errors import WorkerError, unsupported
+from runtimes.transformers.chat.model import Loaded
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A text that may begin here, as tokens. `until`: a thought, which that token ends; None: the call itself."""
-
-    tokens: tuple[int, ...]
-    until: int | None = None
-
-
-@dataclass(slots=True)
 class Guide:
-    """`then` are the ways after a thought. `open_thought`: the prompt ends within one, which that token ends."""
+    """One answer's way through a grammar."""
 
-    ways: Sequence[Way]
-    then: Sequence[Way] = ()
-    open_thought: int | None = None
-    done: bool = False
-    _at: int = 0
-    _left: list[Way] = field(default_factory=list)
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
 
-    def __post_init__(self) -> None:
-        self._left = list(self.ways)
+    def allowed(self) -> torch.Tensor:
+        """For each token of the vocabulary whether it may come next; those that end an answer only where it may end.
 
-    @property
-    def allowed(self) -> list[int] | None:
-        """The only tokens that may come next; None: any, as long as the answer goes on until `done`."""
-        if self.done or self.open_thought is not None:
-            return None
-        return sorted({way.tokens[self._at] for way in self._left})
+        Raises WorkerError when the grammar has become too much to follow.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return torch.from_numpy(np.unpackbits(bits, bitorder="little")).bool()
 
     def advance(self, token: int) -> None:
-        """What came next."""
-        if self.done:
-            return
-        if self.open_thought is not None:
-            if token == self.open_thought:
-                self.open_thought, self._at, self._left = None, 0, list(self.then)
-            return
-        self._left = [way for way in self._left if way.tokens[self._at] == token]
-        self._at += 1
-        ended = next((way for way in self._left if len(way.tokens) == self._at), None)
-        if ended is not None:
-            self.open_thought = ended.until
-            self.done = ended.until is None
+        """What came next. Raises WorkerError as `allowed` does."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise WorkerError(
+                f"The format is too much to hold to: {self._matcher.get_error()}", code="format_too_complex"
+            )
+
+
+class Guides:
+    """Makes guides for one model. For use by several threads."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded, self._lock = loaded, threading.Lock()
+        self._known: Any = None
+
+    def guide(self, grammar: str) -> Guide:
+        """For one answer. `grammar` is Lark, as llguidance has it. Raises WorkerError for a schema in it that can't be."""
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._tokenizer(), LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits)
+        if matcher.is_error():
+            raise WorkerError(f"This can't be made a grammar: {matcher.get_error()}", code="format_unusable")
+        return Guide(matcher)
+
+    def mark(self, text: str) -> int | None:
+        """The token that is this text and no part of any other; None where it is written like other text."""
+        token = self._loaded.one(text)
+        return token if token is not None and self._tokenizer().is_special_token(token) else None
+
+    def _tokenizer(self) -> Any:
+        with self._lock:
+            if self._known is None:
+                try:
+                    self._known = llguidance.hf.from_tokenizer(
+                        self._loaded.tokenizer, eos_token=sorted(self._loaded.ends)
+                    )
+                except ValueError as error:
+                    raise unsupported("response_format", f"this model's tokenizer can't be guided: {error}") from error
+            return self._known

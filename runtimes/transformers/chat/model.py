@@ -162,8 +162,8 @@ def _check_kernels(method: str, model: str) -> None:
             get_kernel(kernel.repo, version=kernel.version)
         except Exception as error:
             raise SystemExit(
-                f"quantization: {method} needs the kernel {kernel.repo}, version {kernel.version}: {error}\n"
-                f"Get it (llmux pull {model}), or set quantization: none."
+                f"quantization: {method} needs the kernel {kernel.repo}, version {kernel.version}, which can't be loaded."
+                f" Get it (llmux pull {model}), or set quantization: none. The reason: {error}"
             ) from error
     if method == "fp8":
         if torch.cuda.get_device_capability() < (8, 9):

@@ -48,7 +48,7 @@ class Token:
 
 
 class Sampler:
-    """The next tokens of one sequence. `allowed` and `banned` of a step are for guided generation."""
+    """The next tokens of one sequence."""
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], device: torch.device) -> None:
         self._sampling = sampling
@@ -65,17 +65,18 @@ class Sampler:
             torch.tensor(list(sampling.logit_bias.values()), device=device),
         )
 
-    def pick(self, scores: torch.Tensor, allowed: Sequence[int] | None = None, banned: Sequence[int] = ()) -> Token:
-        """The next token, from a row of scores (one a token of the vocabulary)."""
+    def pick(self, scores: torch.Tensor, allowed: torch.Tensor | None = None) -> Token:
+        """The next token, from a row of scores (one a token of the vocabulary). `allowed`: a flag for each token.
+
+        Rows may be longer than the vocabulary, which is padded in some models; what is beyond is not allowed.
+        """
         raw = scores.float().to(self._device)  # the head may lie on another GPU than the beginning
         scores = self._adjusted(raw)
         if allowed is not None:
             only = torch.full_like(scores, -torch.inf)
-            index = torch.tensor(list(allowed), device=self._device)
+            index = allowed[: len(scores)].nonzero()[:, 0].to(self._device)
             only[index] = scores[index]
             scores = only
-        elif banned:
-            scores = scores.index_fill(0, torch.tensor(list(banned), device=self._device), -torch.inf)
         if self._sampling.temperature == 0:
             token = int(scores.argmax())
         else:

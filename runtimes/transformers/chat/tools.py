@@ -1,30 +1,31 @@
-"""What a request says about tools: which ones, whether the model may, must, or must not call one, and how it begins to."""
+"""What a request says about tools: which ones, and whether the model may, must, or must not call one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from runtimes.kit.body import Body
 from runtimes.kit.errors import WorkerError, unsupported
-from runtimes.transformers.chat.formats.tagged import THINK, THOUGHT
-from runtimes.transformers.chat.guide import Guide, Way
 from runtimes.transformers.chat.model import Loaded
-from runtimes.transformers.chat.prompt import Prompt
 
 NAME: Final = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`offered` go into the prompt. `must`: names of which one has to be called; empty: as the model likes."""
+    """`offered` go into the prompt. `must`: names of which one has to be called; empty: as the model likes.
+
+    `schemas` of the arguments are by name; `strict` are those that have to be kept wherever a call is asked for.
+    """
 
     offered: tuple[Mapping[str, Any], ...] = ()
     must: tuple[str, ...] = ()
     parallel: bool = True
     schemas: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
 
 
 def wanted(body: Body, loaded: Loaded) -> Tools:
@@ -51,7 +52,8 @@ def wanted(body: Body, loaded: Loaded) -> Tools:
         raise body.wrong("tool_choice", 'auto, none, required, or {"type": "function", "function": {"name": …}}')
     schemas = {name: tool["function"].get("parameters") or {} for name, tool in named.items()}
     offered = tuple(tool for name, tool in named.items() if not isinstance(choice, dict) or name in must)
-    return Tools(offered, must, body.flag("parallel_tool_calls", default=True), schemas)
+    strict = frozenset(name for name, tool in named.items() if tool["function"].get("strict") is True)
+    return Tools(offered, must, body.flag("parallel_tool_calls", default=True), schemas, strict)
 
 
 def _name(tool: object) -> str:
@@ -64,39 +66,3 @@ def _name(tool: object) -> str:
     if not isinstance(function.get("parameters") or {}, dict):
         raise WorkerError(f"tools: the parameters of {name} must be a JSON Schema.", param="tools")
     return name
-
-
-def guide(tools: Tools, loaded: Loaded, prompt: Prompt) -> Guide | None:
-    """Holds the model to a call, where one is asked for."""
-    if not tools.must:
-        return None
-    begins: dict[Literal["harmony", "json", "xml"], str] = {
-        "harmony": "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>",
-        "json": '<tool_call>\n{{"name": "{}", "arguments":',
-        "xml": "<tool_call>\n<function={}>",
-    }
-    form: Literal["harmony", "json", "xml"] = (
-        "harmony" if loaded.format == "harmony" else "xml" if loaded.xml_calls else "json"
-    )
-    begin = begins[form]
-
-    def ways(lead: str) -> list[Way]:
-        return [Way(tuple(loaded.encode(lead + begin.format(name)))) for name in tools.must]
-
-    if form == "harmony":
-        end = loaded.one("<|end|>")
-        thought = Way(tuple(loaded.encode("<|channel|>analysis<|message|>")), until=end)
-        return Guide([*ways(""), thought] if end is not None else ways(""), then=ways("<|start|>assistant"))
-    end, begun = loaded.one(THOUGHT), loaded.one(THINK)
-    if prompt.thinking and end is not None:
-        return Guide([], then=ways("\n\n"), open_thought=end)
-    mentions = THINK in str(loaded.tokenizer.chat_template) or begun in prompt.tokens
-    thought_first = not _closed(loaded, prompt) and mentions and begun is not None and end is not None
-    return Guide(
-        [*ways(""), Way((begun,), until=end)] if thought_first and begun is not None else ways(""), then=ways("\n\n")
-    )
-
-
-def _closed(loaded: Loaded, prompt: Prompt) -> bool:
-    """Whether the prompt ends with a thought that has ended already (thinking is off)."""
-    return loaded.decode(prompt.tokens[-8:]).rstrip().endswith(THOUGHT)

@@ -13,12 +13,12 @@ from runtimes.kit.body import Body
 from runtimes.kit.errors import WorkerError
 from runtimes.kit.lane import Cancel
 from runtimes.kit.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.transformers.chat import grammar, schema, tools
 from runtimes.transformers.chat import prompt as prompts
 from runtimes.transformers.chat import request as requests
-from runtimes.transformers.chat import tools
 from runtimes.transformers.chat.answers import Answer
 from runtimes.transformers.chat.decoder import Decoder, Job
-from runtimes.transformers.chat.guide import Guide
+from runtimes.transformers.chat.guide import Guide, Guides
 from runtimes.transformers.chat.model import Loaded, Options, load
 from runtimes.transformers.chat.prompt import Prompt
 from runtimes.transformers.chat.sampling import Sampling
@@ -31,6 +31,7 @@ class ChatWorker(Worker):
 
     loaded: Loaded
     decoder: Decoder
+    guides: Guides
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -39,6 +40,7 @@ class ChatWorker(Worker):
     def load(self) -> None:
         """Load, and generate one token."""
         self.loaded = load(self.options)
+        self.guides = Guides(self.loaded)
         chunk = self.options.prefill_tokens
         self.decoder = Decoder(self.loaded.model, width=self.settings.parallel, chunk=chunk)
         trial = Job([min(self.loaded.ends, default=0)], 1, Sampling(temperature=0), Cancel(), self.loaded.ends)
@@ -55,14 +57,14 @@ class ChatWorker(Worker):
         parameters.check(CHAT, body.values)
         logprobs = requests.chat_logprobs(body)
         wishes = requests.wishes(body, self.loaded, logprobs)
-        choice = tools.wanted(body, self.loaded)
+        choice, said = tools.wanted(body, self.loaded), schema.wanted(body)
         arguments = requests.template_arguments(body, self.loaded)
 
         def begin(cancel: Cancel) -> tuple[Answer, Iterator[Any]]:
             prompt = prompts.chat(self.loaded, body.values.get("messages"), choice.offered, arguments)
             parser = parser_of(self.loaded, choice, thinking=prompt.thinking)
             teller = Teller(self.loaded, parser, wishes.stops, choice.parallel)
-            guide = tools.guide(choice, self.loaded, prompt)
+            guide = grammar.guide(self.guides, self.loaded, prompt, choice, said)
             job = self._job(prompt, wishes, cancel, "messages", guide)
             answer = Answer(
                 "chat",

@@ -11,10 +11,10 @@ import re
 from runtimes.transformers.chat.formats.pieces import CallArguments, CallStart, Piece, Text, Thought, earliest, held
 
 MESSAGE, START = "<|message|>", "<|start|>"
-_ENDS = ("<|end|>", "<|return|>", "<|call|>", START)
+ENDS = ("<|end|>", "<|return|>", "<|call|>", START)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _TO = re.compile(r"\bto=([^\s<]+)")
-MARKERS = (MESSAGE, "<|channel|>", "<|constrain|>", *_ENDS)
+MARKERS = (MESSAGE, "<|channel|>", "<|constrain|>", *ENDS)
 
 
 class HarmonyParser:
@@ -64,7 +64,7 @@ class HarmonyParser:
             self._place = "body"
             self._open(out, header)
             return True
-        markers = _ENDS if self._place == "body" else (START,)
+        markers = ENDS if self._place == "body" else (START,)
         found = earliest(self._buffer, markers)
         cut = len(self._buffer) - held(self._buffer, markers) if found is None else found[0]
         said, self._buffer = self._buffer[:cut], self._buffer[cut:]
