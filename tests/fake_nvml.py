@@ -141,7 +141,7 @@ def nvmlDeviceGetMemoryInfo(handle, version=None):
     gpu = _gpu("nvmlDeviceGetMemoryInfo", handle)
     total, reserved = gpu.get("total_mib", 16384), gpu.get("reserved_mib", 0)
     used = sum(p["mib"] or 0 for p in gpu.get("processes", ()))
-    used += sum(_real(handle).values()) + sum(mib for _, mib, index in _state.dead.values() if index == handle)
+    used += sum(_real(handle).values()) + sum(mib for _, mib, indices in _state.dead.values() if handle in indices)
     free = max(0, total - reserved - used)
     if version is None:
         return SimpleNamespace(total=total * MIB, free=free * MIB, used=(total - free) * MIB)

@@ -94,12 +94,12 @@ class TestStart:
         assert of_kind(clock.started, StartWorker) == [StartWorker(FAR, FIRST, REMOTE, 0)]
         assert clock.scheduler.world.ledger.leases() == ()
         clock.do(WorkerReady(FAR, FIRST))
-        assert (clock.record().state, clock.record().device) == (State.READY, REMOTE)
+        assert (clock.record().state, clock.record().devices) == (State.READY, REMOTE)
 
     def test_without_any_device(self):
         scheduler = Scheduler()
         (start, *_) = of_kind(scheduler.handle(Configured((far(),), ()), 0.0), StartWorker)
-        assert start.device == REMOTE
+        assert start.devices == REMOTE
 
     def test_beside_models_that_fill_everything(self):
         clock = Clock(near(), far(), policy=Policy(max_loaded={"llm": 1}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,15 @@ class TestArguments:
         assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         nameless = DeviceAssignment("gpu1", "cuda", index=1)
         assert launch(installed, device=nameless).env["CUDA_VISIBLE_DEVICES"] == "1"
+
+    def test_several_cards_share_the_layers_evenly(self, path_with, installed):
+        path_with("llama-server")
+        second = replace(CARD, id="gpu2", index=2, uuid="GPU-5678")
+        context = LaunchContext("qwen", "127.0.0.1", 18100, "secret", (CARD, second), installed)
+        spec = ADAPTER.launch(config(gpus=2, extra_args=["--split-mode", "row"]), context)
+        assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-1234,GPU-5678"
+        assert option(spec, "--tensor-split") == "1,1"
+        assert "--tensor-split" not in launch(installed, device=CARD).argv
 
     def test_no_layers_or_no_card_means_no_gpu_at_all(self, path_with, installed):
         path_with("llama-server")

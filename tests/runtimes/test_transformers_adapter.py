@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,34 @@ class TestLaunch:
     def test_devices(self):
         assert settings(GPU)["device"] == "cuda"
         assert settings(GPU, device_map="cpu")["device"] == "cpu"
+        assert settings(GPU)["device_map"] == {"": 0}
         assert settings(GPU, device_map={"model": 0, "lm_head": "cpu"})["device_map"] == {"model": 0, "lm_head": "cpu"}
+
+    def test_several_gpus(self):
+        """The layers are divided so that each has as much as the others: that is what is leased on each."""
+        second = replace(GPU, id="gpu1", index=1, uuid="GPU-2")
+        two = replace(context(GPU), devices=(GPU, second))
+        spec = ADAPTER.launch(config(gpus=2), two)
+        assert json.loads(spec.argv[-1])["device_map"] == "balanced"
+        assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+        by_hand = {"model": 1, "lm_head": 0}
+        assert json.loads(ADAPTER.launch(config(gpus=2, device_map=by_hand), two).argv[-1])["device_map"] == by_hand
+
+    def test_gpus_that_are_not_there(self):
+        assert problems(device_map={"model": 0, "lm_head": 1}) == (
+            "device_map: lm_head is put on GPU 1, and the worker has 1, from 0 on; set gpus",
+        )
+        assert problems(device_map={"model": 0, "lm_head": 1}, gpus=2) == ()
+        assert problems(device_map="cpu", gpus=2) == (
+            "gpus: 2 GPUs, but device_map puts the model on the processor; remove one of the two",
+        )
+        assert problems(type="asr", gpus=2)[0] == "gpus: only models of type llm have it, and this one's is asr"
+
+    def test_each_gpu_has_its_own_program(self):
+        one, two = ADAPTER.estimate(config()), ADAPTER.estimate(config(gpus=2))
+        assert one is not None
+        assert two is not None
+        assert two.mib - one.mib >= 370
 
     def test_a_template_of_ones_own(self, tmp_path):
         (tmp_path / "own.jinja").write_text("{{ messages }}")

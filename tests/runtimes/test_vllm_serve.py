@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,8 @@ def config(folder, binary):
 
 @pytest.fixture
 def launch(config):
-    def launched(device=HOST, **keys):
-        context = LaunchContext("gemma", "127.0.0.1", 18100, "secret", (device,), Path("/nonexistent"))
+    def launched(*devices, **keys):
+        context = LaunchContext("gemma", "127.0.0.1", 18100, "secret", devices or (HOST,), Path("/nonexistent"))
         return ADAPTER.launch(config(**keys), context)
 
     return launched
@@ -112,10 +113,19 @@ class TestLaunch:
     def test_on_a_card(self, launch):
         assert launch(CARD).env["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
 
-    def test_more_cards_than_a_worker_gets(self, launch):
-        with pytest.raises(ModelUnusableError, match="tensor_parallel_size: 2 GPUs are wanted"):
-            launch(CARD, tensor_parallel_size=2)
-        assert option(launch(tensor_parallel_size=2), "--tensor-parallel-size") == "2"
+    def test_the_two_keys_contradict_each_other(self, check):
+        assert check(tensor_parallel_size=4, gpus=2) == (
+            "gpus: 2, but tensor_parallel_size is 4; remove one of the two",
+        )
+
+    @pytest.mark.parametrize("keys", [{"tensor_parallel_size": 2}, {"gpus": 2}])
+    def test_on_several_cards(self, launch, config, keys):
+        """An executor for each, whichever of the two keys says so."""
+        second = replace(CARD, id="gpu1", index=1, uuid="GPU-5678")
+        spec = launch(CARD, second, **keys)
+        assert spec.env["CUDA_VISIBLE_DEVICES"] == "GPU-1234,GPU-5678"
+        assert option(spec, "--tensor-parallel-size") == "2"
+        assert ADAPTER.gpus(config(**keys)) == 2
 
     @pytest.mark.parametrize(
         ("keys", "words"),
