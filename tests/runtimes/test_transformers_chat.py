@@ -367,6 +367,12 @@ class TestFormats:
             assert refused.json()["error"]["param"] == "response_format"
             assert clue in refused.json()["error"]["message"]
 
+    def test_a_schema_that_never_begins(self, daemon):
+        given = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}
+        refused = daemon.chat("qwen3", response_format=given, chat_template_kwargs={"enable_thinking": False})
+        assert refused.status_code == 400, refused.text
+        assert "Nothing that the format allows can follow" in refused.json()["error"]["message"]
+
     def test_tools_that_cant_be_kept(self, daemon):
         tool = function("odd", thing={"not": {"type": "string"}})
         assert daemon.chat("qwen3", tools=[tool], tool_choice="required", max_tokens=3).status_code == 200

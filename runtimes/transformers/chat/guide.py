@@ -27,7 +27,7 @@ class Guide:
     def allowed(self) -> torch.Tensor:
         """For each token of the vocabulary whether it may come next; those that end an answer only where it may end.
 
-        Raises WorkerError when the grammar has become too much to follow.
+        Raises WorkerError where nothing can, or following the grammar has become too much.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
@@ -40,9 +40,8 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise WorkerError(
-                f"The format is too much to hold to: {self._matcher.get_error()}", code="format_too_complex"
-            )
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise WorkerError(f"Nothing that the format allows can follow here ({reason}).", code="format_unusable")
 
 
 class Guides:

@@ -68,15 +68,13 @@ class Sampler:
     def pick(self, scores: torch.Tensor, allowed: torch.Tensor | None = None) -> Token:
         """The next token, from a row of scores (one a token of the vocabulary). `allowed`: a flag for each token.
 
-        Rows may be longer than the vocabulary, which is padded in some models; what is beyond is not allowed.
+        A row may be longer than that, for some models pad it, or shorter; what is beyond either is not allowed.
         """
         raw = scores.float().to(self._device)  # the head may lie on another GPU than the beginning
         scores = self._adjusted(raw)
         if allowed is not None:
-            only = torch.full_like(scores, -torch.inf)
-            index = allowed[: len(scores)].nonzero()[:, 0].to(self._device)
-            only[index] = scores[index]
-            scores = only
+            allowed = torch.nn.functional.pad(allowed, (0, len(scores) - len(allowed)))
+            scores = scores.masked_fill(~allowed.to(self._device), -torch.inf)
         if self._sampling.temperature == 0:
             token = int(scores.argmax())
         else:

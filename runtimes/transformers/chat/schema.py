@@ -85,7 +85,10 @@ def rule(schema: Schema, *, lenient: bool = False) -> str:
 
 
 def _dressed(schema: Schema, lenient: bool) -> str:
-    return json.dumps({**schema, "x-guidance": {**_OPTIONS, "lenient": lenient}})
+    try:
+        return json.dumps({**schema, "x-guidance": {**_OPTIONS, "lenient": lenient}})
+    except RecursionError:
+        raise WorkerError("The schema is nested too deeply.", code="schema_unusable") from None
 
 
 def _words(schema: Schema) -> Iterator[str]:
