@@ -1,30 +1,34 @@
-"""A runtimes folder whose transformers has the package `kernels`: the newest pair that the registry has for each other.
+"""A runtimes folder whose transformers has the package `kernels`, as the environment for CUDA has it.
 
-The pinned transformers wants a `kernels` that the registry doesn't have, so the pair comes into a small environment of its
-own, which takes torch and all else from the real one.
+That environment takes gigabytes. So what its lock has for `kernels` comes into a small one of its own, by the same hashes;
+torch, transformers and all else are those of the everyday environment, which is for the processor.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
+from supervisor.cli.environments import recipe_of
+from supervisor.io.recipe import pinned
 from tests import environments
 from tests.tiny import CACHE
 
-PAIR = ("transformers==5.22.2", "kernels==0.17.2")
+NOT_ITS = {"bitsandbytes"}  # large, and nothing that `kernels` needs
 
 
 @cache
 def runtimes_dir() -> Path:
     """Made when first asked for on this machine: seconds, and tens of megabytes."""
     real = (environments.installed("transformers") / "transformers").resolve()
-    digest = hashlib.sha256(" ".join((*PAIR, str(real))).encode()).hexdigest()[:16]
+    lock = _lock()
+    digest = hashlib.sha256(f"{real}\n{lock}".encode()).hexdigest()[:16]
     folder = CACHE / "kernels" / digest
     if not folder.exists():
         folder.parent.mkdir(exist_ok=True)
@@ -34,8 +38,10 @@ def runtimes_dir() -> Path:
         subprocess.run([uv, "venv", "--quiet", "--python", str(real / "bin" / "python"), str(path)], check=True)
         (packages,) = path.glob("lib/python*/site-packages")
         (borrowed,) = real.glob("lib/python*/site-packages")
+        wanted = path / "requirements.lock"
+        wanted.write_text(lock)
         install = [uv, "pip", "install", "--quiet", "--python", str(python), "--compile-bytecode"]
-        subprocess.run([*install, *PAIR], check=True, timeout=300)
+        subprocess.run([*install, "--require-hashes", "--no-deps", "-r", str(wanted)], check=True, timeout=300)
         (packages / "borrowed.pth").write_text(f"{borrowed}\n")
         try:
             path.parent.rename(folder)
@@ -47,3 +53,11 @@ def runtimes_dir() -> Path:
 def python() -> Path:
     """Its Python."""
     return runtimes_dir() / "transformers" / "bin" / "python"
+
+
+def _lock() -> str:
+    """What the lock for CUDA has beyond the one of every device."""
+    common, cuda, *_ = recipe_of("transformers").locks("cuda")
+    there = pinned(common) | NOT_ITS
+    entries = re.split(r"\n(?=\S)", cuda.read_text(encoding="utf-8").strip())
+    return "\n".join(entry for entry in entries if entry.partition("==")[0] not in there)

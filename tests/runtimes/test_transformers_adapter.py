@@ -211,7 +211,10 @@ class TestKnowledge:
 
 
 class TestKernels:
-    """A worker that lacks what computes quantised weights says so and ends, before it loads them."""
+    """A worker that lacks what computes quantised weights says so and ends, before it loads them.
+
+    The environment here is the one for the processor; that for CUDA is in tests/pull/test_kernels_loaded.py.
+    """
 
     @pytest.mark.parametrize(("kind", "method"), [("qwen3", "fp8"), ("gpt_oss", "mxfp4")])
     def test_missing(self, kind, method):
@@ -221,6 +224,7 @@ class TestKernels:
         done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=100)
         assert done.returncode == 1
         assert f"quantization: {method} needs the package kernels>=" in done.stderr
+        assert "llmux runtimes install transformers --device cuda" in done.stderr
 
     def test_missing_for_bitsandbytes(self):
         spec = ADAPTER.launch(config(), context())

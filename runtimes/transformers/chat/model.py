@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +154,7 @@ def _check_kernels(method: str, model: str) -> None:
     if not is_kernels_available():
         raise SystemExit(
             f"quantization: {method} needs the package {PACKAGE}, which this environment doesn't have."
-            f" Install it (uv pip install --python {sys.executable} '{PACKAGE}'), or set quantization: none."
+            f" Install the one for CUDA ({INSTALL}), or set quantization: none."
         )
     for kernel in KERNELS[method]:
         try:
