@@ -148,7 +148,7 @@ def _reconsider(world: World, turn: Turn, demand: Demand, snapshot: Snapshot, an
     held = dict.fromkeys(world.ledger.device_ids(), 0)
     for resident in snapshot.residents:
         for device in resident.devices:
-            held[device] = held.get(device, 0) + resident.held_mib
+            held[device] = held.get(device, 0) + resident.held_on(device)
     by_the_books = tuple(replace(view, free_mib=view.usable_mib - held[view.id]) for view in snapshot.devices)
     if isinstance(plan(demand, replace(snapshot, devices=by_the_books)), Refuse):
         return answer
@@ -218,13 +218,14 @@ def _journal(turn: Turn, record: Record, answer: Admit | Evict | Wait | Refuse) 
 
 
 def _promise(record: Record, devices: Devices, need_mib: int, hold: Hold = Hold.RESERVED) -> Resident:
-    return Resident(record.id, record.spec.type, record.spec.priority, devices, need_mib, hold)
+    held_mib = (need_mib,) * len(devices)
+    return Resident(record.id, record.spec.type, record.spec.priority, devices, held_mib, hold)
 
 
 def _demand(world: World, record: Record) -> Demand:
     spec = record.spec
     options = (
-        Option(tuple(device.id for device in place), max(record.need_on(device) for device in place))
+        Option(tuple(device.id for device in place), record.need_on(place))
         for place in places(spec, world.ledger.devices())
     )
     return Demand(record.id, spec.type, spec.priority, tuple(options))
@@ -249,19 +250,19 @@ def _snapshot(world: World, round_: _Round) -> Snapshot:
     leaving: list[tuple[Resident, DeviceId]] = []
     for promised in round_.coming:
         for device in promised.devices:
-            surplus[device] -= promised.held_mib
+            surplus[device] -= promised.held_on(device)
     for resident in chain.from_iterable(round_.there.values()):
         if resident.model in round_.leaving:
             for device in resident.devices:
-                surplus[device] = surplus.get(device, 0) + resident.held_mib
+                surplus[device] = surplus.get(device, 0) + resident.held_on(device)
                 leaving.append((resident, device))
         else:
             residents.append(resident)
     views = tuple(_view(world, device, mib, round_.loading.get(device)) for device, mib in surplus.items())
     for resident, device in leaving:  # what they return beyond what is promised is on its way to anybody
-        if (mib := min(resident.held_mib, surplus[device])) > 0:
+        if (mib := min(resident.held_on(device), surplus[device])) > 0:
             surplus[device] -= mib
-            residents.append(replace(resident, hold=Hold.STOPPING, devices=(device,), held_mib=mib))
+            residents.append(replace(resident, hold=Hold.STOPPING, devices=(device,), held_mib=(mib,)))
     return Snapshot(views, tuple(residents), world.policy)
 
 
@@ -298,8 +299,8 @@ def _resident(world: World, turn: Turn, record: Record, leases: tuple[Lease, ...
             hold = Hold.BUSY
         case _:
             hold = _young(world, turn, record)
-    held_mib = min(lease.held_mib for lease in leases)
-    reload_s = record.load_s if record.load_s is not None else max(1.0, len(leases) * held_mib / RELOAD_MIB_PER_S)
+    held_mib = tuple(lease.held_mib for lease in leases)
+    reload_s = record.load_s if record.load_s is not None else max(1.0, sum(held_mib) / RELOAD_MIB_PER_S)
     devices = tuple(lease.device for lease in leases)
     in_flight = len(record.in_flight)
     return Resident(record.id, spec.type, spec.priority, devices, held_mib, hold, idle_s, reload_s, in_flight)

@@ -22,7 +22,7 @@ Among places: lowest class touched, fewest victims, least value, ids.
 
 A place is one device, or several that a model is spread over. Space is made there device by device, what went for one
 counting for the next, and in the end nobody goes whom the others made superfluous. A resident that is spread over
-several devices returns as much on each.
+several devices returns on each what it holds there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from supervisor.core.types import (
     Snapshot,
     Wait,
 )
-from supervisor.core.wording import in_mib, listed, residents_listed
+from supervisor.core.wording import held_in_mib, in_mib, listed, residents_listed
 
 SHOWN_DEVICES = 3
 """A refusal explains this many devices; of the others it only says how many there are."""
@@ -181,7 +181,7 @@ class _Case:
         typed = tuple(resident for resident in pool if resident.type == self.demand.type)[: self.excess]
         if len(typed) < self.excess:
             return None
-        here = _by_device(resident for resident in pool if resident not in typed and resident.held_mib > 0)
+        here = _by_device(resident for resident in pool if resident not in typed)
         fits = [self._fit(place, typed, here) for place in self.places if held or place.blocked is None]
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
@@ -200,8 +200,8 @@ class _Case:
         short = place.short()
         gone = list(typed)
         for device, mib in short.items():
-            candidates = [resident for resident in here.get(device, ()) if resident not in gone]
-            space = _space(candidates, mib - _held(gone, device) - _held(self.coming.get(device, ()), device))
+            candidates = [r for r in here.get(device, ()) if r not in gone and r.held_on(device) > 0]
+            space = _space(candidates, device, mib - _held(gone, device) - _held(self.coming.get(device, ()), device))
             if space is None:
                 return None
             gone += space
@@ -277,9 +277,9 @@ class _Case:
             if r not in going and (not scarce.isdisjoint(r.devices) or (limited and r.type == self.demand.type))
         ]
         ways = [self._limit()] if limited else []
-        ways += [f"pinned {r.model} holds {in_mib(r.held_mib)}" for r in staying if r.hold is Hold.PINNED]
+        ways += [f"pinned {r.model} holds {held_in_mib(r)}" for r in staying if r.hold is Hold.PINNED]
         protected = [
-            f"{r.model} ({r.type}, priority {r.priority}, {in_mib(r.held_mib)})"
+            f"{r.model} ({r.type}, priority {r.priority}, {held_in_mib(r)})"
             for r in staying
             if r.hold is not Hold.PINNED
         ]
@@ -302,37 +302,38 @@ def _excess(demand: Demand, snapshot: Snapshot) -> int:
     return max(0, loaded - limit + 1)
 
 
-def _space(ordered: Sequence[Resident], short_mib: int) -> list[Resident] | None:
+def _space(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident] | None:
     """Whole classes from the lowest up, then the smallest set of the class that completes it."""
     space: list[Resident] = []
     if short_mib <= 0:
         return space
     for _, members in groupby(ordered, key=lambda resident: resident.priority):
         group = list(members)
-        if _all(group) >= short_mib:
-            return space + _smallest(group, short_mib)
+        if _held(group, device) >= short_mib:
+            return space + _smallest(group, device, short_mib)
         space += group
-        short_mib -= _all(group)
+        short_mib -= _held(group, device)
     return None
 
 
-def _smallest(ordered: Sequence[Resident], short_mib: int) -> list[Resident]:
-    """Of the sets with the fewest members that hold `short_mib`, the one that comes first in the order.
+def _smallest(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident]:
+    """Of the sets with the fewest members that hold `short_mib` there, the one that comes first in the order.
 
     All members together must hold enough. Exact: one is taken whenever the largest of those behind it can make up the
     rest, which is precisely when some smallest set contains it and all taken before. O(members x set size).
     """
-    later = sorted(resident.held_mib for resident in ordered)
+    later = sorted(resident.held_on(device) for resident in ordered)
     count = 1
     while sum(later[-count:]) < short_mib:
         count += 1
     taken: list[Resident] = []
     for resident in ordered:
-        del later[bisect_left(later, resident.held_mib)]
+        held_mib = resident.held_on(device)
+        del later[bisect_left(later, held_mib)]
         rest = count - len(taken) - 1
-        if resident.held_mib + sum(later[len(later) - rest :]) >= short_mib:
+        if held_mib + sum(later[len(later) - rest :]) >= short_mib:
             taken.append(resident)
-            short_mib -= resident.held_mib
+            short_mib -= held_mib
             if rest == 0:
                 break
     return taken
@@ -347,11 +348,7 @@ def _by_device(residents: Iterable[Resident]) -> dict[DeviceId, list[Resident]]:
 
 
 def _held(residents: Iterable[Resident], device: DeviceId) -> int:
-    return sum(resident.held_mib for resident in residents if device in resident.devices)
-
-
-def _all(residents: Iterable[Resident]) -> int:
-    return sum(resident.held_mib for resident in residents)
+    return sum(resident.held_on(device) for resident in residents)
 
 
 def _ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:

@@ -158,11 +158,15 @@ class Resident:
     type: str
     priority: int
     devices: Devices
-    held_mib: int  # max(lease, measured): what evicting it is expected to return, on each of its devices
+    held_mib: tuple[int, ...]  # device by device, max(lease, measured): what evicting it is expected to return there
     hold: Hold = Hold.NONE
     idle_s: float = 0.0
     reload_s: float = 1.0  # what loading it again is expected to cost
     in_flight: int = 0
+
+    def held_on(self, device: DeviceId) -> int:
+        """What it holds there; nothing where it is not."""
+        return self.held_mib[self.devices.index(device)] if device in self.devices else 0
 
 
 @dataclass(frozen=True, slots=True)

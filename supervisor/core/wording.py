@@ -15,7 +15,7 @@ def listed(things: Sequence[object]) -> str:
 
 def residents_listed(residents: Iterable[Resident]) -> str:
     """Who they are, what they hold, and how they are."""
-    return ", ".join(f"{r.model} ({r.type}, {in_mib(r.held_mib)}, {_condition(r)})" for r in residents)
+    return ", ".join(f"{r.model} ({r.type}, {held_in_mib(r)}, {_condition(r)})" for r in residents)
 
 
 def _condition(resident: Resident) -> str:
@@ -32,6 +32,11 @@ def _condition(resident: Resident) -> str:
             return "just loaded"
         case Hold.NONE | Hold.PINNED:
             return f"idle {_seconds(resident.idle_s)}"
+
+
+def held_in_mib(resident: Resident) -> str:
+    """What it holds, device by device: "12000 + 8000 MiB"."""
+    return f"{' + '.join(map(str, resident.held_mib))} MiB"
 
 
 def in_mib(mib: int) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from supervisor.core.books import Holder
 from supervisor.core.ledger import Ledger
@@ -112,18 +114,17 @@ class Record:
     def holder(self) -> Holder:
         return (self.spec.id, self.generation)
 
-    def need_on(self, device: DeviceSpec) -> int:
-        """What to lease there: its footprint, more on the one retry after it ran out of memory.
+    def need_on(self, place: Sequence[DeviceSpec]) -> int:
+        """What to lease on each of these: its largest footprint, more on the one retry after it ran out of memory.
 
-        Neither a measurement, made where it did fit, nor that retry makes it too large for a device it has its place on.
+        Neither a measurement, made where it did fit, nor that retry makes it too large for a place it has.
         """
-        footprint = device.need(self.spec)
-        mib, most = footprint.mib, max(footprint.mib, device.usable_mib)
-        if footprint.source is FootprintSource.LEARNED:
-            mib, most = max(1, mib), device.usable_mib
-        if self.oom_retried:
-            mib = int(mib * OUT_OF_MEMORY_EXTRA)
-        return min(mib, most)
+        usable_mib = max(1, min(device.usable_mib for device in place))
+        needs = [device.need(self.spec) for device in place]
+        measured = (max(1, min(need.mib, usable_mib)) for need in needs if need.source is FootprintSource.LEARNED)
+        others = (need.mib for need in needs if need.source is not FootprintSource.LEARNED)
+        mib = max(chain(measured, others))
+        return max(mib, min(int(mib * OUT_OF_MEMORY_EXTRA), usable_mib)) if self.oom_retried else mib
 
     def learn(self, device: DeviceId, mib: int) -> None:
         """Use `mib` for the next load on `device`."""

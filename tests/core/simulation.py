@@ -69,7 +69,7 @@ class World:
     """A simulated machine. `load_s`, `exit_s` and `return_s` may be changed at any time.
 
     `gradual`: a worker takes its memory bit by bit while it loads. `blind`: readings tell neither what a worker takes nor
-    what others do. `stale`: devices that can't be read now.
+    what others do. `stale`: devices that can't be read now. `beyond`: what a model takes on a device besides its lease.
     """
 
     totals: dict[DeviceId, int] = field(default_factory=lambda: {GPU: 16384})
@@ -83,6 +83,7 @@ class World:
     gradual: bool = False
     blind: bool = False
     stale: set[DeviceId] = field(default_factory=set)
+    beyond: dict[tuple[str, DeviceId], int] = field(default_factory=dict)
     crash_on_start: Callable[[ModelId], Crash | None] = lambda _model: None
 
     def __post_init__(self) -> None:
@@ -144,15 +145,18 @@ class World:
         devices = []
         for device, total in self.totals.items():
             outside = self.outside.get(device, 0)
-            used = sum(mib for where, mib in self.using.values() if device in where) + outside
+            used = sum(self._used(key, device) for key, (where, _) in self.using.items() if device in where) + outside
             known = None if self.blind else outside
             devices.append(DeviceSample(device, max(0, total - used), device in self.stale, known))
         workers = tuple(
-            WorkerSample(*key, device, None if self.blind else self.using.get(key, ((), 0))[1])
+            WorkerSample(*key, device, None if self.blind else self._used(key, device))
             for key, where in self.alive.items()
             for device in where
         )
         return MemorySampled(tuple(devices), workers, self.now)
+
+    def _used(self, key: Key, device: DeviceId) -> int:
+        return self.using[key][1] + self.beyond.get((key[0], device), 0) if key in self.using else 0
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self.now + delay, next(self._seq), action))

@@ -59,7 +59,7 @@ ASR, TTS, SMALL, MEDIUM, LARGE = (
 
 def resident(name: str, hold: Hold = Hold.NONE, idle_s: float = 60.0, in_flight: int = 0) -> Resident:
     kind, mib = MODELS[name]
-    return Resident(ModelId(name), kind, DEFAULT_PRIORITY[kind], (GPU,), mib, hold, idle_s, mib / 1024, in_flight)
+    return Resident(ModelId(name), kind, DEFAULT_PRIORITY[kind], (GPU,), (mib,), hold, idle_s, mib / 1024, in_flight)
 
 
 def demand(name: str) -> Demand:
@@ -79,14 +79,15 @@ class Scenario:
     modes: tuple[Eviction, ...] = field(default=(Eviction.LAST_RESORT, Eviction.STRICT))
 
     def snapshot(self, mode: Eviction) -> Snapshot:
-        free = TOTAL - MARGIN - self.outside_mib - sum(r.held_mib for r in self.loaded)
+        free = TOTAL - MARGIN - self.outside_mib - sum(r.held_on(GPU) for r in self.loaded)
         view = DeviceView(GPU, TOTAL, TOTAL - MARGIN, free, self.blocked)
         return Snapshot((view,), self.loaded, Policy(mode, {"llm": 1, "tts": 1}))
 
     def text(self) -> str:
         """The scenario and its plans; one plan where the modes agree."""
         lines = [
-            "loaded: " + (", ".join(f"{r.model} ({r.type}, {r.held_mib} MiB, {r.hold})" for r in self.loaded) or "-")
+            "loaded: "
+            + (", ".join(f"{r.model} ({r.type}, {r.held_on(GPU)} MiB, {r.hold})" for r in self.loaded) or "-")
         ]
         lines.append(f"wanted: {self.wanted} ({MODELS[self.wanted][0]}, {MODELS[self.wanted][1]} MiB)")
         plans = {mode: rendered(plan(demand(self.wanted), self.snapshot(mode))) for mode in self.modes}
@@ -165,7 +166,7 @@ def view(name: str, free: int, total: int = 10000, blocked: str | None = None) -
 
 
 def on(device: str, name: str, mib: int, priority: int = 100, hold: Hold = Hold.NONE, **more: float) -> Resident:
-    return Resident(ModelId(name), "llm", priority, (DeviceId(device),), mib, hold, **more)  # type: ignore[arg-type]  # only floats
+    return Resident(ModelId(name), "llm", priority, (DeviceId(device),), (mib,), hold, **more)  # type: ignore[arg-type]  # only floats
 
 
 def want(need: int, *devices: str, priority: int = 100) -> Demand:

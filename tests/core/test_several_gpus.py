@@ -1,0 +1,58 @@
+"""A model that several devices share, where they are not alike: in size, or in how much of it each has come to hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.core.types import Crash, CrashClass, DeviceId, ModelId, State, UnloadAsked
+from tests.core.simulation import GPU, World, model
+from tests.core.test_scheduler_review import guessed, load, record
+
+GPU1 = DeviceId("gpu1")
+
+
+@pytest.fixture
+def world():
+    """A large card and a small one."""
+    world = World(totals={GPU: 24000, GPU1: 12000})
+    yield world
+    assert world.journal.replay() is None, "a replay decides the same"
+
+
+class TestUnevenlyDivided:
+    def test_what_was_measured_on_the_large_one_is_not_too_large_for_the_place(self, world):
+        """It runs there: 13000 and 10000, of which the small one could never hold the larger."""
+        world.beyond = {("spread", GPU): 3000}
+        world.configure(guessed("spread", 20000, gpus=2))
+        load(world, "spread")
+        assert {device: learned.mib for device, learned in record(world, "spread").spec.learned.items()} == {
+            GPU: 13000,
+            GPU1: 10000,
+        }
+        world.post(UnloadAsked(ModelId("spread")))
+        world.run(2)
+        assert record(world, "spread").state is State.STOPPED
+        load(world, "spread")
+
+    def test_all_that_it_holds_comes_back_when_it_goes(self, world):
+        """20000 on the large one, leased or not: for a model that needs as much it is evicted, and none is refused."""
+        world.beyond = {("spread", GPU): 10000}
+        world.configure(model("spread", 20000, gpus=2), model("large", 20000, priority=200, devices=(GPU,)))
+        load(world, "spread")
+        load(world, "large")
+        (evicted,) = [d.reason for d in world.journal.decisions(ModelId("large")) if d.kind == "evict"]
+        assert "evicting spread (llm, 20000 + 10000 MiB, idle" in evicted
+
+
+class TestOutOfMemory:
+    def test_the_one_retry_stays_within_the_smaller(self, world):
+        """A quarter more than 10000 is more than the small one has; the retry takes what there is."""
+        crashes = [Crash(CrashClass.OUT_OF_MEMORY, "no memory left")]
+        world.crash_on_start = lambda _model: crashes.pop() if crashes else None
+        world.configure(model("spread", 20000, gpus=2))
+        ticket = world.request("spread")
+        world.run(8)
+        assert ticket in world.dispatched
+        assert world.starts == ["spread", "spread"]
+        leases = world.journal.scheduler.world.ledger.leases()
+        assert [(lease.device, lease.mib) for lease in leases] == [(GPU, 11488), (GPU1, 11488)]
