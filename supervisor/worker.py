@@ -230,13 +230,17 @@ class Worker:
 
     def _prepare(self, port: int) -> LaunchSpec:
         """How to start it, from an environment that stays. Where it was removed meanwhile there is another, or none."""
+        gone = None
         while True:
             launch = self._launch(port)
+            if launch.argv[0] == gone:  # a command that names it itself
+                return launch
             try:
                 self._environment = EnvLease.on(launch.argv[0])
             except EnvironmentGoneError:
-                continue
-            return launch
+                gone = launch.argv[0]
+            else:
+                return launch
 
     def _launch(self, port: int) -> LaunchSpec:
         context = LaunchContext(

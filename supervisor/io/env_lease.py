@@ -38,13 +38,19 @@ class EnvLease:
 
         Waits for those who are removing it. Raises EnvironmentGoneError.
         """
-        environment = Path(program).parents[1] if Path(program).is_absolute() else Path()
+        if not Path(program).is_absolute():
+            return None
         try:
-            environment = environment.resolve(strict=True)
+            environment = Path(program).parents[1].resolve(strict=True)
             if environment.parents[1].name != STORE:
                 return None
-            fd = os.open(environment / RECORD, os.O_RDONLY | os.O_CLOEXEC)
         except (OSError, IndexError):
+            return None
+        try:
+            fd = os.open(environment / RECORD, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if is_replaced(environment):  # its record is away, and soon the rest of it
+                raise EnvironmentGoneError(str(environment)) from error
             return None
         lease = cls(environment, fd)
         try:
@@ -59,16 +65,16 @@ class EnvLease:
             raise EnvironmentGoneError(str(environment))
         return lease
 
-    @property
-    def replaced(self) -> bool:
-        """Has another been installed since, or this one been removed?"""
-        return live(self.environment.parent).resolve() != self.environment
-
     def close(self) -> None:
         """Give the share back; harmless when repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def is_replaced(environment: Path) -> bool:
+    """Has another been installed since, or this one been removed?"""
+    return live(environment.parent).resolve() != environment
 
 
 def live(builds: Path) -> Path:

@@ -166,7 +166,7 @@ def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread
 def give_back(lease: EnvLease) -> None:
     """End a worker's share; the last one takes an environment that was replaced away, without being waited for."""
     lease.close()
-    if lease.replaced:
+    if env_lease.is_replaced(lease.environment):
         sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
 
 

@@ -118,8 +118,19 @@ class TestInUse:
             await asking
 
     def test_programs_from_elsewhere(self, tmp_path):
-        for program in ("/bin/true", "true", str(tmp_path / ".envs" / "x" / "y" / "bin" / "python")):
+        unknown = str(tmp_path / ".envs" / "x" / "y" / "bin" / "python")
+        for program in ("/bin/true", "/true", "true", "./true", "/", unknown):
             assert EnvLease.on(program) is None
+
+    def test_from_one_that_is_half_removed(self, lock, tmp_path):
+        """Without its record an environment goes on being removed, whoever would like to start from it."""
+        old = venvs.install(lock("1.0"), tmp_path / "runtimes", quiet)
+        new = tmp_path / "runtimes/.envs/demo/new"
+        new.mkdir()
+        (tmp_path / "runtimes/demo").unlink()
+        (tmp_path / "runtimes/demo").symlink_to(new)
+        with env_lease.alone(old.path), pytest.raises(EnvironmentGoneError):
+            EnvLease.on(str(old.interpreter))
 
 
 def waiting(record: Path) -> bool:
