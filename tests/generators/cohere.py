@@ -6,15 +6,15 @@ python cohere.py FOLDER       in an environment that has transformers
 from __future__ import annotations
 
 import itertools
+import json
 import sys
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     CohereAsrConfig,
-    CohereAsrFeatureExtractor,
     CohereAsrForConditionalGeneration,
-    CohereAsrProcessor,
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
@@ -80,9 +80,14 @@ def write(folder: str) -> None:
         eos_token="<|endoftext|>",
         additional_special_tokens=SPECIAL[3:],
     )
-    extractor = CohereAsrFeatureExtractor()
     model.save_pretrained(folder)
-    CohereAsrProcessor(extractor, fast).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    # As its processor saves it, which wants librosa.
+    described = {
+        "feature_extractor": {"feature_extractor_type": "CohereAsrFeatureExtractor"},
+        "processor_class": "CohereAsrProcessor",
+    }
+    Path(folder, "processor_config.json").write_text(json.dumps(described))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from tests import hearing
@@ -70,6 +74,38 @@ class TestCohere:
         error = ears.hear().json()["error"]
         assert (error["param"], "default_language" in error["message"]) == ("language", True)
         assert ears.hear(language="de").json()["text"] == hearing.COHERE_SAID
+
+
+class TestFeatures:
+    """What the model gets of a sound is what a transformers gives it that computes its table of frequencies itself.
+
+    The environment of embeddings has one. What a tiny model says doesn't depend on what it hears.
+    """
+
+    def test_they_are_the_same(self, tmp_path):
+        script = """
+import sys
+import numpy
+root, path, place = sys.argv[1:]
+if root:
+    sys.path.insert(0, root)
+    from runtimes.transformers.transcribe.cohere import load_processor
+    extractor = load_processor(path).feature_extractor
+else:
+    from transformers import AutoFeatureExtractor
+    extractor = AutoFeatureExtractor.from_pretrained(path)
+noise = numpy.random.default_rng(0).standard_normal(16000).astype(numpy.float32)
+numpy.save(place, extractor(noise, sampling_rate=16000, return_tensors="pt")["input_features"].numpy())
+"""
+        found = []
+        for runtime, root in (("transformers", Path(__file__).parents[2]), ("embeddings", "")):
+            place = tmp_path / f"{runtime}.npy"
+            argv = [hearing.python(runtime), "-I", "-c", script, root, hearing.cohere(), place]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+            found.append(np.load(place))
+        assert found[0].shape[-1] == 128
+        assert np.allclose(*found, atol=1e-4)
 
 
 class TestEnglishOnly:

@@ -5,11 +5,15 @@ Long audio is cut where it is quiet into as much as the model takes at once; eac
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES
+from transformers import AutoTokenizer
+from transformers.audio_utils import mel_filter_bank
+from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES, CohereAsrProcessor
 
 from runtimes.kit.audio.parameters import COHERE
 from runtimes.kit.audio.samples import RATE, Samples
@@ -23,14 +27,30 @@ from runtimes.transformers.transcribe.family import Family, mean_logprob, stoppi
 NO_SPACES: Final = frozenset({"ja", "zh"})
 
 
+def load_processor(path: str) -> Any:
+    """The model's processor, as AutoProcessor loads it where there is librosa.
+
+    transformers 5.22 takes one table from librosa and refuses the extractor without; that package and what it needs take
+    420 MB, and memory in every worker. Later versions compute the table with their own function, as is done here.
+    """
+    module: Any = importlib.import_module("transformers.models.cohere_asr.feature_extraction_cohere_asr")
+    module.librosa = SimpleNamespace(filters=SimpleNamespace(mel=_mel))
+    extractor = module.CohereAsrFeatureExtractor.from_pretrained(path)
+    return CohereAsrProcessor(extractor, AutoTokenizer.from_pretrained(path))
+
+
+def _mel(*, sr: int, n_fft: int, n_mels: int, fmin: float, fmax: float, norm: str) -> Any:
+    return mel_filter_bank(n_fft // 2 + 1, n_mels, fmin, fmax, sr, norm=norm, mel_scale="slaney").T
+
+
 class Cohere(Family):
     """Any model of class CohereAsrForConditionalGeneration."""
 
     parameters = COHERE
 
-    def __init__(self, model: Any, processor: Any) -> None:
-        self._model, self._processor = model, processor
-        extractor = processor.feature_extractor
+    def __init__(self, model: Any, path: str) -> None:
+        self._model, self._processor = model, load_processor(path)
+        extractor = self._processor.feature_extractor
         self._search_s = float(extractor.overlap_chunk_second)
         self._longest_s = float(extractor.max_audio_clip_s) - self._search_s  # longer ones it would cut itself
 

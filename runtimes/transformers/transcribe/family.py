@@ -16,7 +16,10 @@ from runtimes.kit.transcription import Heard, Wanted
 
 
 class Family(abc.ABC):
-    """A loaded model with its processor. Used by as many threads at once as the worker works on requests."""
+    """A loaded model; its processor it loads from the same folder.
+
+    Used by as many threads at once as the worker works on requests.
+    """
 
     parameters: Table = PARAMETERS
     translates: bool = False

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from transformers import AutoProcessor
 from transformers.modeling_outputs import BaseModelOutput
 
 from runtimes.kit.audio.samples import RATE, Samples, is_silent
@@ -67,7 +68,8 @@ class _Phrase:
 class Whisper(Family):
     """Any model of class WhisperForConditionalGeneration."""
 
-    def __init__(self, model: Any, processor: Any) -> None:
+    def __init__(self, model: Any, path: str) -> None:
+        processor = AutoProcessor.from_pretrained(path)
         self._model, self._processor, self._tokenizer = model, processor, processor.tokenizer
         config = model.generation_config
         if getattr(config, "no_timestamps_token_id", None) is None:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import transformers
-from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
+from transformers import AutoModelForSpeechSeq2Seq
 
 from runtimes.kit.audio.samples import Samples
 from runtimes.kit.lane import Cancel
@@ -17,7 +17,7 @@ from runtimes.transformers.transcribe.cohere import Cohere
 from runtimes.transformers.transcribe.family import Family
 from runtimes.transformers.transcribe.whisper import Whisper
 
-FAMILIES: Final[Mapping[str, Callable[[Any, Any], Family]]] = MappingProxyType(
+FAMILIES: Final[Mapping[str, Callable[[Any, str], Family]]] = MappingProxyType(
     {"whisper": Whisper, "cohere_asr": Cohere}
 )
 
@@ -32,7 +32,7 @@ class SpeechWorker(TranscriptionWorker):
         options = self.settings.options
         model = AutoModelForSpeechSeq2Seq.from_pretrained(options["path"], dtype=options["dtype"])
         model = model.to(options["device"]).eval()
-        self._family = FAMILIES[model.config.model_type](model, AutoProcessor.from_pretrained(options["path"]))
+        self._family = FAMILIES[model.config.model_type](model, options["path"])
         self.parameters, self.translates = self._family.parameters, self._family.translates
         self.try_out()
 
