@@ -25,7 +25,7 @@ from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
 from supervisor.core.footprint import choose
-from supervisor.core.places import MOST_PLACES, count, places
+from supervisor.core.places import MOST_PLACES, count, fits, places
 from supervisor.core.types import (
     DEFAULT_PRIORITY,
     DeviceId,
@@ -35,6 +35,7 @@ from supervisor.core.types import (
     ModelId,
     ModelSpec,
 )
+from supervisor.core.wording import listed
 
 Learned = Mapping[tuple[str, DeviceId], int]
 """(footprint key, device) → MiB measured there."""
@@ -201,8 +202,8 @@ def check_devices(
     """
     problems: list[Problem] = []
     for spec in catalog.model_specs() if specs is None else specs:
-        found = _misplaced(spec, devices)
-        if found is not None:
+        found = misplaced(spec, devices)
+        if found is not None and not (found[0] == "vram_mib" and _is_guessed(spec, devices)):
             key, message = found
             at: Trail = ("models", spec.id, key)
             at = at if at in catalog.origins else at[:2]
@@ -210,7 +211,11 @@ def check_devices(
     return tuple(str(problem) for problem in problems)
 
 
-def _misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
+def _is_guessed(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> bool:
+    return all(device.need(spec).source in _GUESSES for way in places(spec, devices) for device in way)
+
+
+def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
     """The key that gives it no place on these devices, and why; None when it has one."""
     known = {device.id: device for device in devices}
     for name in spec.devices:
@@ -222,15 +227,14 @@ def _misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str
     if not ways and spec.gpus > 1:
         there = sum(not device.takes_whole for device in devices if device.id in (spec.devices or known))
         return "gpus", f"{spec.gpus} GPUs share the model, and it may run on {there}"
-    needs = {device.id: device.need(spec) for way in ways for device in way}
-    if not ways or any(all(needs[device.id].mib <= device.usable_mib for device in way) for way in ways):
+    if not ways or any(fits(spec, way) for way in ways):
         return None
-    if all(need.source in _GUESSES for need in needs.values()):
-        return None
-    roomiest = min((device for way in ways for device in way), key=lambda d: (needs[d.id].mib - d.usable_mib, d.id))
-    if needs[roomiest.id].mib <= roomiest.usable_mib:  # it has its share, and no other device has
-        return "gpus", f"{spec.gpus} GPUs share the model, and its part fits on {roomiest.id}, but on no other"
-    need = needs[roomiest.id]
+    mine = sorted({device.id: device for way in ways for device in way}.values(), key=lambda device: device.id)
+    roomiest = min(mine, key=lambda device: device.need(spec).mib - device.usable_mib)
+    need = roomiest.need(spec)
+    if enough := [device.id for device in mine if fits(spec, (device,))]:
+        part = f"{need.mib} MiB ({need.source}: {need.detail})"
+        return "vram_mib", f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
     return "vram_mib", (
         f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
         f"{roomiest.id} has {max(0, roomiest.usable_mib)} MiB after its margin"

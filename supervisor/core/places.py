@@ -1,4 +1,4 @@
-"""Where a model may be: one device, or as many as it is spread over."""
+"""Where a model may be, one device or as many as it is spread over, and what it takes of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 
-from supervisor.core.types import DeviceSpec, ModelSpec
+from supervisor.core.types import DeviceSpec, FootprintSource, ModelSpec
 
 MOST_PLACES = 1000
 """The planner looks at each of a model's places; more ways than this to choose its devices are a mistake."""
@@ -22,6 +22,26 @@ def count(model: ModelSpec, devices: Sequence[DeviceSpec]) -> int:
     """How many places there are."""
     whole, shared = _divided(model, devices)
     return len(whole) + math.comb(len(shared), model.gpus)
+
+
+def usable_mib(place: Sequence[DeviceSpec]) -> int:
+    """The most that a model can ever have on each of its devices."""
+    return min(device.usable_mib for device in place)
+
+
+def need_mib(model: ModelSpec, place: Sequence[DeviceSpec]) -> int:
+    """What to lease on each of its devices: the largest footprint among them.
+
+    A measurement, made where it did fit, never makes it too large for a place.
+    """
+    most = max(1, usable_mib(place))
+    needs = [device.need(model) for device in place]
+    return max(max(1, min(n.mib, most)) if n.source is FootprintSource.LEARNED else n.mib for n in needs)
+
+
+def fits(model: ModelSpec, place: Sequence[DeviceSpec]) -> bool:
+    """Is there room for it when nothing else is there?"""
+    return need_mib(model, place) <= usable_mib(place)
 
 
 def _divided(model: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[list[DeviceSpec], list[DeviceSpec]]:

@@ -11,11 +11,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 from supervisor.core.books import Holder
 from supervisor.core.ledger import Ledger
 from supervisor.core.lifecycle import HAS_WORKER, Lifecycle, Step
+from supervisor.core.places import need_mib, usable_mib
 from supervisor.core.queue import AdmissionQueue
 from supervisor.core.types import (
     Crash,
@@ -115,16 +115,9 @@ class Record:
         return (self.spec.id, self.generation)
 
     def need_on(self, place: Sequence[DeviceSpec]) -> int:
-        """What to lease on each of these: its largest footprint, more on the one retry after it ran out of memory.
-
-        Neither a measurement, made where it did fit, nor that retry makes it too large for a place it has.
-        """
-        usable_mib = max(1, min(device.usable_mib for device in place))
-        needs = [device.need(self.spec) for device in place]
-        measured = (max(1, min(need.mib, usable_mib)) for need in needs if need.source is FootprintSource.LEARNED)
-        others = (need.mib for need in needs if need.source is not FootprintSource.LEARNED)
-        mib = max(chain(measured, others))
-        return max(mib, min(int(mib * OUT_OF_MEMORY_EXTRA), usable_mib)) if self.oom_retried else mib
+        """What to lease on each of these; more on the one retry after it ran out of memory, as far as there is more."""
+        mib = need_mib(self.spec, place)
+        return max(mib, min(int(mib * OUT_OF_MEMORY_EXTRA), usable_mib(place))) if self.oom_retried else mib
 
     def learn(self, device: DeviceId, mib: int) -> None:
         """Use `mib` for the next load on `device`."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from supervisor.catalog.catalog import misplaced
 from supervisor.catalog.overrides import Override, overridden
-from supervisor.core.places import places
 from supervisor.core.types import LoadAsked, ModelId, ModelSpec, Respecified, UnloadAsked
 from supervisor.errors import InvalidRequestError, UnavailableError
 from supervisor.http.context import Context
@@ -74,10 +74,7 @@ def _drop(context: Context, model: ModelId) -> None:
 
 def _refuse_too_large(context: Context, spec: ModelSpec) -> None:
     """The running worker must not go for one that fits nowhere."""
-    devices = context.engine.journal.scheduler.world.ledger.devices()
-    ways = places(spec, devices)
-    if ways and not any(all(device.need(spec).mib <= device.usable_mib for device in way) for way in ways):
-        roomiest = max((device for way in ways for device in way), key=lambda device: device.usable_mib)
-        need = roomiest.need(spec)
-        message = f"With these overrides {spec.id} takes {need.mib} MiB; {roomiest.id} has {roomiest.usable_mib}."
-        raise InvalidRequestError(message, code="invalid_override", param="overrides", detail=(need.detail,))
+    found = misplaced(spec, context.engine.journal.scheduler.world.ledger.devices())
+    if found is not None:
+        message = f"With these overrides {spec.id} has no place here: {found[1]}."
+        raise InvalidRequestError(message, code="invalid_override", param="overrides")

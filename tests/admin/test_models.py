@@ -141,7 +141,7 @@ class TestOverrides:
             ({"n_ctxx": 1}, 'overrides.n_ctxx: can\'t be set for a load; did you mean "n_ctx"?'),
             ({"path": "/etc/passwd"}, "overrides.path: can't be set for a load"),
             ({"cache_type_v": "q8_0", "flash_attn": "off"}, "needs flash_attn on or auto"),
-            ({"n_ctx": 400_000_000}, "With these overrides chat takes"),
+            ({"n_ctx": 400_000_000}, "With these overrides chat has no place here: takes"),
         ],
     )
     def test_that_can_not_be_are_refused_by_name_and_range(self, site, overrides, told):

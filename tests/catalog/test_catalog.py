@@ -133,8 +133,24 @@ class TestCheckDevices:
             "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and it may run on 1",
         )
         assert check_devices(catalog, [self.GPU, one]) == (
-            "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and its part fits on gpu0, but on no other",
+            (
+                "llmux.yaml:3:23 models.m.vram_mib: 2 GPUs share the model; its part, 1450 MiB (explicit: one of 2 parts of "
+                "2900 MiB: vram_mib of the configuration), fits on gpu0 only"
+            ),
         )
+        three = folder.load("models:\n  m:\n    {cmd: x, gpus: 3, vram_mib: 4350}\n")
+        (problem,) = check_devices(three, [self.GPU, one, two])
+        assert problem.endswith("fits on gpu0 and gpu2 only")
+
+    def test_a_measurement_never_makes_it_too_large(self, folder):
+        """It was made where the model ran, beyond the margin, and on the larger of two cards beyond the smaller one."""
+        catalog = folder.load(
+            "models:\n  m: {cmd: x, estimated_mib: 1400}\n  s: {cmd: x, estimated_mib: 800, gpus: 2}\n"
+        )
+        small = replace(self.GPU, id="gpu1", total_mib=1000)
+        keys = {name: model.footprint_key for name, model in catalog.models.items()}
+        learned = {(keys["m"], "gpu0"): 1500, (keys["s"], "gpu0"): 900, (keys["s"], "gpu1"): 300}
+        assert check_devices(catalog, [self.GPU, small], catalog.model_specs(learned)) == ()
 
     def test_unknown_device(self, folder):
         catalog = folder.load("models:\n  m: {cmd: x, devices: [gpu7]}\n")
