@@ -54,7 +54,7 @@ from supervisor.core.types import (
 from supervisor.core.wording import held_in_mib, in_mib, listed, residents_listed
 
 SHOWN_DEVICES = 3
-"""A refusal explains this many devices; of the others it only says how many there are."""
+"""A refusal explains this many devices or places; of the others it only says how many there are."""
 
 
 def plan(demand: Demand, snapshot: Snapshot) -> Plan:
@@ -262,7 +262,8 @@ class _Case:
         shown = [self._obstacles(place) for place in self.places[:SHOWN_DEVICES]]
         hidden = len(self.places) - len(shown)
         if hidden:
-            shown.append(f"{hidden} more {'device' if hidden == 1 else 'devices'} can't take it either")
+            kind = "place" if any(len(place.views) > 1 for place in self.places) else "device"
+            shown.append(f"{hidden} more {kind if hidden == 1 else f'{kind}s'} can't take it either")
         return "; ".join(shown)
 
     def _obstacles(self, place: Place) -> str:
@@ -368,10 +369,13 @@ def _needs(place: Place) -> str:
 def _too_large(known: Sequence[Place]) -> str:
     if not known:
         return "no device that it may run on is there"
-    shown = []
-    for place in known[:SHOWN_DEVICES]:
-        least = min(place.views, key=lambda view: view.usable_mib)
-        shown.append(f"needs {in_mib(place.option.need_mib)} on {least.id}, which has {least.usable_mib} usable")
-    if len(known) > SHOWN_DEVICES:
-        shown.append(f"{len(known) - SHOWN_DEVICES} more are too small as well")
+    small = {  # by device: several places may have the same one in them
+        view.id: f"needs {in_mib(place.option.need_mib)} on {view.id}, which has {view.usable_mib} usable"
+        for place in known
+        for view in place.views
+        if view.usable_mib < place.option.need_mib
+    }
+    shown = list(small.values())[:SHOWN_DEVICES]
+    if len(small) > len(shown):
+        shown.append(f"{len(small) - len(shown)} more are too small as well")
     return "; ".join(shown)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,12 @@ def want(need: int, *devices: str, priority: int = 100) -> Demand:
     return Demand(ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), need) for d in devices or ("d0",)))
 
 
+def want_pairs(need: int, *devices: str) -> Demand:
+    """Of a model that two of these share."""
+    pairs = combinations(map(DeviceId, devices), 2)
+    return Demand(ModelId("new"), "llm", 100, tuple(Option(pair, need) for pair in pairs))
+
+
 def world(*parts: DeviceView | Resident, **policy: object) -> Snapshot:
     views = tuple(part for part in parts if isinstance(part, DeviceView))
     residents = tuple(part for part in parts if isinstance(part, Resident))
@@ -194,6 +201,21 @@ class TestPlaces:
         answer = plan(want(20000, *names), world(*(view(name, 0) for name in names)))
 
         assert answer.reason.endswith("; 6 more are too small as well")
+
+    def test_a_device_of_several_places_is_told_once(self):
+        answer = plan(want_pairs(20000, "d0", "d1", "d2"), world(view("d0", 0), view("d1", 0), view("d2", 0)))
+
+        assert answer == Refuse(
+            "needs 20000 MiB on d0, which has 10000 usable; needs 20000 MiB on d1, which has 10000 usable; "
+            "needs 20000 MiB on d2, which has 10000 usable"
+        )
+
+    def test_places_that_are_not_shown_are_no_devices(self):
+        names = ("d0", "d1", "d2", "d3")
+        pinned = (on(name, f"pinned-{name}", 9000, hold=Hold.PINNED) for name in names)
+        answer = plan(want_pairs(9000, *names), world(*(view(name, 1000) for name in names), *pinned))
+
+        assert answer.reason.endswith("; 3 more places can't take it either")
 
     def test_a_device_that_is_gone_is_no_place(self):
         assert plan(want(1, "gone"), world(view("d0", 9000))) == Refuse("no device that it may run on is there")
