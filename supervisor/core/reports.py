@@ -81,8 +81,9 @@ def _unreachable(world: World, turn: Turn, record: Record, reason: str) -> None:
 
 def sampled(world: World, turn: Turn, event: MemorySampled) -> None:
     """The books are brought up to date, and what was waiting for memory to be back goes on."""
+    stale = {device.id for device in event.devices if device.stale}  # what it says of workers there is older than it is
     for worker in event.workers:
-        if worker.used_mib is not None:
+        if worker.used_mib is not None and worker.device not in stale:
             world.ledger.measure((worker.model, worker.generation), worker.device, worker.used_mib)
             _learn(world, turn, worker, worker.used_mib, event.taken_at)
     for device in event.devices:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from supervisor.core.types import Crash, CrashClass, DeviceId, ModelId, State, UnloadAsked
+from supervisor.core.types import Crash, CrashClass, DeviceId, MemorySampled, ModelId, State, UnloadAsked
 from tests.core.simulation import GPU, World, model
 from tests.core.test_scheduler_review import guessed, load, record
 
@@ -42,6 +44,26 @@ class TestUnevenlyDivided:
         load(world, "large")
         (evicted,) = [d.reason for d in world.journal.decisions(ModelId("large")) if d.kind == "evict"]
         assert "evicting spread (llm, 20000 + 10000 MiB, idle" in evicted
+
+
+class TestUnreadable:
+    def test_nothing_is_learned_on_one_that_can_not_be_read(self, world):
+        """What it is said to take there was seen while it still loaded."""
+        world.gradual = True
+        world.configure(guessed("spread", 20000, gpus=2))
+        world.request("spread")
+        world.run(1)
+        while_loading = world.reading()
+        world.run(1.1)
+        assert record(world, "spread").state is State.READY
+        old = {(worker.model, worker.device): worker for worker in while_loading.workers}
+        assert 0 < old[ModelId("spread"), GPU1].used_mib < 10000
+        now = world.reading()
+        devices = tuple(replace(device, stale=device.id == GPU1) for device in now.devices)
+        workers = tuple(old[w.model, w.device] if w.device == GPU1 else w for w in now.workers)
+        learned = record(world, "spread").spec.learned
+        world.post(MemorySampled(devices, workers, now.taken_at))
+        assert record(world, "spread").spec.learned.keys() - learned.keys() == {GPU}
 
 
 class TestOutOfMemory:
