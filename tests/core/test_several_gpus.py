@@ -52,9 +52,9 @@ class TestUnreadable:
         world.gradual = True
         world.configure(guessed("spread", 20000, gpus=2))
         world.request("spread")
-        world.run(1)
+        world.run(0.9)
         while_loading = world.reading()
-        world.run(1.1)
+        world.run(1.2)  # ready, and not read since
         assert record(world, "spread").state is State.READY
         old = {(worker.model, worker.device): worker for worker in while_loading.workers}
         assert 0 < old[ModelId("spread"), GPU1].used_mib < 10000
