@@ -84,7 +84,7 @@ def plan(demand: Demand, snapshot: Snapshot) -> Plan:
     excess = _excess(demand, snapshot)
     if excess == 0:
         for place in places:
-            if place.blocked is None and all(short <= 0 for short in place.short().values()):
+            if not place.blocked and all(short <= 0 for short in place.short().values()):
                 return Admit(place.option.devices, place.option.need_mib, _needs(place))
 
     case = _Case(demand, snapshot, places, excess)
@@ -125,9 +125,9 @@ class Place:
         return all(self.option.need_mib <= view.usable_mib for view in self.views)
 
     @property
-    def blocked(self) -> DeviceView | None:
-        """The first of the devices that takes nothing now."""
-        return next((view for view in self.views if view.blocked is not None), None)
+    def blocked(self) -> tuple[DeviceView, ...]:
+        """Those of the devices that take nothing now."""
+        return tuple(view for view in self.views if view.blocked is not None)
 
     def short(self) -> dict[DeviceId, int]:
         """MiB that are missing on each device; zero or less where enough is free."""
@@ -145,7 +145,7 @@ class Fit:
     def cost(self) -> tuple[bool, float, int, float, Devices]:
         """Sort key among places; less is better."""
         return (
-            self.place.blocked is not None,
+            bool(self.place.blocked),
             max((victim.priority for victim in self.victims), default=-math.inf),
             len(self.victims),
             math.fsum(value(victim) for victim in self.victims),
@@ -182,7 +182,7 @@ class _Case:
         if len(typed) < self.excess:
             return None
         here = _by_device(resident for resident in pool if resident not in typed)
-        fits = [self._fit(place, typed, here) for place in self.places if held or place.blocked is None]
+        fits = [self._fit(place, typed, here) for place in self.places if held or not place.blocked]
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
     def _pool(self, *, spare_higher: bool, held: bool) -> list[Resident]:
@@ -242,8 +242,8 @@ class _Case:
         waits_for = (*fit.coming, *(victim for victim in fit.victims if self._is_held(victim)))
         others = [victim for victim in fit.victims if not self._is_held(victim)]
         parts = []
-        if (blocked := fit.place.blocked) is not None:
-            parts.append(f"waiting for {blocked.id} ({blocked.blocked})")
+        if blocked := [f"{view.id} ({view.blocked})" for view in fit.place.blocked]:
+            parts.append(f"waiting for {listed(blocked)}")
         if waits_for:
             parts.append(f"waiting for {residents_listed(waits_for)}")
         if others:

@@ -210,6 +210,13 @@ class TestPlaces:
             "needs 20000 MiB on d2, which has 10000 usable"
         )
 
+    def test_every_blocked_device_of_a_place_is_named(self):
+        blocked = (view("d0", 9000, blocked="quarantined: stuck"), view("d1", 9000, blocked="other is loading"))
+        answer = plan(want_pairs(9000, "d0", "d1"), world(*blocked))
+
+        assert isinstance(answer, Wait)
+        assert answer.reason.endswith("; waiting for d0 (quarantined: stuck) and d1 (other is loading)")
+
     def test_places_that_are_not_shown_are_no_devices(self):
         names = ("d0", "d1", "d2", "d3")
         pinned = (on(name, f"pinned-{name}", 9000, hold=Hold.PINNED) for name in names)
