@@ -100,6 +100,8 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
         program = find(config, context.environment(self.name))
+        if context.device.kind == "host":
+            config = config.model_copy(update={"gpus": 1})
         plan = memory.plan(config)
         values: dict[str, JsonValue] = {
             **settings(config, context=plan.context, cache_bytes=plan.cache_bytes),

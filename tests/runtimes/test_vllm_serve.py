@@ -127,6 +127,13 @@ class TestLaunch:
         assert option(spec, "--tensor-parallel-size") == "2"
         assert ADAPTER.gpus(config(**keys)) == 2
 
+    def test_on_the_processor_only_what_it_was_told_itself(self, launch):
+        """`gpus` has no meaning there: one process, with the whole cache."""
+        plain, spread = launch(), launch(gpus=2)
+        assert "--tensor-parallel-size" not in spread.argv
+        assert option(spread, "--kv-cache-memory-bytes") == option(plain, "--kv-cache-memory-bytes")
+        assert option(launch(tensor_parallel_size=2), "--tensor-parallel-size") == "2"
+
     @pytest.mark.parametrize(
         ("keys", "words"),
         [
