@@ -52,7 +52,8 @@ from supervisor.io.probe import (
     read_progress,
     startup_delay_s,
 )
-from supervisor.io.process import ProcessExit, SpawnError, SpawnOrder, UnkillableError, WorkerProcess, spawn
+from supervisor.io.process import ProcessExit, SpawnError, UnkillableError, WorkerProcess
+from supervisor.io.spawn import SpawnOrder, spawn
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.venvs import give_back
 

@@ -1,12 +1,11 @@
-"""Worker processes, from the daemon's side: spawn, ask to end, kill, and know for certain that they are gone.
+"""Worker processes, from the daemon's side: ask to end, kill, and know for certain that they are gone.
 
 Each worker runs below a shim (see shim.py) that is told what to do through its stdin and answers through its stdout.
 `WorkerProcess.wait()` resolves only when the last process of the tree is dead: the shim says so after the kernel told it
 that it has no children left. Should the shim itself be killed, the worker's leader dies with it by its parent-death
 signal, the rest is handed to the daemon (`become_subreaper`), and a hunt by the worker's mark finishes it.
 
-Everything here runs in the event loop's thread, which should be the main thread: the shim gets its parent-death signal
-when the *thread* that spawned it ends.
+Everything here runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -19,10 +18,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
@@ -31,8 +29,6 @@ from supervisor.io import cgroup
 from supervisor.io.proc_tree import ProcessTable
 from supervisor.io.reap import Hunt, Mark, Proc, marked, processes
 
-SHIM = Path(__file__).with_name("shim.py")
-SPAWN_LIMIT_S = 30.0  # a shim takes 30 ms; only a machine that is out of memory or CPU needs seconds
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
 _PIPE_BYTES = 65536
@@ -53,32 +49,6 @@ class UnkillableError(LlmuxError):
     def __init__(self, message: str, pids: tuple[int, ...]) -> None:
         super().__init__(message)
         self.pids = pids
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnOrder:
-    """What to start. `env` is the whole environment; the worker's mark is added to it.
-
-    The log begins empty with each start (the one before is kept as `LOG.1`) and takes at most about 1.5 × `log_limit`
-    bytes on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `keeps` are descriptors of
-    files that shim and worker hold open as long as they live.
-    """
-
-    instance: str
-    model: str
-    generation: int
-    argv: tuple[str, ...]
-    log: Path
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: Path | None = None
-    log_limit: int = 16 * 1024 * 1024
-    stop_argv: tuple[str, ...] | None = None
-    keeps: tuple[int, ...] = ()
-
-    @property
-    def worker(self) -> str:
-        """The worker's name, `model:generation`."""
-        return f"{self.model}:{self.generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,81 +93,8 @@ _live: set[WorkerProcess] = set()
 _tasks: set[asyncio.Task[object]] = set()
 
 
-async def spawn(order: SpawnOrder, *, pidfd: type[Pidfd] = Pidfd) -> WorkerProcess:
-    """Start a worker and return once its program runs. About 50 ms, 2 of them in the loop's way.
-
-    Cancellation is safe at any point: a worker that nobody gets any more is killed. Raises SpawnError.
-    """
-    task = asyncio.create_task(_spawn(order, pidfd), name=f"spawn {order.worker}")
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        task.add_done_callback(_abandon)
-        raise
-
-
-def _abandon(task: asyncio.Task[WorkerProcess]) -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().kill()
-
-
-async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
-    mark = Mark(order.instance, order.worker, order.log)
-    group = cgroup.create(f"{order.instance}-{order.worker}")
-    launch = {
-        "parent": os.getpid(),
-        "argv": order.argv,
-        "env": {**order.env, **mark.environment()},
-        "cwd": None if order.cwd is None else str(order.cwd),
-        "log": str(order.log),
-        "log_limit": order.log_limit,
-        "stop_argv": order.stop_argv,
-        "cgroup": None if group is None else str(group),
-    }
-    said = json.dumps(launch).encode() + b"\n"
-    try:
-        worker = WorkerProcess(order.worker, mark, group, _start_shim(order, mark), pidfd)
-    except OSError as error:
-        if group is not None:
-            cgroup.remove(group)
-        raise SpawnError(f"{order.worker} can't be started: {error}") from error
-    try:
-        worker.tell(said)
-        async with asyncio.timeout(SPAWN_LIMIT_S):
-            await worker.running
-    except TimeoutError as error:
-        worker.abandon()
-        raise SpawnError(f"{order.worker} did not start within {SPAWN_LIMIT_S:.0f} s") from error
-    except SpawnError:
-        worker.abandon()
-        await worker.ends_within(1.0)  # so that nothing of it is left when the caller hears of it
-        raise
-    except asyncio.CancelledError:  # the loop is being closed: nobody else cancels this task
-        worker.abandon()
-        raise
-    return worker
-
-
-def _start_shim(order: SpawnOrder, mark: Mark) -> subprocess.Popen[bytes]:
-    env = mark.environment()
-    if "LD_LIBRARY_PATH" in os.environ:
-        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # where Python itself was started with its help
-    # A session of its own: Ctrl-C in the daemon's terminal is the daemon's to handle.
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(SHIM), order.worker],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=env,
-        start_new_session=True,
-        bufsize=0,
-        pass_fds=order.keeps,
-    )
-
-
 class WorkerProcess:
-    """A running worker and everything below it. Made by `spawn`; use it in the loop's thread, but for `pids`."""
+    """A running worker and everything below it. Made by `spawn.spawn`; use it in the loop's thread, but for `pids`."""
 
     def __init__(
         self, name: str, mark: Mark, group: Path | None, shim: subprocess.Popen[bytes], pidfd: type[Pidfd]

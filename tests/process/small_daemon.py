@@ -13,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from supervisor.io.process import become_subreaper, spawn
+from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
+from supervisor.io.spawn import spawn
 from tests.process.trees import order
 
 

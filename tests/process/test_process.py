@@ -16,7 +16,8 @@ import pytest
 
 from supervisor.io import cgroup
 from supervisor.io.ports import PortRange, listeners
-from supervisor.io.process import Pidfd, SpawnError, SpawnOrder, UnkillableError, spawn
+from supervisor.io.process import Pidfd, SpawnError, UnkillableError
+from supervisor.io.spawn import SpawnOrder, spawn
 from tests.process.trees import order, state, survivors, times, until
 
 pytestmark = pytest.mark.usefixtures("subreaper")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from supervisor.io.process import SpawnOrder
+from supervisor.io.spawn import SpawnOrder
 
 FAKE_WORKER = Path(__file__).parent.parent / "fake_worker.py"
 PYTHON = (sys.executable, "-I", "-S")

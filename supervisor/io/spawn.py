@@ -1,0 +1,123 @@
+"""A worker is started: below a shim (see shim.py), told what to do by one line, marked so that nothing of it is ever lost.
+
+Shims should be started by the main thread: each gets its parent-death signal when the *thread* that spawned it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor.io import cgroup
+from supervisor.io.process import Pidfd, SpawnError, WorkerProcess
+from supervisor.io.reap import Mark
+
+SHIM = Path(__file__).with_name("shim.py")
+SPAWN_LIMIT_S = 30.0  # a shim takes 30 ms; only a machine that is out of memory or CPU needs seconds
+
+_tasks: set[asyncio.Task[WorkerProcess]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnOrder:
+    """What to start. `env` is the whole environment; the worker's mark is added to it.
+
+    The log begins empty with each start (the one before is kept as `LOG.1`) and takes at most about 1.5 × `log_limit`
+    bytes on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `keeps` are descriptors of
+    files that shim and worker hold open as long as they live.
+    """
+
+    instance: str
+    model: str
+    generation: int
+    argv: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    log_limit: int = 16 * 1024 * 1024
+    stop_argv: tuple[str, ...] | None = None
+    keeps: tuple[int, ...] = ()
+
+    @property
+    def worker(self) -> str:
+        """The worker's name, `model:generation`."""
+        return f"{self.model}:{self.generation}"
+
+
+async def spawn(order: SpawnOrder, *, pidfd: type[Pidfd] = Pidfd) -> WorkerProcess:
+    """Start a worker and return once its program runs. About 50 ms, 2 of them in the loop's way.
+
+    Cancellation is safe at any point: a worker that nobody gets any more is killed. Raises SpawnError.
+    """
+    task = asyncio.create_task(_spawn(order, pidfd), name=f"spawn {order.worker}")
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_abandon)
+        raise
+
+
+def _abandon(task: asyncio.Task[WorkerProcess]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().kill()
+
+
+async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
+    mark = Mark(order.instance, order.worker, order.log)
+    group = cgroup.create(f"{order.instance}-{order.worker}")
+    launch = {
+        "parent": os.getpid(),
+        "argv": order.argv,
+        "env": {**order.env, **mark.environment()},
+        "cwd": None if order.cwd is None else str(order.cwd),
+        "log": str(order.log),
+        "log_limit": order.log_limit,
+        "stop_argv": order.stop_argv,
+        "cgroup": None if group is None else str(group),
+    }
+    said = json.dumps(launch).encode() + b"\n"
+    try:
+        worker = WorkerProcess(order.worker, mark, group, _start_shim(order, mark), pidfd)
+    except OSError as error:
+        if group is not None:
+            cgroup.remove(group)
+        raise SpawnError(f"{order.worker} can't be started: {error}") from error
+    try:
+        worker.tell(said)
+        async with asyncio.timeout(SPAWN_LIMIT_S):
+            await worker.running
+    except TimeoutError as error:
+        worker.abandon()
+        raise SpawnError(f"{order.worker} did not start within {SPAWN_LIMIT_S:.0f} s") from error
+    except SpawnError:
+        worker.abandon()
+        await worker.ends_within(1.0)  # so that nothing of it is left when the caller hears of it
+        raise
+    except asyncio.CancelledError:  # the loop is being closed: nobody else cancels this task
+        worker.abandon()
+        raise
+    return worker
+
+
+def _start_shim(order: SpawnOrder, mark: Mark) -> subprocess.Popen[bytes]:
+    env = mark.environment()
+    if "LD_LIBRARY_PATH" in os.environ:
+        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # where Python itself was started with its help
+    # A session of its own: Ctrl-C in the daemon's terminal is the daemon's to handle.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(SHIM), order.worker],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=env,
+        start_new_session=True,
+        bufsize=0,
+        pass_fds=order.keeps,
+    )
