@@ -206,6 +206,17 @@ class TestPeers:
         assert set(draft.models) == {"local", "a/big", "a/local", "a/only", "b/big"}
         assert set(draft.virtual_models) == {"only"}
 
+    def test_what_is_set_for_one_of_its_models_is_no_other_models(self):
+        rules = {"setParams": {"n": 1, "model": "x"}, "setParamsByID": {"second": {"top_p": 0.5}}}
+        draft = self.peers(a={"proxy": "http://10.0.0.2", "models": ["first", "second"], "filters": rules})
+        assert draft.virtual_models == {
+            "first": {"model": "a/first", "force": {"n": 1}},
+            "a/first": {"model": "a/first", "force": {"n": 1}},
+            "second": {"model": "a/second", "force": {"n": 1, "top_p": 0.5}},
+            "a/second": {"model": "a/second", "force": {"n": 1, "top_p": 0.5}},
+        }
+        assert sum("decides who answers" in note for note in notes(draft)) == 1
+
     def test_peers_alone(self):
         assert set(swap({}, peers={"a": {"proxy": "http://10.0.0.2", "models": ["big"]}}).models) == {"a/big"}
 

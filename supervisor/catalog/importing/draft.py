@@ -57,14 +57,18 @@ class Draft:
         self._note(Note(where, message, lost=False), model)
 
     def _note(self, note: Note, model: str | None) -> None:
-        self.notes.append(note)
+        """Once, however many names of a model it is about."""
+        if note not in self.notes:
+            self.notes.append(note)
         if model is not None:
             key = note.where.rpartition(".")[2]
             self.comment(model, f"{'Not imported' if note.lost else 'Look at'}: {key}: {note.message}")
 
     def comment(self, model: str, line: str) -> None:
         """A line to stand above the model."""
-        self._above.setdefault(("models", model), []).append(line)
+        lines = self._above.setdefault(("models", model), [])
+        if line not in lines:
+            lines.append(line)
 
     def name(self, wanted: str) -> str:
         """A name that can be used: without spaces, and not taken."""

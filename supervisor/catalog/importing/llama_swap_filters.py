@@ -42,6 +42,17 @@ def apply(draft: Draft, name: str, theirs: str, where: str, filters: JsonValue) 
         draft.lose(f"{where}.filters.{key}", "llmux has nothing like it", model=name)
 
 
+def only(filters: JsonValue, theirs: str) -> JsonValue:
+    """Of filters that several models share, those of one: what is set for its name is set for all of its names."""
+    if not isinstance(filters, dict) or "setParamsByID" not in filters:
+        return filters
+    shared = {key: value for key, value in filters.items() if key not in {"setParams", "set_params", "setParamsByID"}}
+    given = (filters.get("setParams") or filters.get("set_params"), filters["setParamsByID"])
+    everybody, by_id = (part if isinstance(part, dict) else {} for part in given)
+    mine = by_id.get(theirs)
+    return {**shared, "setParams": {**everybody, **(mine if isinstance(mine, dict) else {})}}
+
+
 def _public_names(draft: Draft, name: str) -> list[str]:
     aliases = [public for public, virtual in draft.virtual_models.items() if virtual["model"] == name]
     return list(dict.fromkeys([name, *aliases]))

@@ -86,8 +86,8 @@ def _peer(
         if is_only and short not in draft.models and short not in draft.virtual_models:
             draft.virtual(short, name)
         draft.models[name] = {**remote, "upstream_model": model}
-        rules = macros.fill(values.get("filters"), known, f"{where}.filters")
-        filters.apply(draft, name, f"{peer}/{model}", where, rules)
+        rules = filters.only(macros.fill(values.get("filters"), known, f"{where}.filters"), model)
+        filters.apply(draft, name, model, where, rules)
 
 
 def _variable(key: str, known: Definitions) -> str | None:
