@@ -64,6 +64,15 @@ class TestGpu:
         found = bench.json("chat", "--devices", "cuda", "--tokens", "2", "--rounds", "1")
         assert [row["device"] for row in found["devices"]] == ["gpu0"]
 
+    def test_one_that_several_share_is_tried_on_the_processor(self, bench, gpus):
+        bench.write({"chat": pretender(env=gpus, gpus=2)})
+        refused = bench("chat", "--tokens", "2", "--rounds", "1")
+        assert refused.returncode == Exit.FAILED
+        assert "spread over 2 GPUs" in refused.stderr
+        assert "llmux bench chat --devices cpu" in refused.stderr
+        found = bench.json("chat", "--devices", "cpu", "--tokens", "2", "--rounds", "1")
+        assert [row["device"] for row in found["devices"]] == ["host"]
+
     def test_one_that_computes_elsewhere(self, bench, gpus):
         bench.write({"chat": pretender()})
         found = bench.json("chat", "--tokens", "2", "--rounds", "1", code=Exit.FAILED)

@@ -76,7 +76,10 @@ async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> l
             raise BenchError(f"There is no device {word!r} here{why}; there is: {there}.")
     chosen = {meant[word].id: meant[word] for word in words}
     if (gpus_wanted := model.adapter.gpus(model.config)) > 1 and any(one.kind == "cuda" for one in chosen.values()):
-        raise BenchError(f"{model.id} is spread over {gpus_wanted} GPUs; a model is tried on one device at a time.")
+        raise BenchError(
+            f"{model.id} is spread over {gpus_wanted} GPUs, and bench tries one device at a time. On the processor: "
+            f"llmux bench {model.id} --devices cpu"
+        )
     return list(chosen.values())
 
 
