@@ -200,7 +200,8 @@ class _Case:
         short = place.short()
         gone = list(typed)
         for device, mib in short.items():
-            candidates = [r for r in here.get(device, ()) if r not in gone and r.held_on(device) > 0]
+            going = {resident.model for resident in gone}
+            candidates = [r for r in here.get(device, ()) if r.model not in going and r.held_on(device) > 0]
             space = _space(candidates, device, mib - _held(gone, device) - _held(self.coming.get(device, ()), device))
             if space is None:
                 return None
@@ -219,12 +220,17 @@ class _Case:
         self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]
     ) -> list[Resident]:
         """Those who need not go after all stay, who would go last first."""
-        needed = {device: mib - _held(self.coming.get(device, ()), device) for device, mib in short.items()}
+        spare = {
+            device: _held(gone, device) + _held(self.coming.get(device, ()), device) - mib
+            for device, mib in short.items()
+        }
+        staying: set[ModelId] = set()
         for resident in sorted(gone, key=eviction_order, reverse=True):
-            others = [other for other in gone if other is not resident]
-            if resident not in typed and all(mib <= _held(others, device) for device, mib in needed.items()):
-                gone = others
-        return gone
+            if resident not in typed and all(resident.held_on(device) <= mib for device, mib in spare.items()):
+                staying.add(resident.model)
+                for device in spare:
+                    spare[device] -= resident.held_on(device)
+        return [resident for resident in gone if resident.model not in staying]
 
     def _is_held(self, resident: Resident) -> bool:
         if resident.hold is Hold.YOUNG:
