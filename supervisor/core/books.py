@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from supervisor.core.types import DeviceId, DeviceSpec, DeviceView, Generation, ModelId
+from supervisor.core.plans import DeviceView
+from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId
 
 Holder = tuple[ModelId, Generation]
 

@@ -20,16 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from supervisor.core.books import Books, Holder, Lease, Phase, Picture, Return
-from supervisor.core.types import (
-    Alert,
-    DeviceId,
-    Devices,
-    DeviceSample,
-    DeviceSpec,
-    DeviceView,
-    Limits,
-    ModelId,
-)
+from supervisor.core.plans import DeviceView
+from supervisor.core.types import Alert, DeviceId, Devices, DeviceSample, DeviceSpec, Limits, ModelId
 
 WRITE_OFF = 10
 """Where nobody can tell whose memory is missing, it counts as somebody else's after this many times the quarantine's

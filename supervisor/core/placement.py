@@ -19,26 +19,17 @@ from supervisor.core.books import Holder, Lease, Phase
 from supervisor.core.lifecycle import SERVES, Step
 from supervisor.core.places import places
 from supervisor.core.planner import plan
+from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Refuse, Resident, Snapshot, Wait
 from supervisor.core.types import (
     REMOTE,
-    Admit,
-    Demand,
     DeviceId,
     Devices,
-    DeviceView,
-    Evict,
     Generation,
-    Hold,
     ModelId,
-    Option,
-    Refuse,
     RejectCode,
-    Resident,
-    Snapshot,
     StartWorker,
     State,
     StopCause,
-    Wait,
 )
 from supervisor.core.world import Record, Turn, World
 

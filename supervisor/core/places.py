@@ -8,7 +8,7 @@ from itertools import combinations
 
 from supervisor.core.types import DeviceSpec, FootprintSource, ModelSpec
 
-MOST_PLACES = 1000
+MOST_PLACES = 200
 """The planner looks at each of a model's places; more ways than this to choose its devices are a mistake."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from supervisor.core.types import Hold, Resident
+from supervisor.core.plans import Hold, Resident
 
 
 def listed(things: Sequence[object]) -> str:

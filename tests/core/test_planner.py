@@ -14,24 +14,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.core.planner import plan
-from supervisor.core.types import (
-    DEFAULT_PRIORITY,
-    Admit,
-    Demand,
-    DeviceId,
-    DeviceView,
-    Evict,
-    Eviction,
-    Hold,
-    ModelId,
-    Option,
-    Plan,
-    Policy,
-    Refuse,
-    Resident,
-    Snapshot,
-    Wait,
-)
+from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Plan, Refuse, Resident, Snapshot, Wait
+from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, Eviction, ModelId, Policy
 from supervisor.core.wording import listed
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "planner"

@@ -16,22 +16,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from supervisor.core.planner import plan
-from supervisor.core.types import (
-    Admit,
-    Demand,
-    DeviceId,
-    DeviceView,
-    Evict,
-    Eviction,
-    Hold,
-    ModelId,
-    Option,
-    Policy,
-    Refuse,
-    Resident,
-    Snapshot,
-    Wait,
-)
+from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Refuse, Resident, Snapshot, Wait
+from supervisor.core.types import DeviceId, Eviction, ModelId, Policy
 
 TYPES = ("llm", "tts")
 

@@ -1,0 +1,116 @@
+"""The planner's words: what it is asked, what it looks at, and its answers. Everything here is frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from supervisor.core.types import DeviceId, Devices, ModelId, Policy
+
+
+class Hold(StrEnum):
+    """Why a resident can't be evicted now. PINNED is for good; all others pass."""
+
+    NONE = "none"
+    PINNED = "pinned"
+    BUSY = "busy"  # has requests in flight
+    STARTING = "starting"
+    STOPPING = "stopping"  # already going; its memory is on the way back
+    RESERVED = "reserved"  # its first request has not reached it, or another waiter claimed it
+    YOUNG = "young"  # below the minimum residency and in demand
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model that holds memory, as the planner sees it."""
+
+    model: ModelId
+    type: str
+    priority: int
+    devices: Devices
+    held_mib: tuple[int, ...]  # device by device, max(lease, measured): what evicting it is expected to return there
+    hold: Hold = Hold.NONE
+    idle_s: float = 0.0
+    reload_s: float = 1.0  # what loading it again is expected to cost
+    in_flight: int = 0
+
+    def held_on(self, device: DeviceId) -> int:
+        """What it holds there; nothing where it is not."""
+        return self.held_mib[self.devices.index(device)] if device in self.devices else 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device as the planner sees it; `free_mib` is what a new lease may take now, the margin already taken off."""
+
+    id: DeviceId
+    total_mib: int
+    usable_mib: int  # total minus margin: no model larger than this ever fits
+    free_mib: int
+    blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A place where the demanded model may go and what it would take there, on each of the devices."""
+
+    devices: Devices
+    need_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A model that somebody wants loaded."""
+
+    model: ModelId
+    type: str
+    priority: int
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the planner looks at."""
+
+    devices: tuple[DeviceView, ...]
+    residents: tuple[Resident, ...]
+    policy: Policy = field(default_factory=Policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Load now, nothing has to go."""
+
+    devices: Devices
+    need_mib: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Load on `devices` once `victims` (in eviction order) are gone."""
+
+    devices: Devices
+    need_mib: int
+    victims: tuple[ModelId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """It will fit once `waits_for` can go (or, when empty, once the place is unblocked). No devices: anywhere."""
+
+    devices: Devices
+    need_mib: int
+    waits_for: tuple[ModelId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """It can't fit whatever passes by itself: too large, or pinned/protected residents are in the way."""
+
+    reason: str
+
+
+Plan = Admit | Evict | Wait | Refuse
