@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import httpx
 import openai
+import psutil
 import pytest
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
@@ -262,6 +263,18 @@ def lamp(**further: object) -> dict[str, object]:
     return {"type": "json_schema", "json_schema": {"name": "lamp", "schema": {**Lamp.model_json_schema(), **further}}}
 
 
+def _chained(count: int) -> dict[str, object]:
+    links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count)}
+    return {"$defs": {**links, f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+
+
+HOSTILE = {
+    "stack": _chained(20_000),
+    "making": {"allOf": [{"type": "string", "pattern": f".*{i}"} for i in range(30)]},
+    "a step": {"anyOf": [{"type": "array", "items": {"$ref": "#"}} for _ in range(1500)]},
+}
+
+
 class TestFormats:
     """Whatever the model would say: what it says can be read, and follows the schema."""
 
@@ -372,6 +385,40 @@ class TestFormats:
         refused = daemon.chat("qwen3", response_format=given, chat_template_kwargs={"enable_thinking": False})
         assert refused.status_code == 400, refused.text
         assert "Nothing that the format allows can follow" in refused.json()["error"]["message"]
+
+    @pytest.mark.parametrize("kind", HOSTILE)
+    def test_what_would_take_for_ever(self, daemon, sdk, kind):
+        """It is ended, and meanwhile the others are answered by the same worker."""
+        before = whole(sdk, model="qwen3", messages=HELLO)
+        pid = daemon.model("qwen3")["worker"]["pid"]
+        given = {"type": "json_schema", "json_schema": {"schema": HOSTILE[kind]}}
+        with ThreadPoolExecutor(1) as pool:
+            hostile = pool.submit(daemon.chat, "qwen3", response_format=given, **SILENT)
+            while not hostile.done():
+                assert whole(sdk, model="qwen3", messages=HELLO, timeout=5) == before
+        refused = hostile.result()
+        assert refused.status_code == 400, refused.text
+        assert "takes more time or memory than there is" in refused.json()["error"]["message"]
+        assert daemon.model("qwen3")["worker"]["pid"] == pid
+
+    def test_nothing_is_left_of_a_grammar(self, daemon):
+        """However its answer ends: whole, cut off, left, or refused."""
+        daemon.chat("random", response_format=lamp(), **SILENT)
+        worker = psutil.Process(daemon.model("random")["worker"]["pid"])
+        (program,) = worker.children()
+        daemon.chat("random", response_format=lamp(), max_tokens=3, **SILENT)
+        daemon.chat("random", response_format=lamp(required=1), **SILENT)
+        body = {
+            "model": "random",
+            "messages": HELLO,
+            "response_format": {"type": "json_object"},
+            "stream": True,
+            **SILENT,
+        }
+        with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            next(answer.iter_lines())
+        wait_until(lambda: not program.children())
+        assert worker.children() == [program]
 
     def test_tools_that_cant_be_kept(self, daemon):
         tool = function("odd", thing={"not": {"type": "string"}})

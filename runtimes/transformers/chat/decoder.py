@@ -49,6 +49,12 @@ class Job:
         """Nobody waits for more of it."""
         return self.cancel.is_set or self.enough.is_set
 
+    def end(self, how: Ending | BaseException) -> None:
+        """There is no more of it."""
+        if self.guide is not None:
+            self.guide.close()
+        self.out.put(how)
+
     def results(self) -> Iterator[Token | Ending]:
         """Tokens as they come, then how it ended. Raises what went wrong."""
         while True:
@@ -111,7 +117,7 @@ class Decoder:
             try:
                 sampler = Sampler(job.sampling, job.tokens, self._model.device)
             except Exception as error:  # noqa: BLE001  # it concerns this job alone
-                job.out.put(error)
+                job.end(error)
                 continue
             self._reading.append(_Run(job, sampler, self._cache()))
 
@@ -121,13 +127,13 @@ class Decoder:
     def _drop_unwanted(self) -> None:
         for job in [job for job in self._waiting if job.unwanted]:
             self._waiting.remove(job)
-            job.out.put("stop")
+            job.end("stop")
         for run in [run for run in self._reading if run.job.unwanted]:
             self._reading.remove(run)
-            run.job.out.put("stop")
+            run.job.end("stop")
         gone = [row for row, run in enumerate(self._going) if run.job.unwanted]
         for row in gone:
-            self._going[row].job.out.put("stop")
+            self._going[row].job.end("stop")
         self._leave(gone)
 
     def _leave(self, rows: list[int]) -> None:
@@ -151,7 +157,7 @@ class Decoder:
                 )
         except BaseException as error:
             self._reading.popleft()
-            job.out.put(_told(error))
+            job.end(_told(error))
             if isinstance(error, Exception):
                 return
             raise
@@ -178,23 +184,23 @@ class Decoder:
             if guide is not None:
                 guide.advance(token.id)
         except Exception as error:  # noqa: BLE001  # it concerns this job alone
-            job.out.put(_told(error))
+            job.end(_told(error))
             return False
         run.last = token.id
         run.made += 1
         job.out.put(token)
         if token.id in job.ends:
-            job.out.put("stop")
+            job.end("stop")
             return False
         if run.made >= job.most:
-            job.out.put("length")
+            job.end("length")
             return False
         return True
 
     def _fail(self, error: Exception) -> None:
         told = _told(error)
         for run in (*self._reading, *self._going):
-            run.job.out.put(told)
+            run.job.end(told)
         self._reading.clear()
         self._going.clear()
         self._batch = Batch(self._model)

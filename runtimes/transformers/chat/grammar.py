@@ -15,7 +15,7 @@ from functools import partial
 from runtimes.transformers.chat import schema as schemas
 from runtimes.transformers.chat.formats.harmony import ENDS
 from runtimes.transformers.chat.formats.tagged import CALL, CALLED, THINK, THOUGHT
-from runtimes.transformers.chat.guide import Guide, Guides
+from runtimes.transformers.chat.guide import Guide, Guides, Held
 from runtimes.transformers.chat.model import Loaded
 from runtimes.transformers.chat.prompt import Prompt
 from runtimes.transformers.chat.schema import Schema
@@ -46,23 +46,27 @@ def guide(guides: Guides, loaded: Loaded, prompt: Prompt, tools: Tools, said: Sc
     if not tools.must and said is None:
         return None
     form = _harmony(guides) if loaded.format == "harmony" else _tagged(guides, loaded, prompt)
+    held: list[Held] = []
     bodies, rules = [], [*form.rules]
     if said is not None and not tools.must:
+        held.append(Held(schemas.dressed(said), "response_format", "an answer"))
         bodies.append("answer")
-        rules += [f"answer: {form.answer}", f"said: {schemas.rule(said)}"]
-    calls = [form.call(name, partial(_arguments, tools, name)) for name in tools.must or tools.schemas]
+        rules += [f"answer: {form.answer}", f"said: %json {held[0].schema}"]
+    calls = [form.call(name, partial(_arguments, tools, name, held)) for name in tools.must or tools.schemas]
     if calls:
         bodies.append("calls")
         further = f" ({form.between} call)*" if tools.parallel and form.between is not None else ""
         rules += [f"calls: call{further}", f"call: {' | '.join(calls)}"]
-    return guides.guide("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]))
+    return guides.guide("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]), held)
 
 
-def _arguments(tools: Tools, name: str) -> str:
-    """What isn't strict is held to as much of its schema as can be."""
+def _arguments(tools: Tools, name: str, held: list[Held]) -> str:
+    """What isn't strict is held to as much of its schema as can be. Adds to `held`."""
     schema, lenient = tools.schemas[name] or schemas.OBJECT, name not in tools.strict
-    schemas.check(schema, "tools", f"the arguments of {name}", lenient=lenient)
-    return schemas.rule(schema, lenient=lenient)
+    if not lenient:
+        schemas.check(schema, "tools")
+    held.append(Held(schemas.dressed(schema, lenient=lenient), "tools", f"the arguments of {name}"))
+    return f"%json {held[-1].schema}"
 
 
 def _harmony(guides: Guides) -> _Form:

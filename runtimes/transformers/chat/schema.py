@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from llguidance import LLMatcher  # type: ignore[import-not-found]  # its stubs are in the worker's environment
-
 from runtimes.kit.body import Body
 from runtimes.kit.errors import WorkerError, unsupported
 
@@ -26,7 +24,7 @@ $comment contentEncoding contentMediaType contentSchema default deprecated descr
 externalDocs readOnly title writeOnly
 """
 _WORDS: Final = frozenset(_SAYING.split())  # what is valid: llguidance keeps them, or refuses them by name
-_NOTES: Final = frozenset(_NOTING.split())
+_KNOWN: Final = _WORDS | frozenset(_NOTING.split())
 _HOLDING: Final = """
 additionalItems additionalProperties allOf anyOf contains else if items not oneOf prefixItems propertyNames then
 unevaluatedItems unevaluatedProperties
@@ -63,28 +61,17 @@ def wanted(body: Body) -> Schema | None:
             raise unsupported("response_format", f"there are text, json_object and json_schema here, and no {kind}")
 
 
-def check(schema: Schema, param: str, what: str = "an answer", *, lenient: bool = False) -> None:
-    """Raises WorkerError for a schema that is none, or says what can't be kept. `lenient`: the latter is let be."""
-    if not lenient:
-        for word in _words(schema):
-            if word not in _WORDS | _NOTES and not word.startswith("x-"):
-                near = difflib.get_close_matches(word, _WORDS, 1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise unsupported(param, f"JSON Schema has no keyword {word!r}{hint}")
-    wrong, told = LLMatcher.validate_grammar_with_warnings(
-        LLMatcher.grammar_from_json_schema(_dressed(schema, lenient))
-    )
-    if wrong:
-        message = f"{param}: {what} can't be held to this schema: {told[0]}"
-        raise WorkerError(message, code="schema_unusable", param=param)
+def check(schema: Schema, param: str) -> None:
+    """Raises WorkerError for a keyword that there isn't. What it says is looked at when it is made a grammar."""
+    for word in _words(schema):
+        if word not in _KNOWN and not word.startswith("x-"):
+            near = difflib.get_close_matches(word, _WORDS, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise unsupported(param, f"JSON Schema has no keyword {word!r}{hint}")
 
 
-def rule(schema: Schema, *, lenient: bool = False) -> str:
-    """The body of a grammar's rule for it."""
-    return f"%json {_dressed(schema, lenient)}"
-
-
-def _dressed(schema: Schema, lenient: bool) -> str:
+def dressed(schema: Schema, *, lenient: bool = False) -> str:
+    """It as JSON, with how to write in it. `lenient`: what can't be kept is let be. Raises WorkerError."""
     try:
         return json.dumps({**schema, "x-guidance": {**_OPTIONS, "lenient": lenient}})
     except RecursionError:
