@@ -29,7 +29,6 @@ TOLERANCE = 0.1
 class Phase(StrEnum):
     """Where a lease stands."""
 
-    RESERVED = "reserved"  # promised to a waiter; counts for everybody but its holder
     STARTING = "starting"  # its worker is loading and may take the whole of it
     HELD = "held"  # its worker is ready
     RETURNING = "returning"  # its worker is gone, the memory not yet seen back
@@ -100,7 +99,7 @@ class Return:
 
     def _growth(self, others: Iterable[Lease]) -> int:
         """How much more the others may use than before the exit; unknown use counts as the most it may be."""
-        now = {lease.holder: lease for lease in others if lease.phase is not Phase.RESERVED}
+        now = {lease.holder: lease for lease in others}
         growth = 0
         for holder, lease in now.items():
             before = self.others.get(holder)
@@ -111,8 +110,6 @@ class Return:
 
 
 def _most(lease: Lease) -> int:
-    if lease.phase is Phase.RESERVED:
-        return 0
     return lease.mib if lease.seen_mib is None else lease.seen_mib
 
 
@@ -146,24 +143,19 @@ class Books:
             return "its memory can't be read"
         return None
 
-    def reserved(self) -> int:
-        return sum(lease.mib for lease in self.leases.values() if lease.phase is Phase.RESERVED)
-
     def untaken(self) -> int:
         """What workers may still take although the last sample shows it as free."""
         return sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
-            if lease.phase is Phase.STARTING or (lease.phase is not Phase.RESERVED and self.taken_at <= lease.since)
+            if lease.phase is Phase.STARTING or self.taken_at <= lease.since
         )
 
     def free(self) -> int:
         """What a new lease may take; negative when more is promised than is there yet."""
-        by_leases = self.spec.total_mib - sum(
-            lease.held_mib for lease in self.leases.values() if lease.phase is not Phase.RESERVED
-        )
+        by_leases = self.spec.total_mib - sum(lease.held_mib for lease in self.leases.values())
         free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken(), by_leases)
-        return free - self.reserved() - self.spec.margin_mib
+        return free - self.spec.margin_mib
 
     def view(self) -> DeviceView:
         if self.cached is None:

@@ -1,10 +1,10 @@
 """Who holds how much memory of which device, and how much of it a new worker may take.
 
-A *lease* belongs to one holder, a worker named by (model, generation), on one device, and goes RESERVED → STARTING →
-HELD → RETURNING. A worker that is spread over several devices has an equal lease on each; they begin and settle
+A *lease* belongs to one holder, a worker named by (model, generation), on one device, and goes STARTING → HELD →
+RETURNING. A worker that is spread over several devices has an equal lease on each; they begin and settle
 together, and each ends when its own device shows the memory back.
 
-What a device has free is believed only as far as both of two views allow, less what is reserved and the margin:
+What a device has free is believed only as far as both of two views allow, less the margin:
 
     measured:  free at the last sample - what workers may still take of their leases but had not taken by that sample
     by leases: total - sum of max(lease, measured) over all workers
@@ -37,7 +37,6 @@ class DeviceTotals:
     margin_mib: int
     free_mib: int | None  # at the last sample; None: never sampled
     outside_mib: int | None
-    reserved_mib: int
     starting_mib: int
     held_mib: int
     returning_mib: int
@@ -77,24 +76,14 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
-    def reserve(self, holder: Holder, devices: Devices, mib: int) -> None:
-        """Promise `mib` of each device to `holder`. It need not be free; until it is, `free_for` others is negative."""
-        assert mib > 0, f"{holder} reserves {mib} MiB"
+    def begin(self, holder: Holder, devices: Devices, mib: int) -> None:
+        """Its worker starts now and may take `mib` of each. The memory must be free."""
+        assert mib > 0, f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device in devices:
-            self._put(Lease(holder, device, Phase.RESERVED, mib))
-
-    def begin(self, holder: Holder, devices: Devices, mib: int) -> None:
-        """Its worker starts now and takes `mib` of each, reserved or not. The memory must be free."""
-        reserved = self._leases.get(holder)
-        assert reserved is None or tuple(reserved) == devices, f"{reserved} begins on {devices}"
-        assert mib > 0, f"{holder} leases {mib} MiB"
-        for device in devices:
-            assert reserved is None or reserved[device].phase is Phase.RESERVED, f"{reserved} begins"
-            place = self._devices[device]
-            assert place.blocked() is None, f"{holder} begins on {device}, which is {place.blocked()}"
-            free = self.free_for(device, holder)
-            assert mib <= free, f"{holder} begins with {mib} MiB on {device}, {free} free"
+            view = self.view(device)
+            assert view.blocked is None, f"{holder} begins on {device}, which is {view.blocked}"
+            assert mib <= view.free_mib, f"{holder} begins with {mib} MiB on {device}, {view.free_mib} free"
         for device in devices:
             self._put(Lease(holder, device, Phase.STARTING, mib))
 
@@ -109,7 +98,6 @@ class Ledger:
         lease = self._leases.get(holder, {}).get(device)
         if lease is None or lease.phase is Phase.RETURNING or lease.measured_mib == used_mib:
             return
-        assert lease.phase is not Phase.RESERVED, f"{lease} has no worker to measure"
         assert used_mib >= 0
         self._put(replace(lease, measured_mib=used_mib))
 
@@ -133,13 +121,8 @@ class Ledger:
             device.returns[holder] = Return.after((alive,) if alive else tuple(device.pictures), holder)
             self._put(replace(lease, phase=Phase.RETURNING, since=now))
 
-    def release(self, holder: Holder) -> None:
-        """Drop its leases, in whatever phase; a quarantine that they caused is over."""
-        for lease in self.leases_of(holder):
-            self._drop(lease)
-
     def quarantine(self, holder: Holder, reason: str) -> None:
-        """Nothing new on the holder's devices until its leases are released (its process can't be killed)."""
+        """Nothing new on the holder's devices until its leases are gone (its process can't be killed)."""
         for lease in self.leases_of(holder):
             self._quarantine(lease, reason)
 
@@ -193,7 +176,7 @@ class Ledger:
                 self._drop(device.leases[holder])
                 released.append(holder)
         # Without those just released: what they held is in the free memory of this picture.
-        seen = {lease.holder: lease.seen_mib for lease in device.leases.values() if lease.phase is not Phase.RESERVED}
+        seen = {lease.holder: lease.seen_mib for lease in device.leases.values()}
         device.pictures.appendleft(Picture(sample.free_mib, seen))
         return released
 
@@ -232,16 +215,9 @@ class Ledger:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def free_for(self, device: DeviceId, holder: Holder | None = None) -> int:
-        """MiB that a lease of `holder` may take now; its own reservation counts as free. Negative: promised beyond."""
-        own = None if holder is None else self._leases.get(holder, {}).get(device)
-        reserved_mib = own.mib if own is not None and own.phase is Phase.RESERVED else 0
-        return self._devices[device].view().free_mib + reserved_mib
-
-    def view(self, device: DeviceId, holder: Holder | None = None) -> DeviceView:
-        """The device as the planner sees it, with what is free for `holder`."""
-        view = self._devices[device].view()
-        return view if holder is None else replace(view, free_mib=self.free_for(device, holder))
+    def view(self, device: DeviceId) -> DeviceView:
+        """The device as the planner sees it."""
+        return self._devices[device].view()
 
     def devices(self) -> tuple[DeviceSpec, ...]:
         """The configured devices, by id."""
@@ -307,7 +283,6 @@ class Ledger:
             margin_mib=books.spec.margin_mib,
             free_mib=books.free_mib,
             outside_mib=books.outside_mib,
-            reserved_mib=by_phase[Phase.RESERVED],
             starting_mib=by_phase[Phase.STARTING],
             held_mib=by_phase[Phase.HELD],
             returning_mib=by_phase[Phase.RETURNING],
@@ -332,11 +307,11 @@ class Ledger:
             assert device.quarantine.keys() <= device.leases.keys(), "a quarantine that nothing can lift"
             assert device.cached is None or device.cached == replace(device).view(), "figures are out of date"
             totals = self.totals(device_id)
-            books = totals.reserved_mib + totals.starting_mib + totals.held_mib + totals.returning_mib
+            books = totals.starting_mib + totals.held_mib + totals.returning_mib
             slack = totals.total_mib - totals.margin_mib - books - device.free()
             assert slack >= 0, f"{device_id}: {device.free()} free and {books} leased exceed the total by {-slack}"
             if device.free_mib is None:
                 assert slack == 0
             else:
-                unseen = totals.total_mib - device.free_mib + device.untaken() - (books - totals.reserved_mib)
+                unseen = totals.total_mib - device.free_mib + device.untaken() - books
                 assert slack == max(0, unseen), f"{device_id}: {slack} MiB are neither free, leased nor used outside"

@@ -49,44 +49,37 @@ def held(ledger: Ledger, who: Holder, lease: int, used: int, *, free: int, at: f
 
 
 class TestFree:
-    """free = min(measured free - what may still be taken, total - leases) - reserved by others - margin."""
+    """free = min(measured free - what may still be taken, total - leases) - margin."""
 
     def test_an_empty_device_offers_all_but_the_margin(self, ledger):
-        assert ledger.free_for(GPU) == 15500
+        assert ledger.view(GPU).free_mib == 15500
 
     def test_a_starting_worker_counts_with_its_whole_lease(self, ledger):
         ledger.begin(A, (GPU,), 4000)
-        assert ledger.free_for(GPU) == 11500
+        assert ledger.view(GPU).free_mib == 11500
 
         sample(ledger, 13000, 1.0, a=3000)  # it has taken 3000 and may take 1000 more
-        assert ledger.free_for(GPU) == 11500
+        assert ledger.view(GPU).free_mib == 11500
 
     def test_use_from_outside_is_seen(self, ledger):
         held(ledger, A, 4000, 4000, free=6000, at=1.0)  # others hold 6000
 
-        assert ledger.free_for(GPU) == 5500
+        assert ledger.view(GPU).free_mib == 5500
 
     def test_a_worker_that_takes_less_than_its_lease_keeps_it(self, ledger):
         held(ledger, A, 4000, 1000, free=15000, at=1.0)
 
-        assert ledger.free_for(GPU) == 11500
+        assert ledger.view(GPU).free_mib == 11500
 
     def test_a_worker_that_outgrew_its_lease_counts_with_what_it_took(self, ledger):
         held(ledger, A, 4000, 5000, free=11000, at=1.0)
 
-        assert ledger.free_for(GPU) == 10500
+        assert ledger.view(GPU).free_mib == 10500
 
-    def test_a_reservation_counts_for_everybody_but_its_holder(self, ledger):
-        ledger.reserve(A, (GPU,), 4000)
+    def test_growth_into_the_margin_makes_free_negative(self, ledger):
+        held(ledger, A, 15000, 15800, free=200, at=1.0)
 
-        assert ledger.free_for(GPU) == ledger.free_for(GPU, B) == 11500
-        assert ledger.free_for(GPU, A) == ledger.view(GPU, A).free_mib == 15500
-
-    def test_a_promise_of_memory_still_in_use_makes_free_negative(self, ledger):
-        held(ledger, A, 12000, 12000, free=4000, at=1.0)
-        ledger.reserve(B, (GPU,), 10000)
-
-        assert ledger.free_for(GPU) == -6500
+        assert ledger.view(GPU).free_mib == -300
         assert ledger.totals(GPU).available_mib == 0
 
     def test_ready_is_believed_only_when_a_later_sample_shows_it(self, ledger):
@@ -94,13 +87,13 @@ class TestFree:
         sample(ledger, 10000, 1.0)  # 6000 used outside
         ledger.begin(A, (GPU,), 4000)
         ledger.settle(A, 3.0)
-        assert ledger.free_for(GPU) == 5500
+        assert ledger.view(GPU).free_mib == 5500
 
         sample(ledger, 10000, 2.0)  # a reading that began before it was ready
-        assert ledger.free_for(GPU) == 5500
+        assert ledger.view(GPU).free_mib == 5500
 
         sample(ledger, 6000, 3.5, a=4000)
-        assert ledger.free_for(GPU) == 5500
+        assert ledger.view(GPU).free_mib == 5500
 
     def test_views_say_the_same_as_the_figures(self, ledger):
         ledger.begin(A, (GPU,), 4000)
@@ -132,7 +125,7 @@ class TestBlocked:
         sample(ledger, 9000, 5.0)
         ledger.sample(DeviceSample(GPU, 16000), 4.0)
 
-        assert ledger.free_for(GPU) == 8500
+        assert ledger.view(GPU).free_mib == 8500
 
     def test_beginning_without_the_memory_is_a_bug(self, ledger):
         ledger.begin(A, (GPU,), 9000)
@@ -144,8 +137,6 @@ class TestBlocked:
         ledger.begin(A, (GPU,), 10)
         with pytest.raises(AssertionError):
             ledger.begin(A, (GPU,), 10)
-        with pytest.raises(AssertionError):
-            ledger.reserve(A, (GPU,), 10)
 
     def test_a_device_no_longer_configured_goes_with_its_last_lease(self, ledger):
         held(ledger, A, 10, 10, free=15990, at=1.0)
@@ -153,7 +144,7 @@ class TestBlocked:
         assert ledger.view(GPU).blocked == "no longer configured"
         assert ledger.device_ids() == ()
 
-        ledger.release(A)
+        ledger.returning(A, 2.0)
         ledger.check()
         with pytest.raises(KeyError):
             ledger.view(GPU)
@@ -167,9 +158,9 @@ class TestReturning:
         ledger.returning(A, 5.0)
 
         assert sample(ledger, 16000, 4.9) == []
-        assert ledger.free_for(GPU) == 11500
+        assert ledger.view(GPU).free_mib == 11500
         assert sample(ledger, 16000, 5.1) == [A]
-        assert ledger.free_for(GPU) == 15500
+        assert ledger.view(GPU).free_mib == 15500
 
     @pytest.mark.parametrize(("missing", "back"), [(401, False), (400, True), (0, True)])
     def test_a_tenth_may_be_missing(self, ledger, missing, back):
@@ -222,7 +213,7 @@ class TestReturning:
     def test_a_start_that_ended_before_it_was_measured_is_not_waited_for(self, ledger):
         ledger.begin(A, (GPU,), 4000)
         ledger.returning(A, 1.0)
-        assert ledger.free_for(GPU) == 11500
+        assert ledger.view(GPU).free_mib == 11500
 
         assert sample(ledger, 16000, 2.0) == [A]
 
@@ -279,7 +270,7 @@ class TestReturning:
         assert ledger.sample(DeviceSample(HOST, 6000), 0.9) == []  # a reading that began before the exit
 
         assert ledger.sample(DeviceSample(HOST, 6000), 1.1) == [A]  # others use it now
-        assert ledger.free_for(HOST) == 6000
+        assert ledger.view(HOST).free_mib == 6000
 
 
 class TestLate:
@@ -326,9 +317,10 @@ class TestLate:
         ledger.quarantine(A, "a is stuck")
         ledger.quarantine(B, "b is stuck")
 
-        ledger.release(A)
+        ledger.returning(A, 3.0)
+        assert sample(ledger, 12000, 4.0, b=4000) == [A]
         assert ledger.view(GPU).blocked == "quarantined: b is stuck"
-        assert ledger.overdue(3.0) == []
+        assert ledger.overdue(5.0) == []
 
 
 # ------------------------------------------------------------------------------------------- against a simulated device
@@ -411,25 +403,11 @@ class LedgerMachine(RuleBasedStateMachine):
     # ----------------------------------------------------------------------------------------------------------- rules
 
     @rule(devices=PLACES, mib=SIZES)
-    def reserve(self, devices, mib):
-        self.ledger.reserve(self.fresh(), devices, mib)
-
-    @rule(devices=PLACES, mib=SIZES)
     def begin_at_once(self, devices, mib):
         self.begin(self.fresh(), devices, mib)
 
-    @precondition(lambda self: self.leases(Phase.RESERVED))
-    @rule(data=st.data(), withdrawn=st.booleans())
-    def use_reservation(self, data, withdrawn):
-        lease = data.draw(st.sampled_from(self.leases(Phase.RESERVED)))
-        if withdrawn:
-            self.ledger.release(lease.holder)
-        else:
-            devices = tuple(reserved.device for reserved in self.ledger.leases_of(lease.holder))
-            self.begin(lease.holder, devices, lease.mib)
-
     def begin(self, who: Holder, devices: Devices, mib: int) -> None:
-        views = [self.ledger.view(device, who) for device in devices]
+        views = [self.ledger.view(device) for device in devices]
         if any(view.blocked is not None or view.free_mib < mib for view in views):
             with pytest.raises(AssertionError):
                 self.ledger.begin(who, devices, mib)
@@ -445,8 +423,7 @@ class LedgerMachine(RuleBasedStateMachine):
         still_taking = sum(lease.mib - truth.used[lease.holder] for lease in starting)
         assert truth.free() - still_taking >= truth.spec.margin_mib, "a worker may not find its memory"
         leased = sum(lease.held_mib for lease in self.ledger.leases() if lease.device == device)
-        reserved = sum(lease.mib for lease in self.leases(Phase.RESERVED) if lease.device == device)
-        assert leased - reserved <= truth.spec.total_mib - truth.spec.margin_mib, "more is leased than there is"
+        assert leased <= truth.spec.total_mib - truth.spec.margin_mib, "more is leased than there is"
 
     @rule(devices=PLACES, mib=SIZES, end=st.sampled_from(["ready", "crash"]))
     def whole_start_between_two_readings(self, devices, mib, end):
@@ -509,7 +486,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(mib=st.sampled_from([0, 3000, 7000]))
     def outside_changes_and_is_seen(self, mib):
         """Only where it takes nothing that was promised to a starting worker: that nobody could prevent."""
-        if self.ledger.free_for(KNOWING) > mib - self.truth[KNOWING].outside and self.truth[KNOWING].free() > mib:
+        if self.ledger.view(KNOWING).free_mib > mib - self.truth[KNOWING].outside and self.truth[KNOWING].free() > mib:
             self.truth[KNOWING].outside = mib
             self.pending.clear()
             self.deliver_all()
