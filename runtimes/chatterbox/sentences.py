@@ -38,10 +38,16 @@ def _sentences(text: str) -> list[str]:
     start = 0
     for match in _END.finditer(text):
         sentence = text[start : match.end()].strip()
-        if sentence and not _SHORT.search(text[start : match.start()]):
+        if sentence and not _SHORT.search(_last_words(text, start, match.start())):
             found.append(sentence)
             start = match.end()
     return [*found, text[start:]] if text[start:] else found
+
+
+def _last_words(text: str, start: int, end: int) -> str:
+    """As much of it as `_SHORT` looks at: a text of nothing but abbreviations is long for each of them."""
+    last = text.rfind(" ", start, end)
+    return text[max(start, text.rfind(" ", start, max(last, start))) : end]
 
 
 def _parts(sentence: str) -> list[str]:
