@@ -85,7 +85,8 @@ class Body:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.wrong(name, "a number")
         if not low <= value <= high:
-            raise self.wrong(name, f"from {low:g} to {high:g}" if high < 1 << 62 else f"at least {low:g}")
+            bound = f"at least {low:g}" if value < low else f"at most {high:g}"
+            raise self.wrong(name, f"from {low:g} to {high:g}" if high < 1 << 62 else bound)
         return value
 
     @overload

@@ -275,6 +275,27 @@ HOSTILE = {
 }
 
 
+class TestEarlierCalls:
+    """Arguments of calls are texts of the client's own, and may hold what no body may."""
+
+    @pytest.mark.parametrize("kind", ["qwen3", "gpt_oss"])
+    @pytest.mark.parametrize(
+        ("arguments", "clue"),
+        [
+            ("[" * 100_000, "context is 2048 tokens"),
+            ("[" * 900 + "]" * 900, "refuses these messages: maximum recursion depth"),
+            ('{"city": "\\ud800"}', "half a character"),
+        ],
+    )
+    def test_odd_arguments(self, daemon, kind, arguments, clue):
+        call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+        turns = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        turns += [{"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]
+        refused = daemon.chat(kind, messages=[*HELLO, *turns])
+        assert refused.status_code == 400, refused.text
+        assert clue in refused.json()["error"]["message"]
+
+
 class TestFormats:
     """Whatever the model would say: what it says can be read, and follows the schema."""
 
@@ -576,6 +597,9 @@ class TestParameters:
     def test_nonsense_is_refused(self, daemon, body):
         refused = daemon.post("/v1/chat/completions", json={"model": "qwen3", "messages": HELLO, **body})
         assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error"), refused.text
+
+    def test_a_seed_that_is_too_large(self, daemon):
+        assert "must be at most 9.22" in daemon.chat("qwen3", seed=1 << 63).json()["error"]["message"]
 
     def test_what_asks_for_nothing_special_is_taken(self, ask):
         harmless = {"n": 1, "response_format": {"type": "text"}, "user": "me", "store": False, "logprobs": False}

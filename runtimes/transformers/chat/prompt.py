@@ -53,7 +53,10 @@ def chat(
         text = loaded.tokenizer.apply_chat_template(
             turns, tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **extra
         )
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise WorkerError("messages: there is half a character in them, a lone surrogate.", param="messages") from error
+    except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise WorkerError(f"The model's chat template refuses these messages: {error}", param="messages") from error
     thinking = loaded.format == "tagged" and text.rstrip().endswith(THINK)
     tokens = loaded.encode(text)
@@ -114,7 +117,7 @@ def _call(call: object) -> Message:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {"arguments": arguments}
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments}
