@@ -165,7 +165,10 @@ class Copy:
         """Get these files, telling of each. Blocks. Raises HubError, or OSError; what came so far stays."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stop = threading.Event()
-        with self._turn(tell), ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads:
+        with self._turn(tell) as waited, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads:
+            if waited:  # whoever was at it before has most likely fetched them
+                missing = self.missing(verify=True)
+                files = [file for file in files if file in missing]
             try:
                 for _ in threads.map(lambda file: self._fetch(file, tell, stop), files):
                     pass
@@ -238,15 +241,17 @@ class Copy:
                 out.write(chunk)
 
     @contextmanager
-    def _turn(self, tell: Told) -> Iterator[None]:
-        """One at a time fills a folder; the kernel frees the lock of one that dies."""
+    def _turn(self, tell: Told) -> Iterator[bool]:
+        """One at a time fills a folder; the kernel frees the lock of one that dies. Tells whether it had to wait."""
+        waited = False
         with (self.folder / LOCK).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                waited = True
                 tell(f"{self.folder}: waiting for another pull to finish")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            yield waited
 
     def _part(self, file: File) -> Path:
         path = self.folder / file.name

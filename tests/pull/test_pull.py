@@ -132,6 +132,19 @@ class TestBrokenLines:
         assert hub.sent["model.safetensors"] - sent <= 3 * MIB
         assert pull.names("acme/tiny") == TINY
 
+    def test_two_at_once_fetch_it_once(self, pull, hub):
+        hub.hold["model.safetensors"] = threading.Event()
+        hub.half_way["model.safetensors"] = threading.Event()
+        with pull.start("tiny") as first:
+            assert hub.half_way["model.safetensors"].wait(30)
+            with pull.start("tiny") as second:
+                assert second.stderr is not None
+                assert any("waiting for another pull" in line for line in second.stderr)
+                hub.hold["model.safetensors"].set()
+                assert second.wait(30) == first.wait(30) == Exit.DONE
+        assert hub.sent["model.safetensors"] == 5 * MIB
+        assert pull.names("acme/tiny") == TINY
+
     def test_a_hub_that_ignores_ranges(self, pull, hub):
         hub.cuts["model.safetensors"] = [2 * MIB]
         hub.ranges = False
