@@ -267,8 +267,8 @@ class TestAdmission:
         ]
         for client in clients:
             client.start()
-        wait_until(lambda: daemon.model("far")["queued"] == 2)
-        assert (daemon.model("far")["in_flight"], len(plain.inference())) == (1, 1)
+        wait_until(lambda: (daemon.model("far")["in_flight"], daemon.model("far")["queued"]) == (1, 2))
+        wait_until(lambda: len(plain.inference()) == 1)
         plain.hold.set()
         for client in clients:
             client.join()
