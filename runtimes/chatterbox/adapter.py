@@ -12,6 +12,7 @@ from pydantic import Field, JsonValue
 from runtimes import checkpoints
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
 from runtimes.chatterbox import languages, voices
+from runtimes.kit.audio.languages import code_of
 from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 
 MIB: Final = 1 << 20
@@ -135,7 +136,7 @@ def _bytes(file: Path) -> int:
 
 def _problems(config: ChatterboxConfig) -> Iterator[str]:
     known = languages.LANGUAGES if config.variant == "multilingual" else ("en",)
-    if languages.code(config.default_language, known) is None:
+    if code_of(config.default_language, known) is None:
         which = languages.expected(config.default_language, known)
         yield f"default_language: {config.default_language!r} can't be spoken by variant {config.variant}; it must be {which}"
     if not config.path.is_dir():

@@ -6,16 +6,11 @@ import difflib
 from collections.abc import Collection
 from typing import Final
 
-from runtimes.kit.audio.languages import NAMES, code_of
+from runtimes.kit.audio.languages import NAMES
 
 _CODES: Final = "ar da de el en es fi fr he hi it ja ko ms nl no pl pt ru sv sw tr zh"
 LANGUAGES: Final = tuple(_CODES.split())
 """Codes that the library knows (`SUPPORTED_LANGUAGES`; `make test-chatterbox` compares)."""
-
-
-def code(given: str, known: Collection[str]) -> str | None:
-    """The code that is meant by `de`, `de-DE` or `German`; None for what is not among `known`."""
-    return code_of(given, known)
 
 
 def expected(given: str, known: Collection[str]) -> str:

@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from runtimes.chatterbox import languages, parameters, voices
 from runtimes.chatterbox.sentences import pieces
 from runtimes.kit.audio.encode import FORMATS, Encoder, Tempo
+from runtimes.kit.audio.languages import code_of
 from runtimes.kit.body import Body
 from runtimes.kit.errors import WorkerError
 from runtimes.kit.lane import Cancel, CancelledWorkError
@@ -164,7 +165,7 @@ class Speaker(Worker):
 
     def _language(self, body: Body) -> str:
         given = body.text("language") or str(self.settings.options["default_language"])
-        found = languages.code(given, self.languages)
+        found = code_of(given, self.languages)
         if found is None:
             raise body.wrong("language", languages.expected(given, self.languages))
         return found

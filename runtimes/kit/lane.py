@@ -71,7 +71,8 @@ class Lane:
         """What it yields, as it comes. Closing the iterator tells the work and doesn't wait for it.
 
         The work doesn't wait for a slow reader either, so what it yields must be little in all: text. Where it is much,
-        take a turn for each piece instead (`run`). Raises WorkerError `queue_full` before the first item, and whatever the work raises.
+        take a turn for each piece instead (`run`). Raises WorkerError `queue_full` before the first item, and whatever
+        the work raises.
         """
         loop, cancel = asyncio.get_running_loop(), Cancel()
         items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()

@@ -84,9 +84,9 @@ class Guides:
     def guide(self, grammar: str, held: Sequence[Held] = ()) -> Guide:
         """For one answer. `grammar` is Lark, as llguidance has it; `held` are the schemas in it. Raises WorkerError."""
         ours, theirs = Pipe()
-        with theirs, self._lock:
-            self._started().take(theirs)
         try:
+            with theirs, self._lock:
+                self._started().take(theirs)
             ours.send_bytes(json.dumps({"schemas": [one.schema for one in held], "grammar": grammar}).encode())
             told = ours.recv_bytes()
         except (EOFError, OSError):
