@@ -196,7 +196,9 @@ class Daemon:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The daemon's log lines of this event."""
+        """The daemon's log lines of this event; of one that runs, with all it had to say before now."""
+        if self.process is not None and self.process.poll() is None:
+            self._answers()  # it writes its lines when a turn of its loop ends, a moment after it answered
         lines = [json.loads(line) for line in self.log_text().splitlines() if line.startswith("{")]
         return [line for line in lines if line.get("event") == name]
 

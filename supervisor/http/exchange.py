@@ -53,10 +53,13 @@ class Exchange(RequestResponseCycle):
         else:
             raise RuntimeError(f"An ASGI message {message['type']!r} has no place in an HTTP response.")
 
-    def cut(self) -> None:
-        """Write what is held and close the connection."""
+    def cut(self, *, after_s: float = 0.0) -> None:
+        """Write what is held and close the connection, `after_s` later: so long the client can read what was written."""
         self._flush()
-        self.transport.close()
+        if after_s and not self.transport.is_closing():
+            self._loop.call_later(after_s, self.transport.close)
+        else:
+            self.transport.close()
 
     def _flush(self) -> None:
         if self._head and not self.transport.is_closing():

@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.departure import EXTENSION, Departure, ExchangeOverError
+from supervisor.departure import EXTENSION, Departure, ExchangeOverError, ResponseBrokenError
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
 from supervisor.http.exchange import Exchange
@@ -58,6 +58,7 @@ class GuardedProtocol(HttpToolsProtocol):
     body_stall_s = 30.0  # between two pieces of a body
     write_stall_s = 120.0  # a client that reads nothing while we have something to send
     linger_s = 2.0  # for a client to read an early answer while it still sends
+    last_words_s = 1.0  # for a client to read why its answer breaks off, before it does
     linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
 
     def __init__(
@@ -328,6 +329,8 @@ class GuardedProtocol(HttpToolsProtocol):
     async def _run(self, cycle: Exchange, app: Any) -> None:
         try:
             await app(cycle.scope, cycle.receive, cycle.send)
+        except ResponseBrokenError:
+            cycle.cut(after_s=self.last_words_s)  # browsers, aiohttp, undici drop what they hold unread when it breaks
         except ExchangeOverError:
             cycle.cut()
         except asyncio.CancelledError:

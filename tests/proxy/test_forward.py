@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from supervisor.errors import UpstreamError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy import Outcome
-from tests.proxy.wire import SSE_HEAD, Conn, answering, chunk, ok, post, proxied, talk, until
+from tests.proxy.wire import PATIENCE_S, SSE_HEAD, Conn, answering, chunk, ok, post, proxied, talk, until
 
 EVENT = b'data: {"choices":[]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":7}}\n\ndata: [DONE]\n\n'
@@ -213,8 +213,21 @@ class TestBroken:
             assert (status, error_of(body)["code"]) == (504, "upstream_timeout")
             await until(lambda: behind.active == 0)
 
+    async def test_the_reason_can_be_read_before_the_break(self, monkeypatch):
+        """Browsers throw away what they hold unread when a connection breaks: the error has a moment to itself."""
+        monkeypatch.setattr(GuardedProtocol, "last_words_s", 60.0)
+        async with proxied(answering(SSE_HEAD + chunk(EVENT), times=1)) as (front, behind):
+            reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+            writer.write(post(close=False))
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b"upstream_broken")
+                await until(lambda: behind.active == 0 and not front.state.tasks)
+            await asyncio.sleep(0.05)
+            assert not reader.at_eof(), "the request is over, the connection not yet"
+            writer.close()
+
     async def test_keep_alive_connection_is_cut_too(self):
-        """A client that would reuse its connection sees the break at once."""
+        """A client that would reuse its connection sees the break soon."""
         async with proxied(answering(SSE_HEAD + chunk(EVENT), times=1)) as (front, _):
             began = time.monotonic()
             answer = await talk(front.port, post(close=False))
