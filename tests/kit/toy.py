@@ -28,12 +28,15 @@ class Toy(Worker):
     def routes(self):
         return {"POST /count": self.count, "GET /seen": self.what, "GET /path": self.path}
 
-    def steps(self, number, delay, fail_at, cancel):
+    def steps(self, number, delay, gate, fail_at, cancel):
         try:
             for step in range(number):
                 if step == fail_at:
                     raise WorkerError("It failed on purpose.", code="on_purpose")
                 time.sleep(delay)
+                while gate and not os.path.exists(gate):
+                    cancel.check()
+                    time.sleep(0.01)
                 cancel.check()
                 self.seen["steps"] += 1
                 yield {"step": step}
@@ -45,10 +48,11 @@ class Toy(Worker):
         if body.flag("bug"):
             raise RuntimeError("a bug")
         number, delay = body.whole("number", 3, 0, 1000), body.number("delay", 0.0, 0, 10)
-        fail_at = body.whole("fail_at", -1, -1)
+        gate, fail_at = body.text("gate", ""), body.whole("fail_at", -1, -1)
+        steps = lambda cancel: self.steps(number, delay, gate, fail_at, cancel)
         if body.flag("stream"):
-            return events(await started(self.lane.stream(lambda cancel: self.steps(number, delay, fail_at, cancel))))
-        return JSONResponse(await self.lane.run(lambda cancel: list(self.steps(number, delay, fail_at, cancel))))
+            return events(await started(self.lane.stream(steps)))
+        return JSONResponse(await self.lane.run(lambda cancel: list(steps(cancel))))
 
     async def what(self, _request):
         return JSONResponse({**self.seen, "running": self.lane.running, "waiting": self.lane.waiting})
