@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.http.body import read_body
 from supervisor.http.protocol import GuardedProtocol
-from tests.proxy.wire import front, post, talk, until
+from tests.proxy.wire import PATIENCE_S, front, post, talk, until
 
 
 async def echo(scope, receive, send):
@@ -108,17 +108,22 @@ class TestDeadlines:
             writer.close()
 
     async def test_stalled_body(self, monkeypatch):
-        monkeypatch.setattr(GuardedProtocol, "head_s", 0.2)
         monkeypatch.setattr(GuardedProtocol, "body_stall_s", 0.2)
         async with front(echo) as running:
-            assert await talk(running.port, post(b"x" * 10)[:-5]) == b""
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(post(b"whole", close=False))
+            assert (await reader.readuntil(b"whole")).startswith(b"HTTP/1.1 200")
+            writer.write(post(b"x" * 10)[:-5])
+            async with asyncio.timeout(PATIENCE_S):
+                assert await reader.read(-1) == b""
+            writer.close()
             await until(lambda: not running.state.tasks)
 
     async def test_keep_alive_connection_has_no_head_deadline_while_busy_or_idle(self, monkeypatch):
-        monkeypatch.setattr(GuardedProtocol, "head_s", 0.1)
+        monkeypatch.setattr(GuardedProtocol, "head_s", 0.5)
 
         async def slow(scope, receive, send):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.8)
             await echo(scope, receive, send)
 
         async with front(slow) as running:
@@ -126,7 +131,7 @@ class TestDeadlines:
             for _ in range(2):
                 writer.write(post(b"12345", close=False))
                 assert (await reader.readuntil(b"12345")).startswith(b"HTTP/1.1 200")
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.8)
             writer.close()
 
     async def test_slowloris(self):

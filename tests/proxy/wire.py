@@ -20,7 +20,8 @@ from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.upstream import UpstreamPool
 from supervisor.proxy import Outcome, forward
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
+IDLE_S = 60.0  # a machine that pauses for a moment is no idle connection
 
 
 class Conn:
@@ -129,7 +130,7 @@ SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Enco
 
 @asynccontextmanager
 async def pool(port: int, **options: float | str) -> AsyncIterator[UpstreamPool]:
-    made = UpstreamPool("127.0.0.1", port, **options)
+    made = UpstreamPool("127.0.0.1", port, **{"idle_s": IDLE_S} | options)
     try:
         yield made
     finally:
