@@ -14,28 +14,47 @@ import pytest
 
 from tests import tiny
 from tests.daemon import Daemon, fake, gguf, running, wait_until
+from tests.http.held import held
 
+GATE = "slow-may-come-up"
 ENDPOINTS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "GET /stats"]
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """No keys. `big` and `huge` don't fit together; `one` serves one request at a time; all others fit."""
+    """No keys. `big` and `huge` don't fit together; `one` serves one request at a time; all others fit.
+
+    `slow` comes up as fast as the others unless a test keeps it `loading`.
+    """
+    folder = tmp_path_factory.mktemp("admin")
+    (folder / GATE).touch()
     config = {
         "models": {
             "chat": gguf(parallel=2, env={"SOME_TOKEN": "hush", "PLAIN": "seen"}),
             "seer": gguf(tiny.model(name="tiny-seer", seed=5), mmproj=str(tiny.projector())),
             "one": fake("--chunk-delay", "0.05", target_inflight=1, endpoints=ENDPOINTS, thinking=True),
             "blind": fake("--key-env", "LLMUX_WORKER_KEY", auth="bearer", modalities=["text"], endpoints=ENDPOINTS),
-            "slow": fake("--start-delay", "0.7", endpoints=ENDPOINTS),
+            "slow": held(folder / GATE, endpoints=ENDPOINTS),
             "big": fake(vram_mib=2200, endpoints=ENDPOINTS),
             "huge": fake(vram_mib=2200, endpoints=ENDPOINTS),
             "broken": fake("--exit-code", "1", "--log-text", "unknown argument: --nonsense", endpoints=ENDPOINTS),
         },
         "virtual_models": {"quick": {"model": "chat", "enable_thinking": False}, "talk": {"model": "chat"}},
     }
-    with running(tmp_path_factory.mktemp("admin"), config) as daemon:
+    with running(folder, config) as daemon:
         yield daemon
+
+
+@contextlib.contextmanager
+def loading(daemon: Daemon) -> Iterator[None]:
+    """`slow` begins anew, and does not come up before the block ends."""
+    (daemon.folder / GATE).unlink()
+    try:
+        daemon.post("/v1/admin/models/slow/unload").raise_for_status()
+        daemon.post("/models/load", json={"model": "slow"}).raise_for_status()
+        yield
+    finally:
+        (daemon.folder / GATE).touch()
 
 
 @dataclass
@@ -86,4 +105,4 @@ def listening(daemon: Daemon, path: str) -> Iterator[Listener]:
         yield listener
         # The reader blocks in recv; the stream is closed under it.
         response.extensions["network_stream"].get_extra_info("socket").shutdown(2)
-        thread.join(10)
+        thread.join(60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.catalog.keys import Scope, new_key
-from tests.admin.conftest import listening
+from tests.admin.conftest import listening, loading
 from tests.daemon import fake, running, wait_until
 
 
@@ -42,9 +42,8 @@ class TestOpenWebUi:
         assert "chat" not in found, "the list has the public names"
 
     def test_loading_is_said_while_it_loads(self, site):
-        site.post("/v1/admin/models/slow/unload")
-        site.post("/models/load", json={"model": "slow"})
-        assert statuses(site)["slow"] == "loading"
+        with loading(site):
+            assert statuses(site)["slow"] == "loading"
         wait_until(lambda: statuses(site)["slow"] == "loaded", what="it is loaded")
 
     def test_a_failed_one_says_what_it_died_of(self, site):

@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from tests import tiny
+from tests.admin.conftest import loading
 from tests.daemon import wait_until
+from tests.http.held import frozen
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict:
@@ -54,13 +56,10 @@ class TestView:
         assert replica["state"] == "ready"
 
     def test_a_load_under_way_says_how_long_still(self, site):
-        site.post("/v1/admin/models/slow/unload")
-        loading = threading.Thread(target=site.post, args=("/v1/admin/models/slow/load",))
-        loading.start()
-        view = site.wait_state("slow", "starting")
-        loading.join()
+        with loading(site):
+            view = site.wait_state("slow", "starting")
         assert 0 <= view["eta_s"] < 60
-        assert site.model("slow")["eta_s"] is None
+        assert site.wait_state("slow", "ready")["eta_s"] is None
 
     def test_the_list_shows_every_model(self, site):
         data = site.get("/v1/admin/models").json()["data"]
@@ -94,15 +93,19 @@ class TestOverrides:
         known = site.decisions("chat")[-1]["seq"]
         body = {"model": "quick", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
         body |= {"ignore_eos": True, "max_tokens": 1900}
-        with site.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            answers: list[httpx.Response] = []
-            loading = threading.Thread(target=lambda: answers.append(self.load(site, n_ctx=1024)))
-            loading.start()
-            assert "data: [DONE]" in list(lines), "the stream came to its own end"
-        loading.join()
-        view = answers[0].json()
+        streamed: list[httpx.Response] = []
+        loaded: list[httpx.Response] = []
+        streaming = threading.Thread(target=lambda: streamed.append(site.post("/v1/chat/completions", json=body)))
+        replacing = threading.Thread(target=lambda: loaded.append(self.load(site, n_ctx=1024)))
+        with frozen(before):
+            streaming.start()
+            wait_until(lambda: site.model("chat")["in_flight"] == 1)
+            replacing.start()
+            site.wait_state("chat", "draining")
+        streaming.join()
+        replacing.join()
+        assert streamed[0].text.endswith("data: [DONE]\n\n"), "the stream came to its own end"
+        view = loaded[0].json()
         assert (view["definition"]["n_ctx"], view["worker"]["pid"] != before) == (1024, True)
         kinds = [decision["kind"] for decision in site.decisions("chat") if decision["seq"] > known]
         assert [kind for kind in kinds if kind not in {"stop", "wait"}] == ["drain", "admit", "ready"]
