@@ -11,6 +11,7 @@ import pytest
 
 from tests.daemon import fake, gguf, running, wait_until
 from tests.http import raw
+from tests.http.held import frozen
 
 CHAT = "/v1/chat/completions"
 
@@ -24,12 +25,12 @@ def roomy(tmp_path_factory):
             "a": fake(grace_s=1),
             "b": fake(grace_s=1),
             "c": fake(grace_s=1, priority=150),
-            "stubborn": fake("--ignore-term", grace_s=30),
+            "stubborn": fake("--ignore-term", grace_s=60),
             "broken": fake("--exit-code", "3", "--log-text", "reading\\nno such file: weights.bin"),
             "real": gguf(vram_mib=90),
         },
         "virtual_models": {"alias": {"model": "a"}},
-        "limits": {"min_residency_s": 0, "crash_limit": 1, "drain_s": 20},
+        "limits": {"min_residency_s": 0, "crash_limit": 1, "drain_s": 60},
     }
     with running(tmp_path_factory.mktemp("roomy"), config) as daemon:
         yield daemon
@@ -111,22 +112,27 @@ class TestUnload:
         assert unload(roomy, "a").status_code == 200, "once more changes nothing"
 
     def test_graceful(self, roomy):
-        load(roomy, "a")
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(roomy.chat("a", fake={"delay": 0.5})))
-        asking.start()
-        wait_until(lambda: roomy.model("a")["in_flight"] == 1)
-        assert unload(roomy, "a").json()["state"] == "stopped"
+        pid = load(roomy, "a").json()["worker"]["pid"]
+        answers, views = [], []
+        asking = threading.Thread(target=lambda: answers.append(roomy.chat("a")))
+        unloading = threading.Thread(target=lambda: views.append(unload(roomy, "a").json()))
+        with frozen(pid):
+            asking.start()
+            wait_until(lambda: roomy.model("a")["in_flight"] == 1)
+            unloading.start()
+            roomy.wait_state("a", "draining")
         asking.join()
+        unloading.join()
         assert [answer.status_code for answer in answers] == [200]
+        assert [view["state"] for view in views] == ["stopped"]
 
     def test_forced(self, roomy):
         pid = load(roomy, "stubborn").json()["worker"]["pid"]
-        with raw.pending(roomy, CHAT, {"model": "stubborn", "fake": {"delay": 60}}) as client:
+        with raw.pending(roomy, CHAT, {"model": "stubborn", "fake": {"delay": 600}}) as client:
             wait_until(lambda: roomy.model("stubborn")["in_flight"] == 1)
             started = time.monotonic()
             assert unload(roomy, "stubborn", "?force=true").json()["state"] == "stopped"
-            assert time.monotonic() - started < 15, "neither drain nor grace was waited for"
+            assert time.monotonic() - started < 40, "neither drain nor grace was waited for"
             assert is_gone(pid)
             assert client.recv(12) == b"HTTP/1.1 502"
 

@@ -158,14 +158,17 @@ class TestWorkers:
         view = guarded.get("/v1/admin/models/fake", headers=bearer(ADMIN)).json()
         url = f"http://127.0.0.1:{view['worker']['port']}/echo"
         for headers in ({}, bearer(USER), bearer(ADMIN)):
-            assert httpx.post(url, json={}, headers=headers, trust_env=False, verify=False).status_code == 401
+            told = httpx.post(url, json={}, headers=headers, trust_env=False, verify=False, timeout=60)
+            assert told.status_code == 401
 
     def test_llama_servers_port_is_none_either(self, site):
         site.chat("chat").raise_for_status()
         url = f"http://127.0.0.1:{site.model('chat')['worker']['port']}"
         body = {"messages": [{"role": "user", "content": "Hello"}]}
         for headers in ({}, {"authorization": "Bearer none is needed here"}):
-            told = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, verify=False)
+            told = httpx.post(
+                f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, verify=False, timeout=60
+            )
             assert told.status_code == 401
 
     def test_the_log_names_the_key_and_does_not_tell_it(self, guarded):
