@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -15,8 +16,9 @@ import yaml
 from supervisor.catalog.keys import new_key
 from tests.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.faults.clients import Stream
+from tests.http.held import frozen
 
-SLOW = {"fake": {"chunks": 30, "chunk_delay": 0.1}}
+SLOW = {"fake": {"chunks": 60, "chunk_delay": 0.1}}
 
 
 @pytest.fixture
@@ -71,25 +73,30 @@ class TestDifference:
     """Only what is different about the file is acted upon."""
 
     def test_streams_survive_and_only_the_changed_model_restarts(self, daemon):
-        streams = {name: Stream(daemon, name, **SLOW) for name in ("kept", "changed", "gone")}
-        wait_until(lambda: all(stream.chunks > 2 for stream in streams.values()))
-        before = {name: pid(daemon, name) for name in ("kept", "changed")}
-        write(daemon, models={"changed": fake("--status", "201"), "gone": None, "fresh": fake()})
-        assert reload(daemon) == NOTHING | {
-            "added": ["fresh"],
-            "removed": ["gone"],
-            "changed": ["changed"],
-            "restarted": ["changed"],
-            "unchanged": 2,
-        }
-        assert all(stream.is_alive() for stream in streams.values())
-        assert pid(daemon, "changed") == before["changed"], "its worker ends after its stream"
-        assert daemon.chat("gone").status_code == 404
-        assert daemon.chat("fresh").status_code == 200
+        before, streams = {}, {}
+        with contextlib.ExitStack() as paused:
+            for name in ("kept", "changed", "gone"):
+                assert daemon.chat(name).status_code == 200
+                before[name] = pid(daemon, name)
+                streams[name] = Stream(daemon, name, **SLOW)
+                wait_until(lambda stream=streams[name]: stream.chunks > 2)
+                paused.enter_context(frozen(before[name]))
+            write(daemon, models={"changed": fake("--status", "201"), "gone": None, "fresh": fake()})
+            assert reload(daemon) == NOTHING | {
+                "added": ["fresh"],
+                "removed": ["gone"],
+                "changed": ["changed"],
+                "restarted": ["changed"],
+                "unchanged": 2,
+            }
+            assert all(stream.is_alive() for stream in streams.values())
+            assert pid(daemon, "changed") == before["changed"], "its worker ends after its stream"
+            assert daemon.chat("gone").status_code == 404
+            assert daemon.chat("fresh").status_code == 200
         assert daemon.chat("changed").status_code == 201, "who asks now waits for the worker that comes"
         for stream in streams.values():
             stream.join()
-        assert [(s.ended_cleanly, s.chunks) for s in streams.values()] == [(True, 30)] * 3
+        assert [(s.ended_cleanly, s.chunks) for s in streams.values()] == [(True, 60)] * 3
         assert pid(daemon, "kept") == before["kept"]
         assert pid(daemon, "changed") not in {None, before["changed"]}
         listed = [entry["id"] for entry in daemon.get("/v1/models").json()["data"]]
@@ -223,13 +230,13 @@ class TestCauses:
     def test_watch(self, tmp_path):
         with running(tmp_path, {"models": {"one": fake()}, "server": {"watch": True}}) as daemon:
             write(daemon, models={"two": fake()})
-            wait_until(lambda: daemon.chat("two").status_code == 200, 30)
+            wait_until(lambda: daemon.chat("two").status_code == 200, 60)
             (tmp_path / "local.yaml").write_text("limits: {queue_total: 3}\n")
-            wait_until(lambda: len(daemon.events("reload.finished")) == 2, 30)
+            wait_until(lambda: len(daemon.events("reload.finished")) == 2, 60)
             assert daemon.events("reload.finished")[1]["settings"] == ["limits.queue_total"]
             with daemon.config_path.open("a") as file:
                 file.write("modles: {}\n")
-            wait_until(lambda: daemon.events("reload.refused"), 30)
+            wait_until(lambda: daemon.events("reload.refused"), 60)
             assert daemon.chat("two").status_code == 200
 
 
@@ -273,7 +280,7 @@ class TestSystemd:
     def test_notifications(self, tmp_path):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(str(tmp_path / "notify"))
-            systemd.settimeout(20)
+            systemd.settimeout(60)
             env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
             with running(tmp_path, {"models": {"one": fake()}}, env=env) as daemon:
                 assert systemd.recv(1000) == b"READY=1\nSTATUS=serving 1 models"

@@ -19,6 +19,7 @@ from supervisor.errors import (
     UpstreamTimeoutError,
 )
 from tests.daemon import fake, running
+from tests.security.conftest import GATE
 
 PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
@@ -91,10 +92,15 @@ class TestAnswers:
 
     def test_in_band(self, target):
         """The head is spent on comments while the model loads; it never comes up."""
-        told = ask(target, "slow", stream=True)
+        body = {"model": "slow", "max_tokens": 5, "messages": [], "stream": True}
+        with target.client() as client, client.stream("POST", "/v1/messages", json=body) as told:
+            pieces = told.iter_text()
+            text = next(pieces)
+            (target.folder / GATE).touch()
+            text += "".join(pieces)
         assert told.status_code == 200
-        assert told.text.startswith(": keepalive")
-        error = in_band(told.text)
+        assert text.startswith(": keepalive")
+        error = in_band(text)
         assert error["type"] == "error"
         assert error["error"]["type"] in {"overloaded_error", "api_error"}
         assert error["error"]["code"]

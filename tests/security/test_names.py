@@ -22,6 +22,7 @@ class TestTerminals:
         for told in (target.post("/echo", json={"model": name}), target.post("/echo", params={"model": name}, json={})):
             assert told.status_code == 400
             assert told.json()["error"]["param"] == "model"
+        assert target.events("request.finished"), "all its lines are out"
         assert json.dumps(name)[1:-1] not in target.log_text()[before:]
 
     def test_chat_shows_text(self, monkeypatch, capsys):
