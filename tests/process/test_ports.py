@@ -13,9 +13,9 @@ import pytest
 from supervisor.errors import UnavailableError
 from supervisor.io import ports
 from supervisor.io.ports import Ownership, PortRange, listeners, owner_check
-from tests.process.trees import FAKE_WORKER, PYTHON, wait_until
+from tests.process.trees import FAKE_WORKER, PYTHON, quiet_ports, wait_until
 
-FIRST = 23300
+FIRST = quiet_ports(100)
 
 
 @pytest.fixture(params=["netlink", "table"])

