@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ def spawn():
             env={**os.environ, **{key: str(value) for key, value in env.items()}},
         )
         started.append(process)
+        environ = Path(f"/proc/{process.pid}/environ")
+        while not environ.read_bytes():  # for a moment the kernel shows none of the program it has begun
+            time.sleep(0.001)
         return process
 
     yield start

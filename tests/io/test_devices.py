@@ -40,12 +40,12 @@ class TestAuto:
 
     async def test_host_memory_where_the_driver_hangs(self, script, monkeypatch):
         monkeypatch.setattr(devices, "OPEN_TIMEOUT_S", 0.1)
-        script(hang={"nvmlInit": 3})
+        script(hang={"nvmlInit": 60})
         began = time.monotonic()
         opened = await open_sampler()
         assert ids(opened) == ["host"]
         assert "did not answer" in opened.notes[0]
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 30
 
 
 class TestListed:

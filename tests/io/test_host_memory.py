@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from pathlib import Path
@@ -23,6 +22,18 @@ with open({!r}, 'rb') as file:
 sum(mapped[i] for i in range(0, len(mapped), 4096))
 print('mapped', flush=True)
 sys.stdin.read()
+"""
+
+GROW = """
+import mmap, sys
+def stop():
+    print(flush=True)
+    sys.stdin.readline()
+stop()
+with mmap.mmap(-1, 64 << 20) as taken:  # shared anonymous memory: both figures see it
+    taken.write(b'1' * len(taken))
+    stop()
+stop()
 """
 
 
@@ -181,16 +192,23 @@ class TestUse:
 class TestCost:
     """A large process is not looked at in full every time; its growth since is still seen."""
 
-    def test_between_full_looks_the_growth_of_rss_is_added(self, monkeypatch):
+    def test_between_full_looks_the_growth_of_rss_is_added(self, monkeypatch, spawn):
         monkeypatch.setattr(host_memory, "MEASURING_SHARE", 1e-9)  # one full look, then never again
         host = HostMemory()
-        holders = {A: on_host(os.getpid())}
-        before = host.read(holders).workers[0].used_mib
-        with mmap.mmap(-1, 64 * MIB) as taken:  # shared anonymous memory: both figures see it
-            taken.write(b"1" * len(taken))
-            after = host.read(holders).workers[0].used_mib
+        process = spawn(GROW)
+        holders = {A: on_host(process.pid)}
+
+        def used() -> int:
+            """At its next stop; then it goes on."""
+            process.stdout.readline()
+            found = host.read(holders).workers[0].used_mib
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            return found
+
+        before, after, again = used(), used(), used()
         assert 60 <= after - before <= 140
-        assert host.read(holders).workers[0].used_mib < after - 30
+        assert again < after - 30
 
     def test_full_looks_cost_a_bounded_share_of_a_core(self, monkeypatch):
         looks = []

@@ -118,8 +118,9 @@ class TestProbe:
             await asyncio.sleep(60)
 
         async with serving(hang) as url:
-            result = await check_health(url, "/health", {}, 0.2)
-        assert (result.ok, result.detail, result.inconclusive) == (False, "no answer within 0.2 s", False)
+            # Long enough that it would take a stall of many seconds to be our own trouble.
+            result = await check_health(url, "/health", {}, 2.5)
+        assert (result.ok, result.detail, result.inconclusive) == (False, "no answer within 2.5 s", False)
 
     async def test_a_dripping_answer_is_bounded_too(self):
         async def drip(head, writer):
@@ -130,7 +131,7 @@ class TestProbe:
                 await asyncio.sleep(0.02)
 
         async with serving(drip) as url:
-            assert (await check_health(url, "/health", {}, 0.3)).detail == "no answer within 0.3 s"
+            assert (await check_health(url, "/health", {}, 2.5)).detail == "no answer within 2.5 s"
 
     async def test_an_endless_body_is_not_read(self):
         async def flood(head, writer):
@@ -224,18 +225,18 @@ async def main():
         result = await check_health(url, "/", {}, 5)
         assert (result.ok, result.inconclusive) == (False, True), result
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        result = await check_health(url, "/", {}, 0.2)
-        assert result.detail == "no answer within 0.2 s", result
+        result = await check_health(url, "/", {}, 2.5)
+        assert result.detail == "no answer within 2.5 s", result
 asyncio.run(main())
 """
         subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])
 
     async def test_our_stalled_loop(self):
-        async def stall(head, writer):
-            time.sleep(1.3)  # this server shares our loop: nobody runs meanwhile
+        async def hang(head, writer):
             await asyncio.sleep(60)
 
-        async with serving(stall) as url:
+        async with serving(hang) as url:
+            asyncio.get_running_loop().call_soon(time.sleep, 1.3)  # from the moment when the probe first waits
             result = await check_health(url, "/health", {}, 0.1)
         assert (result.ok, result.inconclusive) == (False, True)
 

@@ -127,11 +127,16 @@ class TestFailure:
         recipe = lock("2.0")
         code = "from pathlib import Path; from supervisor.io import recipe, venvs\n"
         code += f"wanted = recipe.Recipe('demo', Path({str(recipe.lock)!r}))\n"
-        code += f"venvs.install(wanted, Path({str(tmp_path / 'runtimes')!r}), print)"
+        code += "import signal, sys\ndef tell(line):\n"
+        code += "    if 'lingers' in sys.argv and not line.startswith('creating'):\n        signal.pause()\n"
+        code += f"venvs.install(wanted, Path({str(tmp_path / 'runtimes')!r}), tell)"
         killed = 0
         for i in range(6):
             process = subprocess.Popen(
-                [sys.executable, "-c", code], stdout=subprocess.DEVNULL, start_new_session=True, cwd=Path.cwd()
+                [sys.executable, "-c", code, "lingers" if i == 0 else "hurries"],  # the first is never too quick for us
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=Path.cwd(),
             )
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline and len(list(old.path.parent.iterdir())) < 3 and process.poll() is None:
