@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from tests.daemon import FAKE_WORKER, fake, running, wait_until
-from tests.faults.clients import SOAK, Call, Gpu, starts
+from tests.faults.clients import SOAK, Call, Gpu, Stream, starts
 
 BIG, OTHER = 10000, 9000  # of 16384 MiB: never both
 
@@ -40,40 +40,41 @@ def ended_at(daemon, model: str) -> float:
 
 
 class TestMemoryReturnsLate:
-    @pytest.mark.parametrize("late_s", [0, 1.5, 6] if SOAK else [0, 1.2])
-    def test_loads_on_measured_memory_only(self, tmp_path, gpu, late_s, measured):
+    @pytest.mark.parametrize(("late_s", "warn_s"), [(0, 15), (4, 0.5), *([(12, 1)] if SOAK else [])])
+    def test_loads_on_measured_memory_only(self, tmp_path, gpu, late_s, warn_s, measured):
         """The next model starts when the card shows the memory, however long that takes, and no sooner."""
         gpu.write(return_after_s=late_s)
-        with running(tmp_path, config(gpu, memory_warn_s=1), env=gpu.env) as daemon:
+        with running(tmp_path, config(gpu, memory_warn_s=warn_s), env=gpu.env) as daemon:
             gaps = []
             for model, evicted in (("big", None), ("other", "big"), ("big", "other")):
                 assert daemon.chat(model).status_code == 200
                 if evicted is not None:
                     gaps.append(spawned_at(daemon, model) - ended_at(daemon, evicted))
-                wait_until(lambda: device(daemon)["free_mib"] < 16384 - 8000, 10)
+                wait_until(lambda: device(daemon)["free_mib"] < 16384 - 8000)
                 held = [lease["lease_mib"] for lease in device(daemon)["leases"]]
                 assert sum(held) <= 16384
             assert min(gaps) >= late_s
             late = [alert for alert in daemon.events("alert.raised") if alert["code"] == "memory.late"]
-            assert len(late) == (2 if late_s > 1 else 0)
+            assert len(late) == (2 if late_s > warn_s else 0)
             measured(memory_back_after_s=late_s, next_start_after_s=[round(gap, 3) for gap in gaps])
 
     def test_never(self, tmp_path, gpu, measured):
         """The device is quarantined and says so; what is loaded serves on; when the memory returns, so does the device."""
         gpu.write(return_after_s=None)
-        limits = {"memory_warn_s": 0.3, "memory_quarantine_s": 1, "queue_wait_s": 30, "max_loaded": {"llm": 2}}
+        limits = {"memory_warn_s": 0.3, "memory_quarantine_s": 1, "max_loaded": {"llm": 2}}
         with running(tmp_path, config(gpu, **limits), env=gpu.env) as daemon:
             assert daemon.chat("small").status_code == 200
             assert daemon.chat("big").status_code == 200
             assert daemon.post("/v1/admin/models/small/load").status_code == 200
-            keeper = Call(daemon, "small", fake={"delay": 3})
-            wait_until(lambda: daemon.model("small")["in_flight"] == 1)
+            wait_until(lambda: daemon.model("big")["memory"]["measured_mib"] == BIG)
+            keeper = Stream(daemon, "small", fake={"chunks": 60, "chunk_delay": 0.05})
+            wait_until(lambda: keeper.chunks > 2)
             asked_at = time.monotonic()
             call = Call(daemon, "other")
-            wait_until(lambda: device(daemon)["quarantined"], 15)
+            wait_until(lambda: device(daemon)["quarantined"])
             quarantined_s = time.monotonic() - asked_at
             assert "big ended" in device(daemon)["blocked"]
-            assert keeper.result().status == 200
+            assert keeper.result().ended_cleanly
             assert daemon.chat("small").status_code == 200
             assert starts(daemon, "other") == 0
             assert daemon.model("other")["queued"] == 1
@@ -91,9 +92,7 @@ class TestMemoryReturnsLate:
         with running(tmp_path, config(gpu), env=gpu.env) as daemon:
             assert daemon.chat("big").status_code == 200
             wait_until(lambda: daemon.model("big")["memory"]["measured_mib"] == BIG)
-            began = time.monotonic()
-            assert daemon.stop(20) == 0
-            assert time.monotonic() - began < 10
+            assert daemon.stop(25) == 0  # half a minute is what it would be quarantined after
 
 
 class TestDriver:
@@ -102,7 +101,7 @@ class TestDriver:
         with running(tmp_path, config(gpu), env=gpu.env) as daemon:
             assert daemon.chat("small").status_code == 200
             gpu.write(errors={"nvmlDeviceGetMemoryInfo": 15, "nvmlDeviceGetHandleByUUID": 15})
-            wait_until(lambda: device(daemon)["blocked"], 10)
+            wait_until(lambda: device(daemon)["blocked"])
             assert device(daemon)["blocked"] == "its memory can't be read"
             call = Call(daemon, "big")
             wait_until(lambda: daemon.model("big")["queued"] == 1)
@@ -121,8 +120,8 @@ class TestDriver:
         """A driver that blocks for seconds blocks neither requests nor the admin API."""
         with running(tmp_path, config(gpu), env=gpu.env) as daemon:
             assert daemon.chat("small").status_code == 200
-            gpu.write(hang={"nvmlDeviceGetMemoryInfo": 3})
-            wait_until(lambda: device(daemon)["blocked"], 10)
+            gpu.write(hang={"nvmlDeviceGetMemoryInfo": 8})
+            wait_until(lambda: device(daemon)["blocked"])
             slowest = 0.0
             for _ in range(20):
                 began = time.monotonic()
@@ -130,7 +129,7 @@ class TestDriver:
                 slowest = max(slowest, time.monotonic() - began)
             gpu.write()
             assert daemon.chat("big").status_code == 200
-            assert slowest < 2
+            assert slowest < 6
             measured(slowest_meanwhile_s=slowest)
 
     def test_process_list(self, tmp_path, gpu):
@@ -141,7 +140,7 @@ class TestDriver:
                 gpu.write(gpu={"list": listing})
                 assert daemon.chat(model).status_code == 200
                 size = {"big": BIG, "other": OTHER}[model]
-                wait_until(lambda size=size: device(daemon)["free_mib"] == 16384 - size, 10)
+                wait_until(lambda size=size: device(daemon)["free_mib"] == 16384 - size)
                 leases = device(daemon)["leases"]
                 assert [(lease["model"], lease["lease_mib"]) for lease in leases] == [(model, size)]
                 assert leases[0]["measured_mib"] in {size, None}
@@ -150,9 +149,9 @@ class TestDriver:
 
 def test_stranger_takes_memory_while_loading(tmp_path, gpu, measured):
     """Out of memory while loading is told from other crashes: one evict-and-retry with more room, and the caller is served."""
-    once = tmp_path / "tried"
+    once, taken = tmp_path / "tried", tmp_path / "taken"
     text = (
-        f"if [ ! -e {once} ]; then touch {once}; sleep 1; "
+        f"if [ ! -e {once} ]; then touch {once}; while [ ! -e {taken} ]; do sleep 0.05; done; "
         'echo "ggml_cuda: CUDA error: out of memory"; exit 1; fi\n'
         f'exec "$0" -I -S {FAKE_WORKER} --port "$1"'
     )
@@ -166,6 +165,7 @@ def test_stranger_takes_memory_while_loading(tmp_path, gpu, measured):
         call = Call(daemon, "loading")
         wait_until(once.exists)
         gpu.write(gpu={"processes": [{"pid": 1, "mib": 5000}]})
+        taken.touch()
         assert call.result().status == 200
         assert starts(daemon, "loading") == 2
         assert daemon.model("idle")["state"] == "stopped"
@@ -175,5 +175,5 @@ def test_stranger_takes_memory_while_loading(tmp_path, gpu, measured):
         assert crashes[0].startswith("out_of_memory")
         evict = next(reason for kind, reason in kinds if kind == "evict")
         assert "evicting idle (llm, 4000 MiB" in evict
-        assert device(daemon)["outside_mib"] == 5000
+        wait_until(lambda: device(daemon)["outside_mib"] == 5000)
         measured(starts=2, evict=evict)

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -56,16 +57,25 @@ def impostors():
         impostor.close()
 
 
+def late_at_first(folder: Path, name: str, *flags: str) -> dict[str, object]:
+    """A model whose first worker takes a minute to open its port, and the next ones no time."""
+    once = folder / f"{name}-was-late"
+    text = f'if [ -e {once} ]; then exec "$@"; fi; touch {once}; exec "$@" --start-delay 60'
+    model = fake(*flags)
+    return {**model, "cmd": ["/bin/sh", "-c", text, "sh", *model["cmd"]]}
+
+
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ports")
     models = {
         "plain": fake(),
-        "late": fake("--start-delay", "1.5"),
-        "sharing": fake("--start-delay", "1.5", "--reuseport"),
+        "late": late_at_first(folder, "late"),
+        "sharing": late_at_first(folder, "sharing", "--reuseport"),
         "shared-later": fake("--reuseport"),
     }
     limits = {"backoff_first_s": 0.1, "backoff_max_s": 0.1, "readiness_interval_s": 0.2}
-    with running(tmp_path_factory.mktemp("ports"), {"models": models, "limits": limits}) as daemon:
+    with running(folder, {"models": models, "limits": limits}) as daemon:
         yield daemon
 
 
@@ -104,7 +114,7 @@ def test_shared_later(daemon, impostors, measured):
     impostors.append(Impostor(before["port"], share=True))
     shared_at = time.monotonic()
     wait_until(
-        lambda: daemon.model("shared-later")["state"] != "ready" or not daemon.model("shared-later")["answering"], 10
+        lambda: daemon.model("shared-later")["state"] != "ready" or not daemon.model("shared-later")["answering"]
     )
     noticed_s = time.monotonic() - shared_at
     answers = [daemon.chat("shared-later") for _ in range(20)]

@@ -40,12 +40,12 @@ def limit(daemon: Daemon, count: int) -> None:
 class TestDescriptors:
     def test_none_left(self, tmp_path, measured):
         """EMFILE: probes that fail for want of descriptors kill no worker; admin answers soon after they are free again."""
-        limits = {"readiness_interval_s": 0.1, "liveness_interval_s": 0.2}
+        limits = {"readiness_interval_s": 0.1, "liveness_interval_s": 0.4}
         config = {"models": {"a": fake(), "cold": fake()}, "limits": limits}
         with running(tmp_path, config) as daemon, contextlib.ExitStack() as connections:
             assert daemon.chat("a").status_code == 200
             before = daemon.model("a")["worker"]["pid"]
-            stream = Stream(daemon, "a", fake={"chunks": 60, "chunk_delay": 0.05})
+            stream = Stream(daemon, "a", fake={"chunks": 40, "chunk_delay": 0.05})
             wait_until(lambda: stream.chunks > 2)
             limit(daemon, descriptors(daemon) + 8)
             for _ in range(200):
@@ -59,10 +59,10 @@ class TestDescriptors:
                     timeout=1,
                 )
             wait_until(lambda: descriptors(daemon) >= resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)[0])
-            time.sleep(2.5)  # six liveness failures take half of it
+            time.sleep(5)  # six liveness failures take half of it, and the stream ends before
             connections.close()
             freed_at = time.monotonic()
-            wait_until(daemon._answers, 10)
+            wait_until(daemon._answers)
             admin_s = time.monotonic() - freed_at
             view = daemon.model("a")
             assert (view["worker"]["pid"], view["generation"]) == (before, 1)
@@ -85,7 +85,7 @@ class TestDescriptors:
                 time.sleep(1.5)
                 assert asked.is_alive(), "it can't have been served"
                 limit(daemon, 1024)
-                asked.join(20)
+                asked.join(40)
                 assert asked.status == 200
 
     def test_back_to_baseline(self, tmp_path, measured):
@@ -111,7 +111,7 @@ class TestDescriptors:
                         assert [ask("b"), ask("a")] == [200, 200]
                     else:
                         assert ask("a") == 200
-            wait_until(lambda: descriptors(daemon) - pooled() <= before, 10, f"as many as before: {before}")
+            wait_until(lambda: descriptors(daemon) - pooled() <= before, what=f"as many as before: {before}")
             assert daemon.model("a")["in_flight"] == 0
             after = psutil.Process(daemon.process.pid).num_threads()
             assert after <= threads + 8, "the pool of threads is bounded"
@@ -157,8 +157,9 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
 
             assert await ask() == 200
             names = lambda: sorted(task.get_coro().__qualname__ for task in asyncio.all_tasks())
-            await asyncio.sleep(0.5)
-            before = names()
+            before = None
+            while before != (before := names()):  # until it has settled
+                await asyncio.sleep(0.5)
             for number in range(times(60, 1000)):
                 match number % 4:
                     case 0:
@@ -169,10 +170,10 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
                         assert await ask(model="dud") == 503
                     case _:
                         assert await ask() == 200
-            deadline = asyncio.get_running_loop().time() + 10
-            while len(names()) > len(before) and asyncio.get_running_loop().time() < deadline:
+            deadline = asyncio.get_running_loop().time() + 20
+            while (after := names()) != before and asyncio.get_running_loop().time() < deadline:
                 await asyncio.sleep(0.05)
-            assert names() == before
+            assert after == before
             measured(tasks=len(before))
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
@@ -184,15 +185,14 @@ class TestDisk:
         with running(tmp_path, {"models": {"loud": fake("--flood")}}) as daemon:
             assert daemon.chat("loud").status_code == 200
             logs = daemon.state_dir / "logs"
-            most, until = 0, time.monotonic() + times(2, 60)
-            while time.monotonic() < until:
+            io = Path(f"/proc/{daemon.model('loud')['worker']['pid']}/io")
+            most, written, until = 0, 0, time.monotonic() + times(2, 60)
+            # How much lies there depends on how often the machine lets the file be looked at; all of it never does.
+            while time.monotonic() < until or written < max(256 * MIB, 3 * most):
                 most = max(most, sum(path.stat().st_blocks * 512 for path in logs.iterdir() if path.exists()))
+                assert most < 2048 * MIB
                 assert daemon.chat("loud").status_code == 200
-            written = int(
-                Path(f"/proc/{daemon.model('loud')['worker']['pid']}/io").read_text().split("wchar: ")[1].split()[0]
-            )
-            assert written > 64 * MIB, "more than it may keep; otherwise this would test nothing"
-            assert most < 256 * MIB, "a few times the limit: how often the file is looked at depends on the machine"
+                written = int(io.read_text().split("wchar: ")[1].split()[0])
             measured(written_mib=written // MIB, most_on_disk_mib=most // MIB)
 
     def test_full(self, tmp_path, measured):
@@ -227,12 +227,12 @@ class TestDisk:
             measured(served_on_a_full_disk=len(served))
         finally:
             assert daemon.stop() == 0
-        wait_until(lambda: not daemon.workers(), 5)
+        wait_until(lambda: not daemon.workers())
 
 
 def test_slow_senders(tmp_path, measured):
     """Connections that never finish their headers hold nobody up."""
-    config = {"models": {"a": fake()}, "limits": {"header_s": 1}}
+    config = {"models": {"a": fake()}, "limits": {"header_s": 5}}
     with running(tmp_path, config) as daemon, contextlib.ExitStack() as connections:
         assert daemon.chat("a").status_code == 200
         address = ("127.0.0.1", daemon.port)
@@ -241,6 +241,6 @@ def test_slow_senders(tmp_path, measured):
             connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
         call = Call(daemon, "a").result()
         assert call.status == 200
-        wait_until(lambda: all(b"408" in connection.recv(100) for connection in slow), 10)
+        wait_until(lambda: all(b"408" in connection.recv(100) for connection in slow))
         assert stats(daemon, "a")["requests"] == 2
         measured(served_meanwhile_s=call.elapsed_s)

@@ -89,9 +89,7 @@ def test_situation(daemon, situation, measured):
         ]
         assert places == sorted(places), "the lowest priority first"
         measured(why=order)
-    wait_until(
-        lambda: {lease["measured_mib"] for lease in device_leases(daemon)} == {SIZES[name][1] for name in after}, 10
-    )
+    wait_until(lambda: {lease["measured_mib"] for lease in device_leases(daemon)} == {SIZES[name][1] for name in after})
 
 
 def device_leases(daemon: Daemon) -> list[dict]:

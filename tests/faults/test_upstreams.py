@@ -46,26 +46,26 @@ def daemon(tmp_path_factory):
     program.write_text(WRONG)
     wrong = {"runtime": "command", "cmd": [sys.executable, "-I", str(program), "${port}"], "vram_mib": 50}
     models = {"wrong": wrong, "hanging": fake("--hang"), "liar": fake("--lie")}
-    limits = {"first_byte_s": 1, "stream_idle_s": 1}
+    limits = {"first_byte_s": 5, "stream_idle_s": 5}
     with running(folder, {"models": models, "limits": limits}) as daemon:
         yield daemon
 
 
 def test_never_answers(daemon, measured):
     """Connected and silent: 504 at `first_byte_s`, also for a stream; the model goes on serving others."""
-    call, stream = Call(daemon, "hanging").result(), Stream(daemon, "hanging").result()
-    assert (call.status, code(call.response)) == (504, "upstream_timeout")
-    assert stream.status == 504
-    assert call.elapsed_s < 5
+    call, stream = Call(daemon, "hanging"), Stream(daemon, "hanging")
+    assert (call.result().status, code(call.response)) == (504, "upstream_timeout")
+    assert stream.result().status == 504
+    assert call.elapsed_s < 30
     assert stats(daemon, "hanging")["requests"] == 2, "each was sent once"
     assert daemon.model("hanging")["in_flight"] == 0
-    measured(first_byte_s=1, answered_504_after_s=call.elapsed_s)
+    measured(first_byte_s=5, answered_504_after_s=call.elapsed_s)
 
 
 def test_silent_in_the_middle(daemon):
     """A stream that falls silent for `stream_idle_s` ends with an in-band error and is cut."""
     assert daemon.chat("liar").status_code == 500
-    stream = Stream(daemon, "liar", fake={"lie": False, "chunk_delay": 30}).result()
+    stream = Stream(daemon, "liar", fake={"lie": False, "chunk_delay": 60}).result()
     assert stream.chunks == 1
     assert not stream.ended_cleanly
     assert '"upstream_timeout"' in stream.text
