@@ -241,7 +241,7 @@ def _is_free(host: str, port: int) -> bool:
 
 def _is_daemon(url: str) -> bool:
     try:
-        return "models_loaded" in client.get(url, None, "/health", timeout_s=2.0)
+        return "models_loaded" in client.get(url, None, "/health", timeout_s=5.0)
     except LlmuxError:
         return False
 

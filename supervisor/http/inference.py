@@ -33,8 +33,9 @@ from supervisor.proxy import break_off, forward, processing_ms
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 Bytes = bytes | bytearray
 
-PATIENCE_S = 0.5
-"""How long it may take until a worker that can't be reached is found to have ended; nothing was sent, so it can be again."""
+PATIENCE_S = 5.0
+"""How long it may take, on a busy machine, until a worker that can't be reached is found to have ended; nothing was sent,
+so it can be again."""
 
 _STREAM_WANTED = b"true"
 _LARGE = 1024 * 1024
