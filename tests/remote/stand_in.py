@@ -52,13 +52,19 @@ class Reply:
 
 
 class StandIn(ThreadingHTTPServer):
-    """`hold` keeps streams after their first piece until it is set; `left` is set when a client goes meanwhile."""
+    """`hold` keeps streams after their first piece until it is set; `left` is set when a client goes meanwhile.
+
+    Unless it is `listening`, connections are refused until `server_activate()`; the port is nobody else's all the same.
+    """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, context: ssl.SSLContext | None = None, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+    def __init__(self, context: ssl.SSLContext | None = None, *, listening: bool = True) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler, bind_and_activate=False)
+        self.server_bind()
+        if listening:
+            self.server_activate()
         self.context = context
         self.seen: list[Seen] = []
         self.replies: deque[Reply] = deque()
@@ -77,7 +83,7 @@ class StandIn(ThreadingHTTPServer):
         if self.context is None:
             super().finish_request(request, client_address)
             return
-        request.settimeout(10)
+        request.settimeout(60)
         try:
             secured = self.context.wrap_socket(request, server_side=True)
         except OSError:  # a client that does not trust us

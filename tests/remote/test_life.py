@@ -60,9 +60,9 @@ class TestViews:
         assert served.chat("far", allow_remote=True).status_code == 200
         listed = {model["id"]: model for model in served.get("/v1/models").json()["data"]}
         assert (listed["far"]["runtime"], listed["far"]["status"]) == ("openai_remote", {"value": "loaded"})
-        metrics = served.get("/metrics").text
+        counted = 'llmux_requests_total{model="far",status="200"} 1.0'
+        metrics = wait_until(lambda: text if counted in (text := served.get("/metrics").text) else None)
         assert 'llmux_model_state{model="far",state="ready"} 1.0' in metrics
-        assert 'llmux_requests_total{model="far",status="200"} 1.0' in metrics
         assert 'llmux_worker_lease_bytes{device="host",model="far"}' not in metrics
 
     def test_memory(self, served):
@@ -175,7 +175,7 @@ class TestLoadAndUnload:
                     received += piece
                 raise AssertionError("it ended cleanly")
         assert b"upstream_broken" in received
-        assert secure.left.wait(10)
+        assert secure.left.wait(30)
 
     def test_reload_connects_to_another_address(self, start, plain):
         daemon = start({"far": remote(plain, allow_remote=True)})
@@ -190,7 +190,7 @@ class TestLoadAndUnload:
 
     def test_the_daemon_ends_at_once(self, served):
         served.wait_state("far", "ready")
-        assert served.stop(timeout_s=10) == 0
+        assert served.stop() == 0
 
 
 class TestProbe:

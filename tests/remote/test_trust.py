@@ -117,28 +117,23 @@ class TestRepetitions:
         assert len(plain.inference()) == 1
 
     def test_until_somebody_listens(self, start):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        absent = StandIn()
-        absent.server_close()
-        url = f"http://127.0.0.1:{port}/api/v1"
-        daemon = start({"far": remote(absent, base_url=url, allow_remote=True, max_retries=4)})
+        stand_in = StandIn(listening=False)
+        daemon = start({"far": remote(stand_in, allow_remote=True, max_retries=10)})
         answers = []
         client = threading.Thread(target=lambda: answers.append(daemon.chat("far")))
         client.start()
         wait_until(lambda: daemon.events("remote.retried"))
-        with serving(StandIn(port=port)) as stand_in:
+        stand_in.server_activate()
+        with serving(stand_in):
             client.join()
             assert answers[0].status_code == 200
             assert len(stand_in.inference()) == 1
         assert "Connection refused" in daemon.events("remote.retried")[0]["reason"]
 
     def test_nobody_listens(self, start):
-        absent = StandIn()
-        absent.server_close()
-        daemon = start({"far": remote(absent, allow_remote=True)})
-        answer = daemon.chat("far")
+        with StandIn(listening=False) as absent:
+            daemon = start({"far": remote(absent, allow_remote=True)})
+            answer = daemon.chat("far")
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
         assert "Connection refused" in answer.json()["error"]["message"]
 
@@ -153,7 +148,7 @@ class TestPatience:
     def test_before_the_answer(self, start):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-            daemon = start({"far": {**silent_remote(url), "first_byte_s": 0.3, "connect_s": 0.3, "max_retries": 3}})
+            daemon = start({"far": {**silent_remote(url), "first_byte_s": 0.3, "connect_s": 3.0, "max_retries": 3}})
             answer = daemon.chat("far")
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
 
@@ -170,7 +165,7 @@ class TestPatience:
                 received += piece
             raise AssertionError("it ended cleanly")
         assert b"upstream_timeout" in received
-        assert plain.left.wait(10)
+        assert plain.left.wait(30)
 
 
 def silent_remote(url: str) -> dict[str, object]:
