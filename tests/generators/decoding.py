@@ -1,7 +1,7 @@
 """Generates with the worker's own decoder, many sequences at once, and with transformers' `generate`, one by one.
 
 Run by the Python of the transformers runtime: `decoding.py RUNTIMES_PACKAGE MODEL_FOLDER [picture]`. Prints both as JSON.
-With `leave` instead it counts what still comes after somebody has left, with `fail` it has one of two fail.
+With `leave` instead it counts what comes until somebody has left, with `fail` it has one of two fail.
 """
 
 from __future__ import annotations
@@ -30,18 +30,27 @@ LENGTHS = (3, 40, 1, 17, 33, 64, 25, 16)
 NEW = (12, 30, 40, 5, 20, 8, 25, 30)
 
 
+class Leaving(Cancel):
+    """Of a client that has left when it is looked for once more than `looks` times."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self._looks = looks
+
+    @property
+    def is_set(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+
 def leave(decoder: Decoder) -> list[int]:
-    """Tokens that came after a job's client had left: while it was continued, and while its prompt was being read."""
-    late = []
-    for length, taken in ((10, 5), (2000, 0)):
-        job = Job([65] * length, 1000, Sampling(temperature=0), Cancel(), frozenset())
+    """Tokens of a job whose client leaves after five steps: while it is continued, and while its prompt is being read."""
+    made = []
+    for length in (10, 2000):
+        job = Job([65] * length, 1000, Sampling(temperature=0), Leaving(5), frozenset())
         decoder.submit(job)
-        results = job.results()
-        for _ in range(taken):
-            next(results)
-        job.cancel.set()
-        late.append(sum(not isinstance(item, str) for item in results))
-    return late
+        made.append(sum(not isinstance(item, str) for item in job.results()))
+    return made
 
 
 def fail(decoder: Decoder) -> list[object]:

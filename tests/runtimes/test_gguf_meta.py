@@ -56,9 +56,9 @@ class TestRead:
         writer.close()
         took = []
         for _ in range(5):
-            before = time.perf_counter()
+            before = time.thread_time()
             assert gguf_meta.read(path).vocabulary == 200_000
-            took.append(time.perf_counter() - before)
+            took.append(time.thread_time() - before)
         assert min(took) < 0.01  # walking the strings takes ten times as long
 
     def test_a_split_model_counts_all_of_its_parts(self, tmp_path):
