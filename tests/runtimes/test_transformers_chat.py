@@ -63,6 +63,8 @@ def daemon(tmp_path_factory):
     common = {"runtime": "transformers", "threads": 1, "n_ctx": 2048}
     models = {kind: {**common, "path": str(tiny_language.model(kind))} for kind in KINDS}
     models["endless"] = {**common, "path": str(tiny_language.model(endless=True))}
+    tireless = tiny_language.model(endless=True, max_position_embeddings=32768)  # it goes on for a minute
+    models["tireless"] = {**common, "path": str(tireless), "n_ctx": 32768, "parallel": 1}
     models["random"] = {**common, "path": str(tiny_language.model(random=True))}
     large = tiny_language.model(dtype="bfloat16", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8)
     models["large"] = {**common, "path": str(large)}
@@ -415,8 +417,12 @@ class TestFormats:
         given = {"type": "json_schema", "json_schema": {"schema": HOSTILE[kind]}}
         with ThreadPoolExecutor(1) as pool:
             hostile = pool.submit(daemon.chat, "qwen3", response_format=given, **SILENT)
+            answered = 0
             while not hostile.done():
-                assert whole(sdk, model="qwen3", messages=HELLO, timeout=5) == before
+                assert whole(sdk, model="qwen3", messages=HELLO) == before
+                answered += not hostile.done()
+        if kind == "making":  # for seconds of the processor's time, while an answer takes tenths
+            assert answered > 1
         refused = hostile.result()
         assert refused.status_code == 400, refused.text
         assert "takes more time or memory than there is" in refused.json()["error"]["message"]
@@ -683,29 +689,28 @@ class TestAtOnce:
             assert list(pool.map(ask, range(6))) == alone
 
     def test_a_client_that_leaves(self, daemon):
-        def working() -> str:
-            (line,) = re.findall(
-                r'^llmux_worker_running\{.*model="endless".*\} (.+)$', daemon.get("/metrics").text, re.MULTILINE
-            )
-            return line
+        def working() -> float | None:
+            """None: the worker didn't tell in time."""
+            line = r'^llmux_worker_running\{.*model="tireless".*\} (.+)$'
+            found = re.search(line, daemon.get("/metrics").text, re.MULTILINE)
+            return float(found[1]) if found else None
 
-        daemon.chat("endless", max_tokens=1)
-        body = {"model": "endless", "messages": HELLO, "stream": True}
+        body = {"model": "tireless", "messages": HELLO, "stream": True}
         with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
             pieces = answer.iter_raw()
             next(pieces)
-            wait_until(lambda: float(working()) == 1)
+            wait_until(lambda: working() == 1)
             next(pieces)
-        wait_until(lambda: float(working()) == 0, 5)
+        wait_until(lambda: working() == 0)
 
 
 class TestDeath:
     """kill -9 in the middle of an answer."""
 
     def test_the_stream_says_so_and_the_model_comes_back(self, daemon):
-        daemon.chat("endless", max_tokens=1)
-        pid = daemon.model("endless")["worker"]["pid"]
-        body = {"model": "endless", "messages": HELLO, "stream": True}
+        daemon.chat("tireless", max_tokens=1)
+        pid = daemon.model("tireless")["worker"]["pid"]
+        body = {"model": "tireless", "messages": HELLO, "stream": True}
         with daemon.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith("data: ")
@@ -717,9 +722,9 @@ class TestDeath:
                 rest.append("broken off")
         assert "data: [DONE]" not in rest
         assert any("error" in line for line in rest) or rest[-1] == "broken off"
-        wait_until(lambda: daemon.model("endless")["state"] != "ready")
-        assert daemon.chat("endless", max_tokens=1).status_code == 200
-        assert daemon.model("endless")["worker"]["pid"] != pid
+        wait_until(lambda: (daemon.model("tireless")["worker"] or {}).get("pid") != pid, what="the daemon knows")
+        assert daemon.chat("tireless", max_tokens=1).status_code == 200
+        assert daemon.model("tireless")["worker"]["pid"] != pid
 
 
 class TestMemory:
@@ -729,13 +734,17 @@ class TestMemory:
     def test_estimate_and_measurement(self, daemon, kind, record_property):
         for _ in range(2):
             daemon.chat(kind, text="x" * 1500)
-        memory = wait_until(lambda: (m := daemon.model(kind)["memory"])["measured_mib"] and m)
-        estimate, measured = memory["estimate"]["mib"], memory["measured_mib"]
+
+        def agree() -> tuple[dict[str, object], int, int] | None:
+            memory = daemon.model(kind)["memory"]
+            estimate, measured = memory["estimate"]["mib"], memory["measured_mib"] or 0
+            return (memory, estimate, measured) if measured * 0.7 <= estimate <= measured * 1.3 else None
+
+        memory, estimate, measured = wait_until(agree, what="measured is within 30 % of the estimate")
         record_property("estimate_mib", estimate)
         record_property("measured_mib", measured)
         print(f"{kind}: estimate {estimate} MiB, measured {measured} MiB")
         assert memory["estimate"]["source"] == "computed"
-        assert measured * 0.7 <= estimate <= measured * 1.3, memory
 
     def test_capabilities(self, daemon):
         listed = {model["id"]: model for model in daemon.get("/v1/models").json()["data"]}
