@@ -21,6 +21,7 @@ import pytest
 from tests.daemon import REPOSITORY, Daemon, fake, gguf, running
 
 LLMUX = [sys.executable, "-m", "supervisor.cli"]
+HELD = 'while [ -e "$0" ]; do sleep 0.05; done; exec "$@"'  # it does nothing as long as this file is there
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
@@ -120,10 +121,11 @@ class Terminal:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """No keys; one real model with virtual names, and fakes: slow to start, slow to speak, broken."""
+    folder = tmp_path_factory.mktemp("site")
     config = {
         "models": {
             "chat": gguf(),
-            "slow": fake("--warmup", "1.5"),
+            "slow": fake() | {"cmd": ["/bin/sh", "-c", HELD, str(folder / "hold"), *fake()["cmd"]]},
             "talker": fake("--chunks", "400", "--chunk-delay", "0.05"),
             "broken": fake("--exit-code", "1", "--log-text", "no such file: weights.bin"),
         },
@@ -133,7 +135,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
             "quick": {"model": "chat", "enable_thinking": False},
         },
     }
-    with running(tmp_path_factory.mktemp("site"), config) as daemon:
+    with running(folder, config) as daemon:
         yield daemon
 
 
@@ -141,6 +143,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def shell(site: Daemon, tmp_path: Path) -> Shell:
     """Commands that ask the shared daemon."""
     return Shell(tmp_path, site.url)
+
+
+@pytest.fixture
+def hold(site: Daemon) -> Iterator[Path]:
+    """While this file is there the model `slow` goes on starting."""
+    path = site.folder / "hold"
+    path.touch()
+    yield path
+    path.unlink(missing_ok=True)
 
 
 @pytest.fixture

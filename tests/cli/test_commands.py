@@ -159,14 +159,13 @@ class TestWatching:
                 return out.read_text()
 
             wait_until(lambda: "unloaded by an operator" in heard(), what="the event")
+            last = '"state": "stopped"' if as_json else "talker: stopped"
+            wait_until(lambda: last in out.read_text(), what="what came of it")
         finally:
             listener.kill()
             listener.wait()
-        lines = out.read_text().splitlines()
         if as_json:
-            assert {json.loads(line)["event"] for line in lines} == {"decision", "model"}
-        else:
-            assert any("talker: stopped" in line for line in lines)
+            assert {json.loads(line)["event"] for line in out.read_text().splitlines()} == {"decision", "model"}
 
     def test_kinds_are_the_daemons(self, shell):
         assert events.KINDS == KINDS
