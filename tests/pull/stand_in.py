@@ -6,10 +6,12 @@ Repositories of kernels are those whose names begin with "kernels/"; they are li
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
@@ -39,7 +41,7 @@ class Repo:
 
 
 class Hub:
-    """`url` is its endpoint. What happens can be changed at any time; `seen` counts requests by method and path."""
+    """`url` is its endpoint. What happens can be changed at any time; `sent` counts bytes of each file."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
@@ -50,9 +52,10 @@ class Hub:
         self.corrupt: Counter[str] = Counter()  # file → how often it comes with a wrong byte
         self.hold: dict[str, threading.Event] = {}  # file → wait half way
         self.half_way: dict[str, threading.Event] = {}
-        self.seen: Counter[str] = Counter()
-        self.sent: Counter[str] = Counter()  # bytes of each file
         self.tokens_at_cdn: set[str | None] = set()
+        self._sent: Counter[str] = Counter()
+        self._under_way = 0
+        self._changed = threading.Condition()
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), self._handler(cdn=cdn)) for cdn in (False, True)]
         self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
@@ -71,6 +74,24 @@ class Hub:
         for thread in self._threads:
             thread.join()
 
+    @property
+    def sent(self) -> Counter[str]:
+        """Bytes of each file, when no answer is under way: a client has them all a moment before they are counted."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._under_way == 0, 30)
+            return self._sent.copy()
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        with self._changed:
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
     def _handler(self, *, cdn: bool) -> type[BaseHTTPRequestHandler]:
         hub = self
 
@@ -85,8 +106,10 @@ class Hub:
                 super().end_headers()
 
             def do_GET(self) -> None:
-                path = unquote(urlsplit(self.path).path)
-                hub.seen[path] += 1
+                with hub._answering():
+                    self.find(unquote(urlsplit(self.path).path))
+
+            def find(self, path: str) -> None:
                 if cdn:
                     hub.tokens_at_cdn.add(self.headers["Authorization"])
                     _, repo, revision, name = path.split("|")
@@ -194,7 +217,7 @@ class Hub:
                 for piece in (rest[:half], rest[half:]):
                     self.wfile.write(piece)
                     self.wfile.flush()
-                    hub.sent[name] += len(piece)
+                    hub._sent[name] += len(piece)
                     if piece is not rest[half:] and name in hub.hold:
                         hub.half_way[name].set()
                         hub.hold[name].wait(60)
