@@ -35,7 +35,7 @@ class TestGpu:
 
     def test_both_are_tried_and_compared(self, bench, gpus):
         bench.write({"chat": pretender("--slow", "0.05", env=gpus)})
-        found = bench.json("chat", "--tokens", "20", "--rounds", "2")
+        found = bench.json("chat", "--tokens", "20", "--rounds", "3")
         gpu, cpu = found["devices"]
         assert (gpu["device"], gpu["kind"], gpu["name"]) == ("gpu1", "cuda", "Idle")  # the roomiest
         assert (cpu["device"], cpu["kind"]) == ("host", "cpu")
@@ -47,7 +47,7 @@ class TestGpu:
 
     def test_a_gpu_that_is_too_slow(self, bench, gpus):
         bench.write({"chat": pretender("--quick", "0.02", "--slow", "0.02", env=gpus)})
-        done = bench("chat", "--tokens", "10", "--rounds", "1")
+        done = bench("chat", "--tokens", "10", "--rounds", "3")
         assert done.returncode == Exit.DONE
         assert "times as fast as host; wanted: 5 times or more, not met." in done.stdout
 

@@ -37,7 +37,7 @@ class TestSignals:
             command.wait()
         assert code == (-signal.SIGKILL if number is signal.SIGKILL else Exit.INTERRUPTED), bench.told.read_text()
         wait_until(lambda: not any(alive(pid, started) for pid, started in tree), what=f"the end of {tree}")
-        assert not processes(command.pid, bench.folder)
+        wait_until(lambda: not processes(command.pid, bench.folder), what="the end of all of it")
         if number is not signal.SIGKILL:
             assert bench.leftovers() == []
             assert "Traceback" not in bench.told.read_text()

