@@ -210,9 +210,8 @@ class TestRuntimes:
         return {row["name"]: row for row in json.loads(told.stdout)}
 
     def test_installed(self, alone):
-        (alone.home / "llama_server").symlink_to(
-            tiny.runtimes_dir() / "llama_server"
-        )  # others may take a minute to import
+        # This one alone: to import all that may be there takes a minute.
+        (alone.home / "llama_server").symlink_to(tiny.runtimes_dir() / "llama_server")
         rows = self.listed(alone, alone.home)
         row = rows["llama_server"]
         assert (row["state"], row["imports"], row["remedy"]) == ("installed", True, None)
