@@ -84,7 +84,7 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60, trust_env=False) as http:
         ears = Ears(process, http, log)
         try:
-            wait_until(ears.healthy, 60, "the worker is healthy")
+            wait_until(ears.healthy, 90, "the worker is healthy")
             yield ears
         finally:
             process.kill()

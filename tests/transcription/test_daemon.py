@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
+import os
+import signal
 import threading
 
 import httpx
 import openai
-import psutil
 import pytest
 
-from runtimes.worker_adapter import BOOTSTRAP
 from tests import hearing
 from tests.daemon import running, wait_until
 from tests.transcription.conftest import HEARD, keys_of
-from tests.transcription.test_turns import hours
+from tests.transcription.test_turns import LONG_H, hours
 
 MODELS = ("quick", "exact", "cohere")
 
@@ -138,21 +137,12 @@ class TestDaemon:
         assert memory["estimate"]["source"] == "computed"
 
 
-def process_of(site, name: str) -> psutil.Process:
-    """The process that has the model."""
-    for process in map(psutil.Process, site.workers()):
-        words = process.cmdline()
-        if words[2:3] == [str(BOOTSTRAP)] and json.loads(words[4])["model"] == name:
-            return process
-    raise AssertionError(f"no worker of {name}")
-
-
 class TestKilled:
     """A worker that dies takes its request along and nothing else."""
 
     @pytest.mark.parametrize("name", ["quick", "exact"])
     def test_in_the_middle_of_a_stream(self, site, sdk, name):
-        events = iter(sdk.audio.transcriptions.create(model=name, file=("hour.wav", hours(1)), stream=True))
+        events = iter(sdk.audio.transcriptions.create(model=name, file=("long.wav", hours(LONG_H)), stream=True))
         assert next(events).type == "transcript.text.delta"
         self._kill(site, name)
         with pytest.raises((openai.APIError, httpx.TransportError)):
@@ -165,13 +155,13 @@ class TestKilled:
 
         def ask() -> None:
             with pytest.raises(openai.APIStatusError) as told:
-                sdk.audio.transcriptions.create(model=name, file=("hour.wav", hours(1)))
+                sdk.audio.transcriptions.create(model=name, file=("long.wav", hours(LONG_H)))
             failures.append(told.value)
 
         assert sdk.audio.transcriptions.create(model=name, file=sound()).text == hearing.SAID
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_until(lambda: site.model(name)["replicas"][0]["in_flight"] == 1)
+        wait_until(lambda: site.model(name)["in_flight"] == 1)
         self._kill(site, name)
         asking.join()
         assert failures[0].status_code in {502, 503}
@@ -179,7 +169,7 @@ class TestKilled:
 
     @staticmethod
     def _kill(site, name: str) -> None:
-        """Kill its worker; it is gone when this returns, until then it might be given requests."""
-        process = process_of(site, name)
-        process.kill()
-        process.wait(10)
+        """Kill its worker; the daemon knows when this returns, until then it might be given requests."""
+        pid = site.model(name)["worker"]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: (site.model(name)["worker"] or {}).get("pid") != pid)

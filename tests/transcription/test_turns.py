@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 import wave
+from collections.abc import Iterator
 
-import httpx
 import pytest
 
 from tests import hearing
 from tests.daemon import wait_until
-from tests.transcription.conftest import HEARD, keys_of
+from tests.kit.leaving import leave
+from tests.transcription.conftest import HEARD, Ears, keys_of
+
+LONG_H = 1.9  # almost as much as a worker takes: many seconds of work
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def hours(count: float) -> bytes:
@@ -20,8 +26,8 @@ def hours(count: float) -> bytes:
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(1)
-        file.setframerate(8000)
-        file.writeframes(bytes([90, 110, 150, 170, 150, 110]) * int(count * 3600 * 8000 / 6))
+        file.setframerate(4000)
+        file.writeframes(bytes([90, 110, 150, 170, 150, 110]) * int(count * 3600 * 4000 / 6))
     return buffer.getvalue()
 
 
@@ -30,57 +36,55 @@ def counted(ears, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
+@contextlib.contextmanager
+def listening(ears: Ears) -> Iterator[None]:
+    """Somebody hears the beginning of a long file, and leaves at the end."""
+    files = {"file": ("long.wav", hours(LONG_H))}
+    with ears.http.stream("POST", HEARD, files=files, data={"stream": "true"}) as answer:
+        lines = answer.iter_lines()  # httpx closes the connection with it
+        assert next(lines).startswith('data: {"type":"transcript.text.delta"')
+        yield
+
+
 class TestLeaving:
     """Nothing is heard for nobody."""
 
     def test_from_a_stream(self, ears):
         before = counted(ears, "llmux_worker_audio_seconds_total")
-        files = {"file": ("hour.wav", hours(1))}
-        with ears.http.stream("POST", HEARD, files=files, data={"stream": "true"}) as answer:
-            assert next(answer.iter_lines()).startswith('data: {"type":"transcript.text.delta"')
+        with listening(ears):
             assert ears.running() == 1
-        wait_until(lambda: ears.running() == 0, 10)
+        wait_until(lambda: ears.running() == 0)
         assert counted(ears, "llmux_worker_audio_seconds_total") == before  # it counts what was heard to the end
 
     def test_from_an_answer(self, ears):
         before = counted(ears, "llmux_worker_audio_seconds_total")
-        with httpx.Client(base_url=ears.http.base_url, headers=ears.http.headers, trust_env=False) as other:
-            asking = threading.Thread(target=lambda: self._ask_and_leave(other))
-            asking.start()
-            wait_until(lambda: ears.running() == 1)
-            asking.join()
-        wait_until(lambda: ears.running() == 0, 10)
+        request = ears.http.build_request("POST", HEARD, files={"file": ("long.wav", hours(LONG_H))})
+        leave(ears.http, request, lambda: ears.running() == 1)
+        wait_until(lambda: ears.running() == 0)
         assert counted(ears, "llmux_worker_audio_seconds_total") == before
-
-    @staticmethod
-    def _ask_and_leave(other: httpx.Client) -> None:
-        with pytest.raises(httpx.ReadTimeout):
-            other.post(HEARD, files={"file": ("hour.wav", hours(1))}, timeout=1.0)
 
 
 class TestTurns:
     """As many at once as configured; the rest wait."""
 
-    @pytest.mark.parametrize("parallel", [1, 2])
-    def test_two(self, begin, engine, parallel):
-        ears = begin(**keys_of(engine), parallel=parallel)
-        sounds = [hours(0.3), hours(0.2)]
-        answers: dict[int, httpx.Response] = {}
-        threads = [
-            threading.Thread(
-                target=lambda at=at: answers.update({at: ears.hear(sounds[at], response_format="verbose_json")})
-            )
-            for at in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: counted(ears, "llmux_worker_running") == parallel)
-        wait_until(lambda: counted(ears, "llmux_worker_waiting") == 2 - parallel or len(answers) > 0)
-        for thread in threads:
-            thread.join()
-        assert [answers[at].json()["duration"] for at in range(2)] == [1080.0, 720.0]
-        for answer in answers.values():
-            assert set(answer.json()["text"].split()) == set(hearing.SAID.split())
+    def test_one_after_the_other(self, begin, engine):
+        ears = begin(**keys_of(engine), parallel=1)
+        answers: list[str] = []
+        asking = threading.Thread(target=lambda: answers.append(ears.hear("long.ogg").json()["text"]))
+        with listening(ears):
+            asking.start()
+            wait_until(lambda: counted(ears, "llmux_worker_waiting") == 1)
+            assert (ears.running(), answers) == (1, [])
+        asking.join()
+        assert set(answers[0].split()) == set(hearing.SAID.split())
+
+    def test_two_at_once(self, begin, engine):
+        ears = begin(**keys_of(engine), parallel=2)
+        with listening(ears):
+            answer = ears.hear(hours(0.02), response_format="verbose_json").json()
+            assert ears.running() == 1  # the long one, still
+        assert answer["duration"] == 72.0
+        assert set(answer["text"].split()) == set(hearing.SAID.split())
 
     def test_words_of_two_at_once(self, begin, engine):
         ears = begin(**keys_of(engine), parallel=2)
