@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -25,7 +26,7 @@ from tests import fake_vllm, hf_folder, tiny, tiny_language
 
 FAKE = Path(__file__).parents[1] / "fake_worker.py"
 BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-READY_S = 60.0
+READY_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,14 @@ class Worker:
         return {"Authorization": self.spec.auth} if self.spec.auth else {}
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=headers or self.headers(), timeout=30, trust_env=False)
+        return httpx.post(self.url + path, json=body, headers=headers or self.headers(), timeout=60, trust_env=False)
 
     def ask(self, question: Question, *, stream: bool = False) -> httpx.Response:
         keys = question.keys(stream)
-        return httpx.post(self.url + question.path, headers=self.headers(), timeout=30, trust_env=False, **keys)
+        return httpx.post(self.url + question.path, headers=self.headers(), timeout=60, trust_env=False, **keys)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=self.headers(), timeout=30, trust_env=False)
+        return httpx.get(self.url + path, headers=self.headers(), timeout=60, trust_env=False)
 
     def wait_ready(self) -> Worker:
         deadline = time.monotonic() + READY_S
@@ -241,7 +242,7 @@ def start(context, tmp_path) -> Iterator[Start]:
 
     def spawn(subject: Subject, where: LaunchContext = context, **keys: object) -> Worker:
         spec = subject.adapter.launch(subject.config(**keys), where)
-        log = tmp_path / "worker.log"
+        log = tmp_path / f"worker-{len(workers)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 spec.argv,
@@ -259,7 +260,8 @@ def start(context, tmp_path) -> Iterator[Start]:
         worker.process.kill()
         worker.process.wait()
     for pid in _marked(f"LLMUX_CONTRACT={tmp_path}"):  # no shim looks after what they started
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it was about to end with its parent
+            os.kill(pid, signal.SIGKILL)
 
 
 def _marked(mark: str) -> Iterator[int]:
