@@ -131,13 +131,18 @@ class HomeServer(Daemon):
     def settled(self) -> int:
         """Wait until the driver shows what is loaded, and nothing is in demand any more; what is taken, in MiB."""
         expected = sum(self.sizes[name] for name in self.loaded())
-        wait_until(lambda: self.used_mib() == expected, 10, f"{expected} MiB are taken")
-        wait_until(lambda: all((model["idle_s"] or 1) > 0.5 for model in self.models()), 10, "nobody is in demand")
+        wait_until(lambda: self.used_mib() == expected, 30, f"{expected} MiB are taken")
+        wait_until(lambda: all(map(_idle, self.models())), 30, "nobody is in demand")
         return expected
 
     def reason(self, model: str, kind: str) -> str:
         """Why it was decided, last."""
         return next(d["reason"] for d in reversed(self.decisions(model)) if d["kind"] == kind)
+
+
+def _idle(model: dict[str, Any]) -> bool:
+    """Nobody asks for it, and its last request was longer ago than it lingers."""
+    return model["in_flight"] == 0 and (model["idle_s"] is None or model["idle_s"] > 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -150,4 +155,4 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeServer]:
     finally:
         server.sdk.close()
         server.stop()
-        wait_until(lambda: not server.workers(), 5, "no worker is left")
+        wait_until(lambda: not server.workers(), 20, "no worker is left")

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests import tiny
+from tests.daemon import wait_until
 from tests.installation.asking import HELLO, chat, speak, streamed, transcribe, whole
 from tests.runtimes.test_transformers_chat import WEATHER, looking, picture
 
@@ -86,7 +87,8 @@ class TestVoice:
         own, clip = (speak(home.sdk, name, voice) for voice in ("alloy", "anna"))
         assert own.startswith((b"ID3", b"\xff\xf3", b"\xff\xfb"))
         assert own != clip
-        assert len(home.loaded() & {"chatterbox", "chatterbox-turbo", "chatterbox-multilingual"}) == 1
+        voices = {"chatterbox", "chatterbox-turbo", "chatterbox-multilingual"}
+        wait_until(lambda: len(home.loaded() & voices) == 1, what="the one before has ended")
 
     def test_german(self, home):
         speak(home.sdk, "Chatterbox-Multilingual", extra_body={"language": "de"})
