@@ -72,6 +72,13 @@ def tree(daemon) -> list[psutil.Process]:
     return [shim, *shim.children(recursive=True)]
 
 
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def segments(family: list[psutil.Process]) -> set[Path]:
     """The shared memory that these processes have mapped."""
     lines = [line for process in family for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()]
@@ -142,8 +149,8 @@ class TestAnswers:
         assert httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).status_code == 401
 
     def test_metrics(self, daemon):
-        lines = daemon.get("/metrics").text.splitlines()
-        assert any(line.startswith("vllm:") and 'model="qwen"' in line for line in lines)
+        lines = lambda: daemon.get("/metrics").text.splitlines()
+        wait_until(lambda: any(line.startswith("vllm:") and 'model="qwen"' in line for line in lines()))
 
 
 class TestMemory:
@@ -177,8 +184,8 @@ class TestEnd:
             killed = time.monotonic()
             with pytest.raises(httpx.RemoteProtocolError):
                 list(lines)
-        wait_until(lambda: not [p for p in family if p.is_running() and p.status() != "zombie"], 10, "all are gone")
-        wait_until(lambda: not daemon.workers(), 10, "none is left that carries the daemon's mark")
+        wait_until(lambda: not any(map(is_alive, family)), 30, "all are gone")
+        wait_until(lambda: not daemon.workers(), 30, "none is left that carries the daemon's mark")
         left = [path for path in shared if path.exists()]
         sizes = {path.name: f"{path.stat().st_size >> 20} MiB, {path.stat().st_blocks // 2} KiB used" for path in left}
         print(f"gone after {time.monotonic() - killed:.2f} s; left in /dev/shm: {sizes}")
