@@ -7,6 +7,7 @@ import base64
 import json
 import math
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -47,10 +48,15 @@ tokenizer.save_pretrained(target)
 
 def cross_encoder(labels: int = 1) -> Path:
     path = CACHE / "models" / f"cross-encoder-{labels}"
-    if not (path / "model.safetensors").exists():
+    if not path.exists():
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
         python = environments.installed("embeddings") / "embeddings" / "bin" / "python"
-        command = [str(python), "-c", CROSS_ENCODER, str(minilm.folder()), str(path), str(labels)]
+        command = [str(python), "-c", CROSS_ENCODER, str(minilm.folder()), str(draft), str(labels)]
         subprocess.run(command, check=True, timeout=120)
+        try:
+            draft.rename(path)
+        except OSError:  # another run was quicker
+            shutil.rmtree(draft)
     return path
 
 
@@ -284,18 +290,22 @@ class TestEmbeddings:
         os.kill(pid, signal.SIGKILL)
         asking.join()
         assert answers[0].status_code >= 500
-        wait_until(lambda: daemon.model("minilm")["state"] != "ready")
+        wait_until(lambda: (daemon.model("minilm")["worker"] or {}).get("pid") != pid, what="the daemon knows")
         assert self.embed(daemon, input="again").status_code == 200
         assert daemon.model("minilm")["worker"]["pid"] != pid
 
     def test_estimate_and_measurement(self, daemon, record_property):
         self.embed(daemon, input=["word " * 250] * 64)
-        memory = wait_until(lambda: (m := daemon.model("minilm")["memory"])["measured_mib"] and m)
-        estimate, measured = memory["estimate"]["mib"], memory["measured_mib"]
+
+        def agree() -> tuple[dict[str, object], int, int] | None:
+            memory = daemon.model("minilm")["memory"]
+            estimate, measured = memory["estimate"]["mib"], memory["measured_mib"] or 0
+            return (memory, estimate, measured) if measured * 0.7 <= estimate <= measured * 1.3 else None
+
+        memory, estimate, measured = wait_until(agree, what="measured is within 30 % of the estimate")
         record_property("estimate_mib", estimate)
         record_property("measured_mib", measured)
         assert memory["estimate"]["source"] == "computed"
-        assert measured * 0.7 <= estimate <= measured * 1.3, memory
 
     def test_chat_is_not_what_it_does(self, daemon):
         refused = daemon.chat("minilm")

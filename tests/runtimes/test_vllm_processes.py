@@ -13,7 +13,7 @@ from tests import daemon as daemons
 from tests import fake_vllm, hf_folder
 from tests.daemon import wait_until
 
-GONE_S = 10.0
+GONE_S = 20.0
 
 
 def model(folder, **keys):
@@ -35,7 +35,7 @@ def family(daemon) -> dict[str, int]:
     worker = daemon.wait_state("qwen", "ready")["worker"]
     server = psutil.Process(worker["pid"])
     (engine,) = server.children()
-    (executor,) = engine.children()
+    (executor,) = wait_until(engine.children, what="the engine has started its executor")
     return {"shim": worker["shim_pid"], "server": server.pid, "engine": engine.pid, "executor": executor.pid}
 
 
@@ -114,7 +114,9 @@ class TestThroughTheDaemon:
 
     def test_its_metrics_are_passed_on(self, daemon):
         family(daemon)
-        text = wait_until(lambda: _with(daemon.get("/metrics").text, "vllm:num_requests_running"), 10, "vLLM's metrics")
+        text = wait_until(
+            lambda: _with(daemon.get("/metrics").text, "vllm:num_requests_running"), what="vLLM's metrics"
+        )
         assert 'model="qwen"' in text
 
     def test_its_footprint_is_computed(self, daemon):
