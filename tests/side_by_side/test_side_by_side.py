@@ -19,6 +19,8 @@ from tests.daemon import gguf, running, wait_until
 from tests.runtimes import fake_chatterbox
 from tests.runtimes.test_chatterbox import checkpoint, clip
 
+pytestmark = pytest.mark.timeout(300)  # five workers load one after the other
+
 LONG = "Please say all of this aloud, slowly. " * 100
 
 
@@ -51,7 +53,10 @@ def daemon(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sdk(daemon):
     http = openai.DefaultHttpxClient(trust_env=False)
-    return openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=100, http_client=http)
+    with openai.OpenAI(
+        base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=250, http_client=http
+    ) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,12 @@ def pids(daemon) -> dict[str, int]:
     return {model["name"]: model["worker"]["pid"] for model in models if model["worker"] is not None}
 
 
+def all_measured(daemon) -> dict[str, dict] | None:
+    """Every model, once the memory of all their workers was read."""
+    models = daemon.get("/v1/admin/models").json()["data"]
+    return {m["name"]: m for m in models} if all(m["memory"]["measured_mib"] for m in models) else None
+
+
 class TestSideBySide:
     def test_all_at_once(self, daemon, asks, record_property):
         """Cold, asked all at once: five processes of five environments, each with its own answer."""
@@ -107,9 +118,7 @@ class TestSideBySide:
         models = {model["name"]: model for model in daemon.get("/v1/admin/models").json()["data"]}
         assert {model["state"] for model in models.values()} == {"ready"}
         assert len(set(pids(daemon).values())) == 5
-        wait_until(
-            lambda: all(model["memory"]["measured_mib"] for model in daemon.get("/v1/admin/models").json()["data"])
-        )
+        models = wait_until(lambda: all_measured(daemon))
         table = {
             name: {
                 "load_s": model["load_s"],
@@ -135,7 +144,7 @@ class TestSideBySide:
         """Its client hears of it, the others keep their processes, and the next request is served by a new one."""
         asks[model]()
         before = pids(daemon)
-        stopped = daemon.model(model)["worker"]["pid"]
+        stopped = before[model]
         os.kill(stopped, signal.SIGSTOP)  # so that the request is surely under way when it is killed
         outcome: list[object] = []
 
@@ -158,7 +167,7 @@ class TestSideBySide:
         asking.join()
         (ended,) = outcome
         assert isinstance(ended, httpx.HTTPError) or ended.status_code == 502 or '"error"' in ended.text
-        wait_until(lambda: daemon.model(model)["state"] != "ready")
+        wait_until(lambda: pids(daemon).get(model) != stopped, what="the daemon knows")
         asks[model]()
         print(f"\n{model}: serving again {time.monotonic() - killed_at:.1f} s after kill -9")
         after = pids(daemon)
