@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests import tiny
-from tests.cli.conftest import LLMUX, Shell, environment
+from tests.cli.conftest import LLMUX, Shell, environment, heed_ctrl_c
 from tests.daemon import REPOSITORY
 from tests.runtimes.test_chatterbox import runtimes_dir as runtimes_dir  # a fixture
 
@@ -63,6 +63,7 @@ class Bench:
                 stdout=subprocess.DEVNULL,
                 stderr=told,
                 text=True,
+                preexec_fn=heed_ctrl_c,
             )
 
     @property

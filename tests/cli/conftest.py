@@ -31,6 +31,11 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
     return {**kept, **xdg, "HOME": str(home), "TERM": "xterm", **variables}
 
 
+def heed_ctrl_c() -> None:
+    """As in a person's shell: what a script runs in the background, as these tests may be, ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Shell:
     """Runs commands against one daemon, or none."""
 
@@ -75,9 +80,14 @@ class Terminal:
             env=env,
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=self._take_over,
         )
         os.close(slave)
+
+    @staticmethod
+    def _take_over() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        heed_ctrl_c()
 
     def __enter__(self) -> Self:
         return self
