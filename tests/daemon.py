@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import httpx
 import yaml
 
 from tests import tiny
+from tests.ports import quiet_ports
 
 REPOSITORY = Path(__file__).parent.parent
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
@@ -35,7 +35,7 @@ def gguf(path: Path | None = None, **keys: object) -> dict[str, object]:
     return {"runtime": "llama_server", "program": "embedded", "path": str(path), "n_ctx": 2048, "threads": 1, **keys}
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "") -> Any:
     """Poll until `condition()` is truthy, and return it."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -44,26 +44,6 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str 
             return found
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what or condition}"
         time.sleep(0.02)
-
-
-def _free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody uses now."""
-    for attempt in range(50):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        if first + count < 65000:
-            with contextlib.ExitStack() as stack:
-                try:
-                    for port in range(first, first + count):
-                        tried = stack.enter_context(socket.socket())
-                        # Ports without connections in TIME_WAIT are better; after many tests there may be no such row.
-                        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, attempt >= 10)
-                        tried.bind(("127.0.0.1", port))
-                except OSError:
-                    continue
-                return first
-    raise AssertionError("no free ports")
 
 
 class Daemon:
@@ -75,7 +55,7 @@ class Daemon:
         self.config_path = folder / "llmux.yaml"
         self.log_path = folder / "daemon.log"
         self.env = env or {}
-        first = _free_ports(40)
+        first = quiet_ports(40)
         self.port = first
         server = {
             "host": "127.0.0.1",
@@ -163,7 +143,7 @@ class Daemon:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def wait_state(self, name: str, state: str, timeout_s: float = 20.0) -> dict[str, Any]:
+    def wait_state(self, name: str, state: str, timeout_s: float = 60.0) -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:
             view = self.model(name)
             return view if view["state"] == state else None
@@ -198,7 +178,7 @@ class Daemon:
     def events(self, name: str) -> list[dict[str, Any]]:
         """The daemon's log lines of this event; of one that runs, with all it had to say before now."""
         if self.process is not None and self.process.poll() is None:
-            self._answers()  # it writes its lines when a turn of its loop ends, a moment after it answered
+            wait_until(self._answers)  # it writes its lines when a turn of its loop ends, a moment after it answered
         lines = [json.loads(line) for line in self.log_text().splitlines() if line.startswith("{")]
         return [line for line in lines if line.get("event") == name]
 
@@ -217,4 +197,4 @@ def running(folder: Path, config: dict[str, Any], **keys: Any) -> Iterator[Daemo
     finally:
         if daemon.process is not None:
             daemon.stop()
-            wait_until(lambda: not daemon.workers(), 5, "no worker is left")
+            wait_until(lambda: not daemon.workers(), 20, "no worker is left")

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -94,6 +95,6 @@ def _made(runtime: str, place: Path, source: str, *arguments: str) -> Path:
             command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": ""}
         )
         assert done.returncode == 0, done.stderr
-        if not place.exists():
+        with contextlib.suppress(OSError):  # somebody else was first
             aside.rename(place)
     return place

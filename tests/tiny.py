@@ -8,6 +8,7 @@ has built one.
 from __future__ import annotations
 
 import hashlib
+import os
 from array import array
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,9 @@ def model(**parameters) -> Path:
     path = CACHE / "models" / f"{wanted.name}-{digest}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        tiny.write(path, wanted)
+        aside = path.with_suffix(f".{os.getpid()}")
+        tiny.write(aside, wanted)
+        aside.rename(path)  # so that it is complete, whatever ends this program
     return path
 
 
@@ -85,7 +88,9 @@ def projector(text_dim: int = 256) -> Path:
     linear("mm.0", text_dim, dim)
     linear("mm.2", text_dim, text_dim)
     path.parent.mkdir(parents=True, exist_ok=True)
-    gguf.write(path, keys, tensors)
+    aside = path.with_suffix(f".{os.getpid()}")
+    gguf.write(aside, keys, tensors)
+    aside.rename(path)
     return path
 
 

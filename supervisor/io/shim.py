@@ -157,7 +157,9 @@ class Log:
         try:
             kept = os.open(self.path + ".1", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                os.sendfile(kept, self.fd, size - self.limit // 2, self.limit // 2)
+                start = size - self.limit // 2
+                while sent := os.sendfile(kept, self.fd, start, size - start):  # a signal cuts it short
+                    start += sent
             finally:
                 os.close(kept)
         except OSError:

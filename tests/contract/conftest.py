@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest
 from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
 from runtimes.registry import REGISTRY, AnyAdapter
 from tests import fake_vllm, hf_folder, tiny, tiny_language
+from tests.ports import quiet_ports
 
 FAKE = Path(__file__).parents[1] / "fake_worker.py"
 BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
@@ -219,9 +219,7 @@ def context() -> LaunchContext:
 
 def place() -> LaunchContext:
     """Where one more worker can listen."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_ports()
     return LaunchContext(
         model="the-model",
         host="127.0.0.1",

@@ -542,4 +542,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=200, stateful_step_count=50)

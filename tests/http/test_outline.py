@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.catalog.rewrite import Rewrite, open_object
@@ -112,7 +112,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine is shared
 @given(JSON, st.booleans())
 def test_any_json(document, ascii_only):
     """With sizes so small that everything is large."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 from runtimes.worker_adapter import BOOTSTRAP
 from tests.daemon import wait_until
 from tests.kit.leaving import leave
+from tests.ports import quiet_ports
 
 HERE = Path(__file__).parent
 KEY = "k" * 32
@@ -32,10 +32,7 @@ runpy.run_path({str(HERE / "toy.py")!r}, run_name="__main__")
 
 class Toy:
     def __init__(self, **options: object) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        settings = {"model": "toy", "host": "127.0.0.1", "port": self.port, "parallel": 2, "queue": 3, **options}
+        settings = {"model": "toy", "host": "127.0.0.1", "port": quiet_ports(), "parallel": 2, "queue": 3, **options}
         self.port = settings["port"]
         command = [sys.executable, "-I", "-c", START, "toy.py", json.dumps(settings)]
         self.process = subprocess.Popen(command, env={"LLMUX_WORKER_KEY": KEY}, stderr=subprocess.PIPE, text=True)

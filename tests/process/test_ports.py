@@ -13,7 +13,8 @@ import pytest
 from supervisor.errors import UnavailableError
 from supervisor.io import ports
 from supervisor.io.ports import Ownership, PortRange, listeners, owner_check
-from tests.process.trees import FAKE_WORKER, PYTHON, quiet_ports, wait_until
+from tests.ports import quiet_ports
+from tests.process.trees import FAKE_WORKER, PYTHON, wait_until
 
 FIRST = quiet_ports(100)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -35,24 +33,6 @@ def order(instance: str, folder: Path, *switches: str, generation: int = 1, **mo
         env=env,
         **more,
     )
-
-
-def quiet_ports(count: int) -> int:
-    """The first of up to 100 ports in a row that nobody uses, below those that the kernel gives to connections.
-
-    Test runs beside this one look elsewhere first.
-    """
-    blocks = range(20_000, 32_000, 100)
-    for number in range(len(blocks)):
-        first = blocks[(os.getpid() + number) % len(blocks)]
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("", port))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no quiet ports")
 
 
 def survivors(instance: str) -> dict[int, str]:

@@ -30,6 +30,7 @@ from runtimes.chatterbox.sentences import MOST, pieces
 from runtimes.worker_adapter import BOOTSTRAP
 from tests import environments
 from tests.daemon import running, wait_until
+from tests.ports import quiet_ports
 from tests.runtimes import fake_chatterbox
 from tests.tiny import CACHE
 
@@ -287,9 +288,7 @@ class Stalled:
 def worker(tmp_path, runtimes_dir):
     """A turbo worker without a daemon, and its log."""
     clip(tmp_path / "voices" / "anna.wav")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_ports()
     settings = {"model": "tts", "host": "127.0.0.1", "port": port, "parallel": 1, "queue": 2, "variant": "turbo"}
     settings |= {"path": str(checkpoint(tmp_path / "turbo", "turbo")), "voices": str(tmp_path / "voices")}
     settings |= {"default_voice": None, "aliases": {}, "default_language": "en", "device": "cpu"}

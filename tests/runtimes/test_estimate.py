@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 
@@ -14,6 +13,7 @@ import pytest
 from runtimes.base import DeviceAssignment, LaunchContext
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from tests import tiny
+from tests.ports import quiet_ports
 
 ADAPTER = LlamaServerAdapter()
 MIB = 1 << 20
@@ -26,9 +26,7 @@ def resident_mib(pid: int) -> int:
 
 def measured_mib(config) -> int:
     """What a worker holds once a prompt as long as a whole batch went through it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_ports()
     context = LaunchContext("m", "127.0.0.1", port, "key", (DeviceAssignment("host", "host"),), tiny.runtimes_dir())
     spec = ADAPTER.launch(config, context)
     url = f"http://127.0.0.1:{port}"

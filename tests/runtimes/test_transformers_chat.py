@@ -10,7 +10,7 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
+from ipaddress import IPv4Address
 from typing import Annotated, Literal
 
 import httpx
@@ -255,7 +255,7 @@ class Lamp(BaseModel):
     level: Annotated[int, Field(ge=0, le=100)]
     rooms: Annotated[list[Annotated[str, Field(min_length=1, max_length=6)]], Field(min_length=1, max_length=2)]
     soft: bool
-    until: date | None
+    address: IPv4Address | None
 
 
 SILENT = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from runtimes.registry import REGISTRY
 from tests import environments, hearing
 from tests.contract.conftest import BASE_ENVIRONMENT
 from tests.daemon import wait_until
+from tests.ports import quiet_ports
 
 HEARD = "/v1/audio/transcriptions"
 
@@ -65,9 +65,7 @@ def keys_of(engine: str) -> dict[str, object]:
 @contextlib.contextmanager
 def started(folder: Path, **keys: object) -> Iterator[Ears]:
     """A worker of this configuration, ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_ports()
     adapter = REGISTRY.get(str(keys["runtime"]))
     environments.installed(adapter.name)
     key = secrets.token_hex(16)

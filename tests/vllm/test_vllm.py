@@ -47,7 +47,7 @@ def daemon(tmp_path_factory):
         "path": str(folder / "qwen3"),
         "binary": str(program),
         "dtype": "float32",
-        "max_model_len": 512,
+        "max_model_len": 4096,
         "max_num_seqs": 4,
         "kv_cache_memory_bytes": CACHE_BYTES,
         "enforce_eager": True,
@@ -140,7 +140,7 @@ class TestAnswers:
             assert answer.status_code == 200, f"{path}: {answer.text}"
 
     def test_too_much_for_its_context(self, daemon):
-        answer = daemon.chat("qwen", text="hi " * 1000)
+        answer = daemon.chat("qwen", text="hi " * 5000)
         assert answer.status_code == 400
         assert "maximum context length" in answer.text
 
@@ -175,7 +175,7 @@ class TestEnd:
         assert any("EngineCore" in name or name.startswith("VLLM") for name in names), names
         shared = segments(family)
         print("\n" + ", ".join(f"{p.name()} {p.memory_info().rss >> 20} MiB" for p in family))
-        body = {"model": "qwen", "prompt": "Hello", "max_tokens": 480, "ignore_eos": True, "stream": True}
+        body = {"model": "qwen", "prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         server = daemon.model("qwen")["worker"]["pid"]
         with daemon.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
