@@ -16,7 +16,11 @@ from supervisor.io.ports import Ownership, PortRange, listeners, owner_check
 from tests.ports import quiet_ports
 from tests.process.trees import FAKE_WORKER, PYTHON, wait_until
 
-FIRST = quiet_ports(100)
+
+@pytest.fixture
+def first():
+    """Of a hundred ports that nobody uses."""
+    return quiet_ports(100)
 
 
 @pytest.fixture(params=["netlink", "table"])
@@ -31,8 +35,8 @@ def source(request, monkeypatch):
 
 
 @pytest.fixture
-def port():
-    return PortRange(FIRST, FIRST + 99).lease("test")
+def port(first):
+    return PortRange(first, first + 99).lease("test")
 
 
 @pytest.fixture
@@ -62,50 +66,50 @@ def listener(port: int, host: str = "127.0.0.1", *, share: bool = False) -> sock
 class TestLease:
     """Each holder gets a free port of its own."""
 
-    def test_never_twice(self):
-        given = PortRange(FIRST, FIRST + 9)
+    def test_never_twice(self, first):
+        given = PortRange(first, first + 9)
         held = [given.lease(i) for i in range(10)]
-        assert sorted(held) == list(range(FIRST, FIRST + 10))
-        with pytest.raises(UnavailableError, match=f"no free port in {FIRST}-{FIRST + 9}"):
+        assert sorted(held) == list(range(first, first + 10))
+        with pytest.raises(UnavailableError, match=f"no free port in {first}-{first + 9}"):
             given.lease("one more")
 
-    def test_a_released_port_comes_last(self):
-        given = PortRange(FIRST, FIRST + 2)
-        first = given.lease("a")
+    def test_a_released_port_comes_last(self, first):
+        given = PortRange(first, first + 2)
+        released = given.lease("a")
         given.release("a")
-        assert [given.lease("b"), given.lease("c"), given.lease("d")] == [FIRST + 1, FIRST + 2, first]
+        assert [given.lease("b"), given.lease("c"), given.lease("d")] == [first + 1, first + 2, released]
 
-    def test_release_is_harmless_when_repeated(self):
-        given = PortRange(FIRST, FIRST)
+    def test_release_is_harmless_when_repeated(self, first):
+        given = PortRange(first, first)
         given.lease("a")
         for _ in range(3):
             given.release("a")
-        assert given.lease("b") == FIRST
-        assert given.holders() == {"b": FIRST}
+        assert given.lease("b") == first
+        assert given.holders() == {"b": first}
 
     @pytest.mark.parametrize(
         ("host", "share"), [("127.0.0.1", False), ("127.0.0.1", True), ("0.0.0.0", True), ("127.0.0.2", False)]
     )
-    def test_a_port_with_a_listener_is_skipped(self, source, host, share):
-        with closing(listener(FIRST, host, share=share)):
-            assert PortRange(FIRST, FIRST + 1).lease("a") == FIRST + 1
+    def test_a_port_with_a_listener_is_skipped(self, first, source, host, share):
+        with closing(listener(first, host, share=share)):
+            assert PortRange(first, first + 1).lease("a") == first + 1
 
-    def test_a_port_that_is_bound_but_silent_is_skipped(self):
+    def test_a_port_that_is_bound_but_silent_is_skipped(self, first):
         with closing(socket.socket()) as silent:
-            silent.bind(("127.0.0.1", FIRST))
-            assert PortRange(FIRST, FIRST + 1).lease("a") == FIRST + 1
+            silent.bind(("127.0.0.1", first))
+            assert PortRange(first, first + 1).lease("a") == first + 1
 
-    def test_a_port_in_time_wait_is_taken_only_when_there_is_no_better(self):
+    def test_a_port_in_time_wait_is_taken_only_when_there_is_no_better(self, first):
         with closing(socket.socket()) as server, closing(socket.socket()) as client:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("127.0.0.1", FIRST))
+            server.bind(("127.0.0.1", first))
             server.listen()
-            client.connect(("127.0.0.1", FIRST))
+            client.connect(("127.0.0.1", first))
             accepted, _ = server.accept()
             accepted.close()  # the side that closes first keeps TIME_WAIT
             client.recv(1)
-        given = PortRange(FIRST, FIRST + 1)
-        assert [given.lease("a"), given.lease("b")] == [FIRST + 1, FIRST]
+        given = PortRange(first, first + 1)
+        assert [given.lease("a"), given.lease("b")] == [first + 1, first]
 
     def test_nonsense(self):
         with pytest.raises(ValueError, match="not a range"):
