@@ -29,7 +29,11 @@ class ClientGoneError(ExchangeOverError):
 
 
 class ResponseBrokenError(ExchangeOverError):
-    """The response had begun and can't be completed: it must not look like a clean end."""
+    """The response had begun and can't be completed: it must not look like a clean end. `told`: it says why itself."""
+
+    def __init__(self, message: str, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.told = told
 
 
 class Departure:

@@ -165,7 +165,7 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, path: str) 
     if outcome.sse:
         event = error_event(error, path) if outcome.ends_event() else b"\n\n" + error_event(error, path)
         await send({"type": "http.response.body", "body": event, "more_body": True})
-    raise ResponseBrokenError(error.message) from error
+    raise ResponseBrokenError(error.message, told=outcome.sse) from error
 
 
 async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at: float, upstream: Upstream) -> None:

@@ -150,6 +150,21 @@ class Daemon:
 
         return wait_until(reached, timeout_s, f"{name} is {state}")
 
+    def wait_gone(self, name: str, pid: int) -> None:
+        """Until the daemon knows that this worker has ended; before, it could give it one more request."""
+        wait_until(lambda: (self.model(name)["worker"] or {}).get("pid") != pid, what=f"worker {pid} of {name} is gone")
+
+    def wait_foretold(self, name: str) -> dict[str, Any]:
+        """Until what a model's worker takes is what was foretold, within 30 %; its memory then."""
+        deadline = time.monotonic() + 60.0
+        while True:
+            memory: dict[str, Any] = self.model(name)["memory"]
+            measured_mib = memory["measured_mib"] or 0  # the first measurement may be from before it computed anything
+            if measured_mib * 0.7 <= memory["estimate"]["mib"] <= measured_mib * 1.3:
+                return memory
+            assert time.monotonic() < deadline, f"{name}: {memory}"
+            time.sleep(0.1)
+
     def decisions(self, model: str | None = None) -> list[dict[str, Any]]:
         return self.get("/v1/admin/decisions", params={"limit": 1000} | ({"model": model} if model else {})).json()[
             "data"

@@ -16,7 +16,7 @@ The usual suspects:
 - `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
 - `--die-after 2`: SIGKILL itself after two SSE chunks; `--hang`: accept requests but never answer them
 - `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers
-- `--flood-mib 50` (before ready), `--flood` (for ever); `--take-mib 100` of memory; `--grow-mib 5` a second
+- `--flood`: writes without end; `--take-mib 100` of memory; `--grow-mib 5` a second
 - `--reuseport`: share the port; `--no-listen`: never open one
 """
 
@@ -60,7 +60,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--lie", action="store_true")
     flags.add_argument("--mute", action="store_true")
     flags.add_argument("--flood", action="store_true")
-    flags.add_argument("--flood-mib", type=int, default=0)
     flags.add_argument("--take-mib", type=int, default=0)
     flags.add_argument("--grow-mib", type=int, default=0)
     flags.add_argument("--reuseport", action="store_true")
@@ -287,11 +286,10 @@ def grow_tree(options: argparse.Namespace) -> None:
         os.waitpid(child, 0)
 
 
-def flood(mib: float) -> None:
-    line = b"x" * 1023 + b"\n"
-    written = 0
-    while written < mib * MIB:
-        written += os.write(1, line * 64)
+def flood() -> None:
+    lines = (b"x" * 1023 + b"\n") * 64
+    while True:
+        os.write(1, lines)
 
 
 def later(delay_s: float, code: int) -> None:
@@ -320,10 +318,8 @@ def main(argv: list[str]) -> int:
     if options.log_env:
         print(json.dumps(dict(os.environ)), flush=True)
     grow_tree(options)
-    if options.flood_mib:
-        flood(options.flood_mib)
     if options.flood:
-        threading.Thread(target=flood, args=(float("inf"),), daemon=True).start()
+        threading.Thread(target=flood, daemon=True).start()
     taken = [bytearray(b"\1") * (options.take_mib * MIB)]
     if options.grow_mib:
 

@@ -58,8 +58,8 @@ class GuardedProtocol(HttpToolsProtocol):
     body_stall_s = 30.0  # between two pieces of a body
     write_stall_s = 120.0  # a client that reads nothing while we have something to send
     linger_s = 2.0  # for a client to read an early answer while it still sends
-    last_words_s = 1.0  # for a client to read why its answer breaks off, before it does
     linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
+    last_words_s = 1.0  # for a client to read why its answer breaks off, before it does
 
     def __init__(
         self,
@@ -329,8 +329,8 @@ class GuardedProtocol(HttpToolsProtocol):
     async def _run(self, cycle: Exchange, app: Any) -> None:
         try:
             await app(cycle.scope, cycle.receive, cycle.send)
-        except ResponseBrokenError:
-            cycle.cut(after_s=self.last_words_s)  # browsers, aiohttp, undici drop what they hold unread when it breaks
+        except ResponseBrokenError as broken:  # browsers, aiohttp, undici drop what they hold unread when it breaks
+            cycle.cut(after_s=self.last_words_s if broken.told else 0.0)
         except ExchangeOverError:
             cycle.cut()
         except asyncio.CancelledError:

@@ -15,9 +15,9 @@ from tests.daemon import fake, running, wait_until
 from tests.faults.clients import code, starts, stats, times
 
 PHASES = {
-    "silent": {"fake": {"delay": 60}},
-    "silent-stream": {"fake": {"delay": 60}, "stream": True},
-    "streaming": {"fake": {"chunk_delay": 10}, "stream": True},
+    "silent": {"fake": {"delay": 600}},
+    "silent-stream": {"fake": {"delay": 600}, "stream": True},
+    "streaming": {"fake": {"chunk_delay": 600}, "stream": True},
 }
 CROWD = 500
 QUEUE = 512
@@ -115,7 +115,7 @@ class TestClientLeaves:
     def test_while_queued(self, daemon, measured):
         """It is taken out of the queue; its worker never hears of it."""
         assert daemon.chat("one").status_code == 200
-        first = Leaver(daemon, "one", fake={"delay": 60})
+        first = Leaver(daemon, "one", fake={"delay": 600})
         wait_until(lambda: daemon.model("one")["in_flight"] == 1)
         leaver = Leaver(daemon, "one")
         wait_until(lambda: daemon.model("one")["queued"] == 1)

@@ -113,8 +113,9 @@ class TestKilled:
                     wait_until(lambda: daemon.model("m")["state"] == "ready")
                     seen = len(answers)
                     wait_until(lambda seen=seen: len(answers) > seen + 20)
-                    os.kill(daemon.model("m")["worker"]["pid"], signal.SIGKILL)
-                    wait_until(lambda: daemon.model("m")["state"] != "ready")
+                    pid = daemon.model("m")["worker"]["pid"]
+                    os.kill(pid, signal.SIGKILL)
+                    daemon.wait_gone("m", pid)
             finally:
                 over.set()
                 for client in clients:

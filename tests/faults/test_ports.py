@@ -113,9 +113,7 @@ def test_shared_later(daemon, impostors, measured):
     before = daemon.model("shared-later")["worker"]
     impostors.append(Impostor(before["port"], share=True))
     shared_at = time.monotonic()
-    wait_until(
-        lambda: daemon.model("shared-later")["state"] != "ready" or not daemon.model("shared-later")["answering"]
-    )
+    wait_until(lambda: not (now := daemon.model("shared-later"))["answering"] or now["worker"]["pid"] != before["pid"])
     noticed_s = time.monotonic() - shared_at
     answers = [daemon.chat("shared-later") for _ in range(20)]
     assert {answer.status_code for answer in answers} == {200}

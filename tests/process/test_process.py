@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.io import cgroup
+from supervisor.io import cgroup, shim
 from supervisor.io.ports import PortRange
 from supervisor.io.process import Pidfd, SpawnError, UnkillableError
 from supervisor.io.spawn import SpawnOrder, spawn
@@ -350,6 +350,18 @@ class TestLog:
         await worker.stop(5.0)
         assert size(log) <= limit
         assert size(tmp_path / "fake-1.log.1") == limit // 2
+
+    def test_a_signal_while_it_is_shortened(self, tmp_path, monkeypatch):
+        """The kernel copies only a part then."""
+        copy, said = os.sendfile, b"".join(b"line %d\n" % number for number in range(10_000))
+        monkeypatch.setattr(os, "sendfile", lambda *way: copy(*way[:3], min(way[3], 1000)))
+        log = shim.Log(str(tmp_path / "log"), limit=1 << 16)
+        (tmp_path / "log").write_bytes(said)
+        log.look()
+        assert (tmp_path / "log.1").read_bytes() == said[-(1 << 15) :]
+        assert size(tmp_path / "log") == 0
+        os.close(log.fd)
+        os.close(log.inotify)
 
     async def test_little_is_kept_whole(self, instance, tmp_path):
         worker = await spawn(order(instance, tmp_path, "--log-text", "hello", log_limit=1 << 20))

@@ -402,7 +402,7 @@ class TestEnds:
         wait_until(lambda: daemon.model("turbo")["in_flight"] == 1)
         os.kill(pid, signal.SIGKILL)
         asking.join()
-        wait_until(lambda: (daemon.model("turbo")["worker"] or {}).get("pid") != pid, what="the daemon knows")
+        daemon.wait_gone("turbo", pid)
         assert speak(daemon, "turbo").status_code == 200
 
 

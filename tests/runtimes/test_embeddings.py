@@ -290,19 +290,15 @@ class TestEmbeddings:
         os.kill(pid, signal.SIGKILL)
         asking.join()
         assert answers[0].status_code >= 500
-        wait_until(lambda: (daemon.model("minilm")["worker"] or {}).get("pid") != pid, what="the daemon knows")
+        daemon.wait_gone("minilm", pid)
         assert self.embed(daemon, input="again").status_code == 200
         assert daemon.model("minilm")["worker"]["pid"] != pid
 
     def test_estimate_and_measurement(self, daemon, record_property):
         self.embed(daemon, input=["word " * 250] * 64)
 
-        def agree() -> tuple[dict[str, object], int, int] | None:
-            memory = daemon.model("minilm")["memory"]
-            estimate, measured = memory["estimate"]["mib"], memory["measured_mib"] or 0
-            return (memory, estimate, measured) if measured * 0.7 <= estimate <= measured * 1.3 else None
-
-        memory, estimate, measured = wait_until(agree, what="measured is within 30 % of the estimate")
+        memory = daemon.wait_foretold("minilm")
+        estimate, measured = memory["estimate"]["mib"], memory["measured_mib"]
         record_property("estimate_mib", estimate)
         record_property("measured_mib", measured)
         assert memory["estimate"]["source"] == "computed"

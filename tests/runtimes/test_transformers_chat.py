@@ -722,7 +722,7 @@ class TestDeath:
                 rest.append("broken off")
         assert "data: [DONE]" not in rest
         assert any("error" in line for line in rest) or rest[-1] == "broken off"
-        wait_until(lambda: (daemon.model("tireless")["worker"] or {}).get("pid") != pid, what="the daemon knows")
+        daemon.wait_gone("tireless", pid)
         assert daemon.chat("tireless", max_tokens=1).status_code == 200
         assert daemon.model("tireless")["worker"]["pid"] != pid
 
@@ -735,12 +735,8 @@ class TestMemory:
         for _ in range(2):
             daemon.chat(kind, text="x" * 1500)
 
-        def agree() -> tuple[dict[str, object], int, int] | None:
-            memory = daemon.model(kind)["memory"]
-            estimate, measured = memory["estimate"]["mib"], memory["measured_mib"] or 0
-            return (memory, estimate, measured) if measured * 0.7 <= estimate <= measured * 1.3 else None
-
-        memory, estimate, measured = wait_until(agree, what="measured is within 30 % of the estimate")
+        memory = daemon.wait_foretold(kind)
+        estimate, measured = memory["estimate"]["mib"], memory["measured_mib"]
         record_property("estimate_mib", estimate)
         record_property("measured_mib", measured)
         print(f"{kind}: estimate {estimate} MiB, measured {measured} MiB")

@@ -127,12 +127,7 @@ class TestDaemon:
         for kind in ("speech.mp3", "long.ogg"):
             sdk.audio.transcriptions.create(model=name, file=sound(kind))
 
-        def agree() -> dict[str, object] | None:
-            memory = site.model(name)["memory"]
-            estimate, measured = memory["estimate"]["mib"], memory["measured_mib"] or 0
-            return memory if measured * 0.7 <= estimate <= measured * 1.3 else None
-
-        memory = wait_until(agree, what=f"{name}: measured is within 30 % of the estimate")
+        memory = site.wait_foretold(name)
         print(f"{name}: {memory}")
         assert memory["estimate"]["source"] == "computed"
 
@@ -172,4 +167,4 @@ class TestKilled:
         """Kill its worker; the daemon knows when this returns, until then it might be given requests."""
         pid = site.model(name)["worker"]["pid"]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: (site.model(name)["worker"] or {}).get("pid") != pid)
+        site.wait_gone(name, pid)
