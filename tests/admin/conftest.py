@@ -14,7 +14,7 @@ import pytest
 
 from tests import tiny
 from tests.daemon import Daemon, fake, gguf, running, wait_until
-from tests.http.held import held
+from tests.held import held
 
 GATE = "slow-may-come-up"
 ENDPOINTS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "GET /stats"]

@@ -10,7 +10,7 @@ import pytest
 from tests import tiny
 from tests.admin.conftest import loading
 from tests.daemon import wait_until
-from tests.http.held import frozen
+from tests.held import frozen
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict:

@@ -6,7 +6,7 @@ import threading
 
 from tests.admin.conftest import listening
 from tests.daemon import fake, running, wait_until
-from tests.http.held import frozen
+from tests.held import frozen
 
 
 class TestEvents:

@@ -19,9 +19,10 @@ from typing import Self
 import pytest
 
 from tests.daemon import REPOSITORY, Daemon, fake, gguf, running
+from tests.held import held
 
 LLMUX = [sys.executable, "-m", "supervisor.cli"]
-HELD = 'while [ -e "$0" ]; do sleep 0.05; done; exec "$@"'  # it does nothing as long as this file is there
+GATE = "slow-may-come-up"
 
 
 def environment(home: Path, **variables: str) -> dict[str, str]:
@@ -132,10 +133,11 @@ class Terminal:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """No keys; one real model with virtual names, and fakes: slow to start, slow to speak, broken."""
     folder = tmp_path_factory.mktemp("site")
+    (folder / GATE).touch()
     config = {
         "models": {
             "chat": gguf(),
-            "slow": fake() | {"cmd": ["/bin/sh", "-c", HELD, str(folder / "hold"), *fake()["cmd"]]},
+            "slow": held(folder / GATE),
             "talker": fake("--chunks", "400", "--chunk-delay", "0.05"),
             "broken": fake("--exit-code", "1", "--log-text", "no such file: weights.bin"),
         },
@@ -156,12 +158,12 @@ def shell(site: Daemon, tmp_path: Path) -> Shell:
 
 
 @pytest.fixture
-def hold(site: Daemon) -> Iterator[Path]:
-    """While this file is there the model `slow` goes on starting."""
-    path = site.folder / "hold"
-    path.touch()
+def gate(site: Daemon) -> Iterator[Path]:
+    """Until this file is there the model `slow` goes on starting."""
+    path = site.folder / GATE
+    path.unlink()
     yield path
-    path.unlink(missing_ok=True)
+    path.touch()
 
 
 @pytest.fixture

@@ -40,10 +40,10 @@ class TestLooks:
 class TestProgress:
     """A load shows its state and time while it lasts, and leaves only its result."""
 
-    def test_load(self, shell, hold):
+    def test_load(self, shell, gate):
         with shell.terminal("load", "slow") as terminal:
             terminal.wait_for("s of about")
-            hold.unlink()
+            gate.touch()
             assert terminal.end() == Exit.DONE
             painted = ESCAPE.sub("", terminal.screen)
             assert re.search(r"slow: starting  [█░]+  \d+ s of about \d+ s", painted)
@@ -51,14 +51,14 @@ class TestProgress:
             assert [ESCAPE.sub("", line).split()[0] for line in result.splitlines()] == ["MODEL", "slow"]
         shell("unload", "slow")
 
-    def test_ctrl_c_ends_the_wait_only(self, site, shell, hold):
+    def test_ctrl_c_ends_the_wait_only(self, site, shell, gate):
         with shell.terminal("load", "slow") as terminal:
             terminal.wait_for("starting")
             terminal.type("\x03")
             assert terminal.end() == Exit.INTERRUPTED
             assert "llmux unload slow" in terminal.screen
         assert site.model("slow")["state"] == "starting"
-        hold.unlink()
+        gate.touch()
         wait_until(lambda: site.model("slow")["state"] == "ready", what="the load goes on")
         shell("unload", "slow")
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.daemon import fake, gguf, running, wait_until
+from tests.held import frozen
 from tests.http import raw
-from tests.http.held import frozen
 
 CHAT = "/v1/chat/completions"
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.daemon import fake, running, wait_until
+from tests.held import held
 from tests.http import raw
-from tests.http.held import held
 
 HOST = "Host: 127.0.0.1"
 CHAT = "/v1/chat/completions"

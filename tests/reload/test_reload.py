@@ -16,7 +16,7 @@ import yaml
 from supervisor.catalog.keys import new_key
 from tests.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.faults.clients import Stream
-from tests.http.held import frozen
+from tests.held import frozen
 
 SLOW = {"fake": {"chunks": 60, "chunk_delay": 0.1}}
 

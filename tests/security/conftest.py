@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.daemon import Daemon, fake, running
-from tests.http.held import held
+from tests.held import held
 
 ENDPOINTS = ["/v1/chat/completions", "/v1/messages", "/echo", "GET /stats"]
 GATE = "slow-may-fail"  # until this file is there, `slow` is loading
