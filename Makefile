@@ -27,9 +27,22 @@ restart: ## Restart the service, after its running requests
 stop: ## Stop the service and its socket, until the next start or login
 	systemctl --user stop 'llmux.s*'
 
-test: .venv/ready-dev ## Install what the tests need and run them all, against real workers
+test: announced .venv/ready-dev ## Install what the tests need and run them all side by side, against real workers
 	$(BIN)/python -m tests.environments
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
+
+test-fast: .venv/ready-dev ## What to run at each save: pure and in-process tests, lint, types; under a minute
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync fast lint
+
+costs: announced .venv/ready-dev ## Run all tests and note what each folder and file costs, in tests/costs.json
+	$(BIN)/python -m tests.environments
+	$(BIN)/pytest -n auto --costs=tests/costs.json
+
+fast: .venv/ready-dev
+	$(BIN)/pytest -q -n auto $(FAST)
+
+announced:
+	@$(PYTHON) -m tests.to_install
 
 lint: .venv/ready-dev ## Check format, style, types and layers
 	$(BIN)/ruff format --check $(SOURCES)

@@ -13,9 +13,9 @@ from pathlib import Path
 from supervisor.cli import environments
 from supervisor.io import venvs
 from tests.build_llama_server import CACHE
+from tests.to_install import ENVIRONMENTS
 
 FOLDER = CACHE / "runtimes"
-EVERYDAY = ("llama_server", "faster_whisper", "transformers", "embeddings")  # others are for tests of their own
 
 
 @cache
@@ -26,5 +26,5 @@ def installed(name: str) -> Path:
 
 
 if __name__ == "__main__":  # ahead of the tests, whose time is limited
-    for name in EVERYDAY:
+    for name in ENVIRONMENTS:  # others are for tests of their own
         venvs.install(environments.recipe_of(name), FOLDER, print, device="cpu")

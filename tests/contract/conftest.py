@@ -234,17 +234,31 @@ Start = Callable[..., Worker]
 
 
 @pytest.fixture
-def start(context, tmp_path) -> Iterator[Start]:
+def start(tmp_path) -> Iterator[Start]:
     """Start a worker of a subject from its launch spec alone; killed at the end."""
+    with starting(tmp_path) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def worker(subject, tmp_path_factory) -> Iterator[Worker]:
+    """One of each subject, ready, for all tests that leave it as it is."""
+    with starting(tmp_path_factory.mktemp("worker")) as start:
+        yield start(subject).wait_ready()
+
+
+@contextlib.contextmanager
+def starting(folder: Path) -> Iterator[Start]:
+    """What starts workers, with their logs in this folder; they are killed at the end."""
     workers: list[Worker] = []
 
-    def spawn(subject: Subject, where: LaunchContext = context, **keys: object) -> Worker:
-        spec = subject.adapter.launch(subject.config(**keys), where)
-        log = tmp_path / f"worker-{len(workers)}.log"
+    def spawn(subject: Subject, where: LaunchContext | None = None, **keys: object) -> Worker:
+        spec = subject.adapter.launch(subject.config(**keys), where or place())
+        log = folder / f"worker-{len(workers)}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 spec.argv,
-                env={**BASE_ENVIRONMENT, **spec.env, "LLMUX_CONTRACT": str(tmp_path)},
+                env={**BASE_ENVIRONMENT, **spec.env, "LLMUX_CONTRACT": str(folder)},
                 cwd=spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -253,13 +267,15 @@ def start(context, tmp_path) -> Iterator[Start]:
         workers.append(Worker(spec, process, log))
         return workers[-1]
 
-    yield spawn
-    for worker in workers:
-        worker.process.kill()
-        worker.process.wait()
-    for pid in _marked(f"LLMUX_CONTRACT={tmp_path}"):  # no shim looks after what they started
-        with contextlib.suppress(ProcessLookupError):  # it was about to end with its parent
-            os.kill(pid, signal.SIGKILL)
+    try:
+        yield spawn
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+        for pid in _marked(f"LLMUX_CONTRACT={folder}"):  # no shim looks after what they started
+            with contextlib.suppress(ProcessLookupError):  # it was about to end with its parent
+                os.kill(pid, signal.SIGKILL)
 
 
 def _marked(mark: str) -> Iterator[int]:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from runtimes.base import Endpoint
@@ -75,13 +76,12 @@ class TestLaunchSpec:
 class TestWorker:
     """A worker serves, guards itself, and ends when it is told to."""
 
-    def test_answers_in_json(self, subject, start):
-        answer = start(subject).wait_ready().ask(subject.question)
+    def test_answers_in_json(self, subject, worker):
+        answer = worker.ask(subject.question)
         assert answer.status_code == 200, answer.text
         assert subject.question.text_of(answer.json()).startswith(subject.question.answer)
 
-    def test_answers_as_a_stream(self, subject, start):
-        worker = start(subject).wait_ready()
+    def test_answers_as_a_stream(self, subject, worker):
         answer = worker.ask(subject.question, stream=True)
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -89,14 +89,21 @@ class TestWorker:
         text = "".join(subject.question.delta_of(json.loads(event)) for event in events[:-1])
         assert text.startswith(subject.question.answer)
 
-    def test_refuses_requests_without_its_key(self, subject, start):
-        worker = start(subject).wait_ready()
+    def test_refuses_requests_without_its_key(self, subject, worker):
         for path in subject.guarded:
             assert worker.post(path, {"model": "the-model"}, Authorization="Bearer wrong").status_code == 401
             assert worker.post(path, {"model": "the-model"}, Accept="*/*").status_code == 401
 
-    def test_ends_on_sigterm(self, subject, start):
-        worker = start(subject).wait_ready()
+    def test_a_taken_port_ends_it_with_a_telling_log(self, subject, worker, start, context):
+        second = start(subject, replace(context, port=worker.spec.port))
+        assert second.process.wait(60) == 1
+        assert "couldn't bind HTTP server socket" in second.log.read_text()
+        assert worker.get("/health").is_success, worker.log.read_text()
+
+    def test_ends_on_sigterm(self, subject, worker, start):
+        """The last of this worker's tests; another one's, where it has ended already."""
+        if worker.process.poll() is not None:
+            worker = start(subject).wait_ready()
         worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(30) in (0, -signal.SIGTERM)
 
@@ -112,11 +119,3 @@ class TestWorker:
         worker = start(subject, **subject.broken)
         assert worker.process.wait(60) == 1
         assert subject.complaint in worker.log.read_text()
-
-    def test_a_taken_port_ends_it_with_a_telling_log(self, subject, start):
-        first = start(subject).wait_ready()
-        first_log = first.log.read_text()
-        second = start(subject)
-        assert second.process.wait(60) == 1
-        assert "couldn't bind HTTP server socket" in second.log.read_text()
-        assert first.get("/health").is_success, first_log

@@ -1,0 +1,55 @@
+"""Who runs which tests where several processes run them side by side (`pytest -n auto`, as `make test` does).
+
+A file is run by one process, from its first test to its last, so that what its tests share is made once. Files that cost
+most begin first, by what tests/costs.json says of the last `make costs`; otherwise a long one would be left for the end,
+with nothing to run beside it. A file in `PARTED` is long and shares little: each of its tests goes where there is room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+COSTS = Path(__file__).with_name("costs.json")
+PARTED: frozenset[str] = frozenset()
+MOST = 8  # of processes: some tests start workers that take gigabytes
+
+
+def register(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(Shares(), "shares")
+
+
+class Shares:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_auto_num_workers(self) -> int:
+        """More than there are processors: tests wait half of their time for processes to start and end."""
+        return min(MOST, 2 * len(os.sched_getaffinity(0)))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config, log):
+        from xdist.scheduler import LoadScopeScheduling
+
+        class Files(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                return share_of(nodeid)
+
+        config.option.loadscopereorder = False  # they are in order
+        return Files(config, log)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+            costs = json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}
+            items.sort(key=lambda item: -costs.get(_file(item.nodeid), 0.0))
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def share_of(nodeid: str) -> str:
+    return nodeid if _file(nodeid) in PARTED else _file(nodeid)
