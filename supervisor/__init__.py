@@ -3,5 +3,3 @@
 `core` decides (pure), `io` does (processes, sockets, memory), `engine` connects them as the single writer, `proxy` moves
 bytes, `http` and `cli` are the edges. See docs/architecture.md.
 """
-
-__version__ = "0.1.0"

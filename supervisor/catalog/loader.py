@@ -59,7 +59,8 @@ def load(
     base = find_config(config)
     if base is None:
         looked = ", ".join(str(path) for path in search_path())
-        raise ConfigError((f"no configuration found; looked for {looked}. Write one, or see how it works: llmux demo",))
+        remedy = "Write one (llmux config example explains every key), or see how it works: llmux demo"
+        raise ConfigError((f"no configuration found; looked for {looked}. {remedy}",))
     base = base.absolute()
     root, problems = _merged(_layers(base, local or _path_variable("LLMUX_LOCAL_CONFIG"), flags or {}), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)

@@ -13,6 +13,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
 from supervisor.cli import client, environments, service, show
 from supervisor.errors import ConfigError, LlmuxError
-from supervisor.io import venvs
+from supervisor.io import distribution, venvs
 from supervisor.io.accelerators import detect
 from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
 from supervisor.io.ports import who_listens
@@ -57,9 +58,9 @@ class Check:
 
 def examine(config: Path | None) -> list[Check]:
     """Every check, in the order in which to mend things. Takes a few seconds where a GPU has to be woken."""
-    found, catalog = _configuration(config)
+    configured, catalog = _configuration(config)
     server = catalog.server if catalog is not None else ServerConfig()
-    found += _gpus(catalog)
+    found = [*_environment(), *configured, *_gpus(catalog)]
     if catalog is not None:
         found += _models(catalog)
     found += _runtimes(catalog, server.runtimes_dir)
@@ -88,6 +89,13 @@ def report(checks: Sequence[Check]) -> str:
     )
 
 
+def _environment() -> Iterator[Check]:
+    clashes = distribution.name_clashes()
+    if not clashes:
+        yield Check("environment", "ok", f"llmux {distribution.version()} in {sys.prefix}")
+    yield from (Check("environment", "fail", clash, distribution.REMEDY) for clash in clashes)
+
+
 def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
     name = "configuration"
     try:
@@ -98,7 +106,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
                     name,
                     "warn",
                     "there is none: llmux serve would serve the demo",
-                    "write one; config/llmux.example.yaml explains every key",
+                    "write one; llmux config example explains every key",
                 )
             ], None
     except ConfigError as error:

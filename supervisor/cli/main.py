@@ -12,7 +12,6 @@ import sys
 
 import click
 
-from supervisor import __version__
 from supervisor.cli.commands import bench, chat, config, keys, models, pull, runtimes, serve, service, setup, watch
 from supervisor.cli.exits import MEANINGS, Exit, exit_of
 from supervisor.errors import ConfigError, LlmuxError
@@ -51,7 +50,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="llmux")
+@click.version_option(package_name="llmux-supervisor", prog_name="llmux")
 def main() -> None:
     """Run many AI models on too little memory, one worker process each, behind one OpenAI-compatible API."""
 

@@ -27,7 +27,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
     """
     if not demo and config is None and find_config() is None:
         click.echo(
-            "No configuration found: serving the demo. Write your own: config/llmux.example.yaml explains every key.",
+            "No configuration found: serving the demo. Write your own: llmux config example explains every key.",
             err=as_json,
         )
         demo = True

@@ -121,7 +121,9 @@ def program() -> str:
             return str(path.absolute())
     found = shutil.which("llmux")
     if found is None:
-        raise ServiceError("There is no llmux command to start; install it first: uv tool install .")
+        raise ServiceError(
+            "There is no llmux command to start; install llmux first, with uv tool install or pipx install."
+        )
     return found
 
 

@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from supervisor import __version__
 from supervisor.core.types import (
     Decided,
     DeviceId,
@@ -38,6 +37,7 @@ from supervisor.http.context import Context
 from supervisor.http.counting import FastCounter, FastHistogram
 from supervisor.http.requests import Call
 from supervisor.http.worker_metrics import together
+from supervisor.io.distribution import version
 
 MIB: Final = 1024 * 1024
 WORKER_TIMEOUT_S: Final = 1.0
@@ -188,11 +188,12 @@ class _States(Collector):
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._version = version()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         world = self._context.engine.journal.scheduler.world
         build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
-        build.add_metric([__version__], 1)
+        build.add_metric([self._version], 1)
         state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
         queued = GaugeMetricFamily("llmux_queue_depth", "Requests waiting for a model.", labels=["model"])
         flight = GaugeMetricFamily("llmux_in_flight", "Requests a worker has.", labels=["model"])

@@ -14,7 +14,7 @@ from supervisor.errors import ConfigError, InvalidRequestError
 
 @click.group()
 def config() -> None:
-    """Check, show and import configurations."""
+    """Check, show and import configurations, and print examples."""
 
 
 @config.command("check")
@@ -61,6 +61,35 @@ def config_schema(as_json: bool) -> None:  # noqa: ARG001  # there is nothing el
     from supervisor.catalog.schema import json_schema  # noqa: PLC0415  # imports every runtime
 
     print_json(json_schema())
+
+
+@config.command("example")
+@click.argument("name", type=click.Choice(["home-16gb"]), required=False)
+@click.option(
+    "--to",
+    "folder",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Write it there, with its other files. Nothing is overwritten.",
+)
+@json_option
+def config_example(name: str | None, folder: Path | None, as_json: bool) -> None:
+    """Print the configuration that explains every key, or the whole one that is called NAME (home-16gb)."""
+    from supervisor.cli import examples  # noqa: PLC0415  # not for declaring
+
+    files = examples.files(name)
+    if folder is not None:
+        paths = examples.write(files, folder)
+        if as_json:
+            print_json({"name": name, "written": [str(path) for path in paths]})
+        else:
+            click.echo("\n".join(f"wrote {path}" for path in paths))
+    elif as_json:
+        print_json({"name": name, "files": files})
+    else:
+        first, *further = files
+        click.echo(files[first], nl=False)
+        click.echo(f"Its other files ({', '.join(further)}) come with --to FOLDER.", err=True)
 
 
 @config.command("import")

@@ -20,9 +20,7 @@ def serve(config: Path | None, demo: bool, flags: Flags, as_json: bool) -> None:
     """Run the daemon until it is told to stop. --json tells where it listens in a line of JSON."""
     if demo and config is not None:
         raise click.UsageError("--demo has a configuration of its own: leave out --demo, or --config.")
-    from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415  # the other commands need nothing of it
-
-    run_daemon(config, flags, demo=demo, as_json=as_json)
+    _run(config, flags, demo=demo, as_json=as_json)
 
 
 @click.command()
@@ -30,9 +28,16 @@ def serve(config: Path | None, demo: bool, flags: Flags, as_json: bool) -> None:
 @json_option
 def demo(flags: Flags, as_json: bool) -> None:
     """Serve tiny scripted models, the same as serve --demo: to see how everything works."""
-    from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415  # as above
+    _run(None, flags, demo=True, as_json=as_json)
 
-    run_daemon(None, flags, demo=True, as_json=as_json)
+
+def _run(config: Path | None, flags: Flags, *, demo: bool, as_json: bool) -> None:
+    from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
+
+    refuse_name_clashes()  # before anything of `runtimes` is imported: it might be the other one's
+    from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415
+
+    run_daemon(config, flags, demo=demo, as_json=as_json)
 
 
 COMMANDS = (serve, demo)
