@@ -77,9 +77,8 @@ class Application:
             raise
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            "\n" in scope["path"]
-        ):  # at the end, Starlette's patterns overlook it: it would serve what the gate did not see
+        # Starlette's patterns overlook one at a path's end: it would serve another path than the gate let in.
+        if "\n" in scope["path"]:
             raise self._nothing_at(scope)
         await self._others(scope, receive, send)
 
