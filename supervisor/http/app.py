@@ -1,16 +1,20 @@
-"""The application: one gate for every request, then inference (pure ASGI) or everything else (Starlette routes).
+"""The application: one gate for every request, then inference (pure ASGI) or everything else (a Starlette application).
 
 There is one renderer for errors, here: whatever raises an `LlmuxError` before it has sent anything gets the same envelope.
+A bug is left to the server protocol, which logs it, and answers it where nothing was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.requests import Request
+from starlette.responses import Response
 
-from supervisor.departure import ExchangeOverError, Message, Receive, Scope, Send
+from supervisor.departure import Message, Receive, Scope, Send
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, llamacpp, openai, reload, speech, ui, watch
@@ -18,9 +22,8 @@ from supervisor.http.context import Context
 from supervisor.http.feed import Feed
 from supervisor.http.metrics import Metrics
 from supervisor.http.reload import Reloader
-from supervisor.http.request_id import request_id_of
+from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.requests import Call
-from supervisor.io.upstream import Headers
 from supervisor.proxy import processing_ms
 
 
@@ -31,8 +34,8 @@ class Application:
         self._context = context
         self.metrics = Metrics(context)
         feed = Feed(context)
-        self._router = Router(
-            [
+        self._others = Starlette(
+            routes=[
                 admin.health(context),
                 *openai.routes(context),
                 *speech.routes(context),
@@ -43,8 +46,9 @@ class Application:
                 self.metrics.route(),
                 *ui.routes(),
             ],
-            redirect_slashes=False,  # a path is what it is: /health/ is not /health
+            exception_handlers={LlmuxError: _refused, HTTPException: self._not_routed, Exception: _left_to_the_server},
         )
+        self._others.router.redirect_slashes = False  # a path is what it is: /health/ is not /health
 
     def close(self) -> None:
         """End what would go on for ever: the event streams."""
@@ -58,47 +62,68 @@ class Application:
         try:
             call.extra = self._context.gate.cors(scope)
             if scope["method"] == "OPTIONS" and call.extra:
-                await _answer(send, 204, _headers(call, loop.time()), b"")
+                await Response(status_code=204)(scope, receive, _signed(send, call))
                 return
             call.key = self._context.gate.admit(scope)
             inference = self._context.inference
             if inference.serves(scope["method"], scope["path"]):
                 await inference(scope, receive, send, call)
             else:
-                await self._route(scope, receive, send, call)
-        except ExchangeOverError:
-            raise
+                await self._route(scope, receive, _signed(send, call))
         except LlmuxError as error:
-            body = error_body(error, scope["path"])
-            await _answer(send, error.status, [*error_headers(error, body), *_headers(call, loop.time())], body)
+            await error_response(error, scope["path"])(scope, receive, _signed(send, call))
+        except Exception:
+            scope.setdefault("state", {})[STATE_KEY] = call.request_id
+            raise
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                now = asyncio.get_running_loop().time()
-                message["headers"] = [*message["headers"], *_headers(call, now)]
-            await send(message)
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette's patterns overlook one at a path's end: it would serve another path than the gate let in.
+        if "\n" in scope["path"]:
+            raise self._nothing_at(scope)
+        await self._others(scope, receive, send)
 
-        scope["app"] = self  # makes Starlette raise its 404 and 405 instead of answering them in plain text
+    async def _not_routed(self, request: Request, error: Exception) -> Response:
+        """Starlette's own 404 and 405, with the headers that it gives them."""
+        assert isinstance(error, HTTPException)
+        headers = dict(error.headers or {})
+        refused = self._nothing_at(request.scope, headers.pop("Allow", ""))
+        return error_response(refused, request.scope["path"], headers)
+
+    def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]
-        try:
-            await self._router(scope, receive, send_with_headers)
-        except HTTPException as error:
-            if error.status_code == 405:
-                raise _not_allowed(method, path, (error.headers or {}).get("Allow", "")) from error
-            if others := self._context.inference.methods(scope["path"]):
-                raise _not_allowed(method, path, ", ".join(others)) from error
-            raise NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.") from error
+        allowed = allowed or ", ".join(self._context.inference.methods(scope["path"]))
+        if allowed:
+            return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
+        return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.")
 
 
-def _not_allowed(method: str, path: str, allowed: str) -> MethodNotAllowedError:
-    return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
+def error_response(error: LlmuxError, path: str, headers: Mapping[str, str] | None = None) -> Response:
+    """What a request to `path` gets for this error; `headers` come on top of the error's own."""
+    body = error_body(error, path)
+    response = Response(body, error.status)
+    response.raw_headers = error_headers(error, body)
+    response.headers.update(headers or {})
+    return response
 
 
-def _headers(call: Call, now: float) -> Headers:
-    return [(b"x-request-id", call.request_id), processing_ms(call.arrived_at, now), *call.extra]
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, LlmuxError)
+    return error_response(error, request.scope["path"])
 
 
-async def _answer(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+async def _left_to_the_server(_request: Request, error: Exception) -> Response:
+    """A bug, or a client to whom nothing more can be told."""
+    raise error
+
+
+def _signed(send: Send, call: Call) -> Send:
+    """`send`, for responses that bear the request's id, how long it took, and what else belongs to every response."""
+
+    async def signed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            now = asyncio.get_running_loop().time()
+            own = ((b"x-request-id", call.request_id), processing_ms(call.arrived_at, now), *call.extra)
+            message["headers"] = [*message["headers"], *own]
+        await send(message)
+
+    return signed

@@ -18,6 +18,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
+import structlog
+from uvicorn._types import HTTPScope
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -28,7 +30,9 @@ from supervisor.departure import EXTENSION, Departure, ExchangeOverError, Respon
 from supervisor.envelope import error_body, error_headers
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
 from supervisor.http.exchange import Exchange
-from supervisor.http.request_id import request_id_of
+from supervisor.http.request_id import STATE_KEY, request_id_of
+
+log = structlog.get_logger("llmux.http")
 
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 PIPELINE_LIMIT: Final = 16
@@ -337,11 +341,11 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.cut()
             raise
         except Exception:
-            self.logger.exception("http.application_failed")
+            log.exception("http.application_failed", **_about(cycle.scope))
             await self._give_up(cycle)
         else:
             if not cycle.response_complete and not cycle.disconnected:
-                self.logger.error("http.response_incomplete")
+                log.error("http.response_incomplete", **_about(cycle.scope))
                 await self._give_up(cycle)
         finally:
             self.tasks.discard(cycle.task)  # here: a callback of the task would be another turn of the loop
@@ -353,8 +357,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
         body = error_body(error, cycle.scope["path"])
-        request_id = request_id_of(cycle.scope["headers"])
-        headers = [*error_headers(error, body), (b"x-request-id", request_id), (b"connection", b"close")]
+        own = ((b"x-request-id", _request_id(cycle.scope)), (b"connection", b"close"))
+        headers = [*error_headers(error, body), *own]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -366,6 +370,21 @@ def _split(url: bytes) -> tuple[bytes, bytes]:
         return path, query
     parsed = httptools.parse_url(url)
     return parsed.path, parsed.query or b""
+
+
+def _request_id(scope: HTTPScope) -> bytes:
+    """What the application called the request, else what we do."""
+    if STATE_KEY not in scope["state"]:
+        scope["state"][STATE_KEY] = request_id_of(scope["headers"])
+    found: bytes = scope["state"][STATE_KEY]
+    return found
+
+
+def _about(scope: HTTPScope) -> dict[str, str]:
+    path = scope["raw_path"].decode("latin-1")[
+        :200
+    ]  # as it was written: what it means can be anything, also in a terminal
+    return {"method": scope["method"], "path": path, "request_id": _request_id(scope).decode()}
 
 
 def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:

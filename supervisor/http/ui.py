@@ -1,23 +1,25 @@
 """The dashboard at `/ui/`: static files out of the package, open to all; everything they show comes through the API.
 
-The files are read once, so a request is a look-up by exact name and no path can lead out of the folder. The policy in the
-headers lets the page run only its own files and talk only to this daemon; nothing is inline.
+The policy in the headers lets the page run only its own files and talk only to this daemon; nothing is inline.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
 from pathlib import Path
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
-FOLDER: Final = Path(__file__).with_name("ui")
+FOLDER: Final = Path(__file__).resolve().with_name("ui")  # resolved: installers may link to every file of a package
 POLICY: Final = {
     "default-src": "'self'",
     "img-src": "'self' data: blob:",  # pictures pasted into the playground and made by it
@@ -45,49 +47,54 @@ CONTENT_TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One file as it is sent."""
+class Dashboard(StaticFiles):
+    """A folder's files of the types above, each by one name only, with our headers also where there is none.
 
-    body: bytes
-    content_type: str
-    etag: str
+    What a file's ETag stands for is its content: installed files may keep their size and date from one version to the next.
+    """
+
+    def get_path(self, scope: Scope) -> str:
+        """The path below the folder as it was written; `""` is the page itself."""
+        path: str = scope["path"]
+        return path.removeprefix(scope["root_path"] + "/") or "index.html"
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        """As of StaticFiles: blocks, and finds nothing outside of the folder."""
+        if f"/{path}" != os.path.normpath(f"/{path}"):  # another name of a file that has one
+            return "", None
+        full_path, found = super().lookup_path(path)
+        return (full_path, found) if Path(full_path).suffix in CONTENT_TYPES else ("", None)
+
+    def file_response(
+        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """Which file it is, for `get_response`."""
+        return FileResponse(full_path)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """The file, or that it hasn't changed. Raises HTTPException."""
+        try:
+            found = await super().get_response(path, scope)
+        except HTTPException as error:
+            raise HTTPException(error.status_code, headers={**(error.headers or {}), **HEADERS}) from error
+        assert isinstance(found, FileResponse)
+        file = Path(found.path)
+        body = await asyncio.to_thread(file.read_bytes)
+        headers = {**HEADERS, "etag": f'"{hashlib.sha256(body).hexdigest()[:20]}"'}
+        whole = Response(body, media_type=CONTENT_TYPES[file.suffix], headers=headers)
+        if self.is_not_modified(whole.headers, Headers(scope=scope)):
+            return Response(status_code=304, headers=headers)
+        return whole
 
 
-def assets(folder: Path = FOLDER) -> dict[str, Asset]:
-    """Every servable file by its path below `folder`; `""` is the page itself. Blocks on reading them."""
-    found = {path.relative_to(folder).as_posix(): _asset(path) for path in _files(folder)}
-    found[""] = found["index.html"]
-    return found
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.suffix in CONTENT_TYPES)
-
-
-def _asset(path: Path) -> Asset:
-    body = path.read_bytes()
-    return Asset(body, CONTENT_TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:20]}"')
-
-
-def routes() -> list[Route]:
+def routes(folder: Path = FOLDER) -> list[BaseRoute]:
     """`/ui/` and what belongs to it; `/` and `/ui` lead there."""
-    table = assets()
 
     async def to_dashboard(_request: Request) -> Response:
         return Response(status_code=307, headers={"location": "ui/"})  # relative: right below any proxy's prefix, too
 
-    async def asset(request: Request) -> Response:
-        found = table.get(request.path_params["path"])
-        if found is None:
-            raise HTTPException(404)
-        headers = {**HEADERS, "etag": found.etag}
-        if found.etag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=headers)
-        return Response(found.body, media_type=found.content_type, headers=headers)
-
     return [
         Route("/", to_dashboard, methods=["GET"]),
         Route("/ui", to_dashboard, methods=["GET"]),
-        Route("/ui/{path:path}", asset, methods=["GET"]),
+        Mount("/ui", Dashboard(directory=folder)),
     ]

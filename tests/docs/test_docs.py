@@ -177,6 +177,8 @@ class TestApi:
                 if isinstance(call, ast.Call) and named(call) == "Route" and (path := constant(call.args[0])):
                     methods = next(keyword.value for keyword in call.keywords if keyword.arg == "methods")
                     found |= {f"{method} {_CONVERTER.sub('', path)}" for method in ast.literal_eval(methods)}
+                elif isinstance(call, ast.Call) and named(call) == "Mount" and (path := constant(call.args[0])):
+                    found.add(f"GET {path}/{{path}}")
         return found
 
     def test_routes(self):

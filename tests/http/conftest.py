@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import tiny
 from tests.daemon import Daemon, fake, gguf, running
+from tests.http.application import Served, serving
 
 FAKE_ENDPOINTS = [
     "/v1/chat/completions",
@@ -50,3 +52,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     }
     with running(tmp_path_factory.mktemp("site"), config) as daemon:
         yield daemon
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """The application in this process."""
+    async with serving(tmp_path) as served:
+        yield served

@@ -130,6 +130,13 @@ class TestScopes:
     def test_admin_by_another_spelling(self, guarded, path):
         assert raw.request(guarded, f"GET {path} HTTP/1.1", HOST, f"x-api-key: {USER}").status == 403
 
+    @pytest.mark.parametrize("line", ["GET /metrics%0A", "POST /models/load%0a", "POST /models/unload%0A"])
+    def test_a_line_break_opens_nothing(self, guarded, line):
+        body = b'{"model": "fake"}'
+        length = f"Content-Length: {len(body)}"
+        told = raw.request(guarded, f"{line} HTTP/1.1", HOST, f"x-api-key: {USER}", length, body=body)
+        assert (told.status, json.loads(told.body)["error"]["code"]) == (404, "not_found")
+
 
 class TestWorkers:
     """Workers have a key of their own, and never see a client's."""

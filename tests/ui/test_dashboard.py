@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from supervisor.http.ui import assets
 from tests.daemon import Daemon, fake, running, wait_until
 from tests.ui.conftest import PATIENCE_MS
 
@@ -286,48 +284,6 @@ class TestTrouble:
         page.unroute("**/v1/admin/**")
         expect(page.locator(".link")).to_have_text("Live")
         expect(page.get_by_role("alert")).to_have_count(0)
-
-
-class TestAssets:
-    def test_policy_lets_nothing_foreign_in(self, site):
-        answer = site.get("/ui/")
-        policy = answer.headers["content-security-policy"].split("; ")
-        assert {"default-src 'self'", "frame-ancestors 'none'", "object-src 'none'"} <= set(policy)
-        assert "unsafe" not in answer.headers["content-security-policy"]
-        assert answer.headers["x-content-type-options"] == "nosniff"
-
-    def test_page_has_no_inline_code_or_style(self):
-        page = assets()[""].body.decode()
-        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", page)
-
-    def test_are_sent_once(self, site):
-        first = site.get("/ui/js/main.js")
-        assert (first.status_code, first.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
-        again = site.get("/ui/js/main.js", headers={"if-none-match": first.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
-
-    def test_root_leads_to_the_page(self, site):
-        for path in ["/", "/ui"]:
-            answer = site.get(path, follow_redirects=False)
-            assert (answer.status_code, answer.headers["location"]) == (307, "ui/")
-
-    @pytest.mark.parametrize("path", ["/ui/none.js", "/ui/../app.py", "/ui/%2e%2e/app.py", "/ui//index.html"])
-    def test_nothing_else_is_there(self, site, path):
-        with site.client() as client:
-            assert client.get(path).status_code == 404
-
-    def test_all_that_a_script_imports_is_served(self):
-        table = assets()
-        for name, asset in table.items():
-            if name.endswith(".js") and not name.startswith("vendor/"):
-                for imported in re.findall(r'from "(\.[^"]+)"', asset.body.decode()):
-                    target = Path("/", name).parent.joinpath(imported).resolve().relative_to("/").as_posix()
-                    assert target in table, f"{name} imports {imported}"
-
-    def test_licences_of_others_are_beside_their_code(self):
-        named = assets()["vendor/README.txt"].body.decode()
-        for name in (name for name in assets() if name.startswith("vendor/")):
-            assert name == "vendor/README.txt" or name.removeprefix("vendor/") in named
 
 
 class TestPictures:

@@ -1,0 +1,71 @@
+"""The application in the test's own process, over a daemon's parts that never ran, behind our protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import yaml
+
+from supervisor.catalog import Configuration
+from supervisor.catalog.keys import Keyring
+from supervisor.engine import Engine
+from supervisor.http.app import Application
+from supervisor.http.context import Context
+from supervisor.http.gate import Gate
+from supervisor.http.reload import Reloader
+from supervisor.io.devices import HostWanted, open_sampler
+from supervisor.io.ports import PortRange
+from supervisor.worker import Surroundings
+from supervisor.workers import Workers
+from tests.daemon import fake
+from tests.proxy.wire import Front, front, talk
+
+ORIGIN = "https://chat.example.org"
+
+
+@dataclass(frozen=True)
+class Served:
+    running: Front
+    context: Context
+    logged: list[dict[str, object]]  # through structlog, as it is logged
+
+    @property
+    def port(self) -> int:
+        return self.running.port
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Served]:
+    """No keys; the model `plain`; pages of ORIGIN are allowed."""
+    path = folder / "llmux.yaml"
+    server = {"allowed_hosts": ["a"], "allowed_origins": [ORIGIN], "state_dir": str(folder)}
+    path.write_text(yaml.safe_dump({"models": {"plain": fake()}, "server": server}))
+    configuration = Configuration(path)
+    catalog, keyring = configuration.read(), Keyring()
+    sampler = (await open_sampler((HostWanted(1000),))).sampler
+    surroundings = Surroundings(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
+    workers = Workers(surroundings, catalog.models, catalog.limits)
+    context = Context(Engine(workers, sampler), workers, sampler, catalog, Gate.of(keyring, catalog.server))
+    application = Application(context, Reloader(context, configuration, keyring))
+    with structlog.testing.capture_logs() as logged:
+        async with front(application) as running:
+            yield Served(running, context, logged)
+
+
+def get(path: bytes, *fields: bytes, method: bytes = b"GET") -> bytes:
+    lines = (method + b" " + path + b" HTTP/1.1", b"Host: 127.0.0.1", *fields, b"Connection: close")
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+async def ask(port: int, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, header fields (each there once) and body, as it was framed."""
+    head, _, body = (await talk(port, request)).partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    fields = [line.partition(": ") for line in lines]
+    headers = {name: value for name, _, value in fields}
+    assert len(headers) == len(fields), head
+    return int(status.split()[1]), headers, body
