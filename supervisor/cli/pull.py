@@ -27,7 +27,7 @@ from supervisor.catalog.catalog import CatalogModel
 from supervisor.cli import show
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, NotFoundError
-from supervisor.io import hub, hub_kernels, venvs
+from supervisor.io import hub, hub_download, hub_kernels, venvs
 
 Echo = Callable[[str], None]
 Row = dict[str, object]
@@ -47,7 +47,7 @@ class Want:
     folder: Path
     models: list[CatalogModel]
     kernel: Kernel | None = None
-    copy: hub.Copy | None = None
+    copy: hub_download.Copy | None = None
     missing: list[hub.File] = field(default_factory=list)
     problem: str | None = None
 
@@ -86,9 +86,12 @@ def wants(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -> li
     """What these models need, or all that have a source; virtual names stand for their models. Blocks on the hub.
 
     Each is compared with what is there; what fails is kept in its `problem`.
-    Raises NotFoundError for a name that isn't there, or a model for which nothing can be fetched.
+    Raises NotFoundError for a name that isn't there, or a model for which nothing can be fetched; HubError where the hub's
+    client can't be loaded.
     """
     models = _named(catalog, names)
+    if models:
+        hub.client()  # without it nothing can be looked at
     found: dict[tuple[str, str, Path], Want] = {}
     of_model: dict[ModelId, Want] = {}
     for model in models:
@@ -124,8 +127,9 @@ def _look(
 ) -> None:
     try:
         listing = ask()
-        want.copy = hub.Copy(listing, place(want, listing))
-        want.missing = want.copy.missing(verify=verify)
+        copy = hub_download.Copy(listing, place(want, listing))
+        want.missing = copy.missing(verify=verify)
+        want.copy = copy
     except hub.HubError as error:
         want.problem = str(error)
     except OSError as error:
@@ -163,9 +167,11 @@ def _object(text: bytes) -> Mapping[str, JsonValue]:
 
 
 def check_room(wanted: Sequence[Want]) -> None:
-    """Raises PullError where the disk is too small."""
+    """Raises PullError where the disk is too small, once leftovers are gone."""
     needs: dict[int, tuple[Path, int]] = {}
     for want in wanted:
+        if want.copy is not None:
+            want.copy.clear()
         there = next(path for path in (want.folder, *want.folder.absolute().parents) if path.exists())
         disk = there.stat().st_dev
         needs[disk] = (there, needs.get(disk, (there, 0))[1] + want.still_bytes())
@@ -247,8 +253,12 @@ def table_of(wanted: Sequence[Want]) -> str:
     size = sum(file.size for want in wanted for file in want.files)
     left = sum(want.still_bytes() for want in wanted)
     told = [want.problem for want in wanted if want.problem is not None]
-    total = f"{show.mib(_mib(size))} in all, {show.mib(_mib(left))} to get."
-    return "\n".join([show.table(lines, width=show.terminal_width()), *told, total])
+    total = f"{show.mib(_mib(size))} in all, {show.mib(_mib(left))} to get"
+    if unseen := sum(want.copy is None for want in wanted):
+        total = f"{total}, beside {unseen} of {len(wanted)} that could not be looked at"
+        if unseen == len(wanted):
+            total = "No repository could be looked at"
+    return "\n".join([show.table(lines, width=show.terminal_width()), *told, f"{total}."])
 
 
 def catalog_of(config: Path | None) -> Catalog:

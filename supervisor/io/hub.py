@@ -1,32 +1,17 @@
-"""Files of a model hub, fetched so that being cut off costs nothing.
+"""What a model hub has: the files of a repository at one commit, with their sizes and hashes.
 
-The hub's own client says what a repository holds, knows where the hub and the person's token are (HF_ENDPOINT, HF_TOKEN,
-HF_HOME) and moves the bytes. It keeps nothing of a download that was interrupted, though, so the files are kept here:
-
-    <folder>/<file>                     whole: its size and hash are what the hub says
-    <folder>/<file>.<hash>.part         what is there of it so far; the next attempt asks for the rest
-    <folder>/.llmux-pull.json           what was hashed when, so that nothing is hashed twice
-
-A repository is looked at once, at its revision of that moment; all files are of that commit.
+The hub's own client asks; it knows where the hub and the person's token are (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository
+is looked at once, at its revision of that moment; all files are of that commit. io/hub_download.py gets them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import fnmatch
-import glob
 import hashlib
-import json
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from runtimes.base import Source
 from supervisor.errors import LlmuxError
@@ -34,15 +19,8 @@ from supervisor.errors import LlmuxError
 if TYPE_CHECKING:
     from types import ModuleType
 
-RECORD: Final = ".llmux-pull.json"
-LOCK: Final = ".llmux-pull.lock"
-AT_ONCE: Final = 4
-ATTEMPTS: Final = 5  # in a row that bring nothing
-PASSING: Final = (408, 429)  # the client's fault only for a while
-FIRST_PAUSE_S: Final = 0.1
 TIMEOUT_S: Final = 30.0
 CHUNK: Final = 1024 * 1024
-EXTRA_REMEDY: Final = "pip install 'llmux-supervisor[hub]'"
 
 # Beside safetensors that transformers can load: the same weights for other programs, and copies of other layouts.
 OTHER_WEIGHTS: Final = (
@@ -50,8 +28,6 @@ OTHER_WEIGHTS: Final = (
     *("onnx/*", "openvino/*", "original/*", "metal/*", "coreml/*", "flax/*", "runs/*"),
 )
 SAFETENSORS: Final = ("model.safetensors", "model.safetensors.index.json")
-
-Told = Callable[[str], None]
 
 
 class HubError(LlmuxError):
@@ -68,6 +44,11 @@ class File:
     size: int
     digest: str
 
+    @property
+    def is_large(self) -> bool:
+        """Does git only point to it?"""
+        return len(self.digest) == 64
+
     def is_of(self, path: Path) -> bool:
         """Has the file there this content? Reads all of it."""
         if path.stat().st_size != self.size:
@@ -80,8 +61,8 @@ class File:
         return len(content) == self.size and self._fits([content])
 
     def _fits(self, chunks: Iterable[bytes]) -> bool:
-        large = len(self.digest) == 64
-        hashed = hashlib.sha256() if large else hashlib.sha1(b"blob %d\0" % self.size)  # noqa: S324  # git's choice
+        header = b"blob %d\0" % self.size
+        hashed = hashlib.sha256() if self.is_large else hashlib.sha1(header)  # noqa: S324  # git's choice
         for chunk in chunks:
             hashed.update(chunk)
         return hashed.hexdigest() == self.digest
@@ -97,14 +78,17 @@ class Listing:
     files: tuple[File, ...]
     kind: Literal["model", "kernel"] = "model"
 
+    def url(self, file: File) -> str:
+        """Where the hub has it."""
+        return str(client().hf_hub_url(self.repo, file.name, revision=self.commit, repo_type=self.kind))
+
 
 def content(listing: Listing, file: File) -> bytes:
     """A small file, without keeping it. Blocks. Raises HubError."""
     hub = client()
-    url = hub.hf_hub_url(listing.repo, file.name, revision=listing.commit, repo_type=listing.kind)
     try:
         response = hub.utils.get_session().get(
-            url, headers=hub.utils.build_hf_headers(), timeout=TIMEOUT_S, follow_redirects=True
+            listing.url(file), headers=hub.utils.build_hf_headers(), timeout=TIMEOUT_S, follow_redirects=True
         )
         hub.utils.hf_raise_for_status(response)
     except Exception as error:
@@ -141,161 +125,17 @@ def file_of(repo: str, name: str, size: int, digest: str) -> File:
     return File(name, size, digest)
 
 
-class Copy:
-    """The files of a listing in a folder: what is there, and how the rest gets there."""
-
-    def __init__(self, listing: Listing, folder: Path) -> None:
-        self.listing = listing
-        self.folder = folder
-        self._writing = threading.Lock()
-
-    def missing(self, *, verify: bool = False) -> list[File]:
-        """Files that aren't there whole. Hashes those that nobody hashed yet; with `verify`, all."""
-        record = self._record()
-        return [file for file in self.listing.files if not self._is_there(file, record, verify=verify)]
-
-    def size_there(self, file: File) -> int:
-        """How much of a file is there, whole or in part. Cheap."""
-        for path in (self.folder / file.name, self._part(file)):
-            with contextlib.suppress(OSError):
-                return min(path.stat().st_size, file.size)
-        return 0
-
-    def fetch(self, files: Sequence[File], tell: Told) -> None:
-        """Get these files, telling of each. Blocks. Raises HubError, or OSError; what came so far stays."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        stop = threading.Event()
-        with self._turn(tell) as waited, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads:
-            if waited:  # whoever was at it before has most likely fetched them
-                missing = self.missing(verify=True)
-                files = [file for file in files if file in missing]
-            try:
-                for _ in threads.map(lambda file: self._fetch(file, tell, stop), files):
-                    pass
-            except BaseException:
-                stop.set()
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
-
-    def _fetch(self, file: File, tell: Told, stop: threading.Event) -> None:
-        path, part = self.folder / file.name, self._part(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for again in (False, True):
-            self._download(file, part, tell, stop)
-            if file.is_of(part):
-                break
-            part.unlink()
-            if again:
-                raise HubError(f"{self.listing.repo}: {file.name} arrived twice with another hash than the hub says.")
-            tell(f"{file.name}: arrived with another hash than the hub says; once more")
-        part.replace(path)
-        for old in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-            old.unlink(missing_ok=True)
-        self._remember(file)
-        tell(f"{file.name}: {file.size} bytes, verified")
-
-    def _download(self, file: File, part: Path, tell: Told, stop: threading.Event) -> None:
-        """Fill `part` up to the file's size, however often the connection breaks, as long as something comes."""
-        hub = client()
-        fruitless = 0
-        part.touch()
-        with part.open("r+b") as out:
-            if out.seek(0, os.SEEK_END) > file.size:
-                _empty(out)
-            while (there := out.tell()) < file.size:
-                try:
-                    self._read(file, out, stop)
-                    problem: Exception = EOFError("the answer ended early")
-                except hub.errors.HfHubHTTPError as error:
-                    if error.response.status_code < 500 and error.response.status_code not in PASSING:
-                        raise explained(error, self.listing.repo, self.listing.commit) from error
-                    problem = error
-                except OSError:  # the disk's: the client's own are none
-                    raise
-                except Exception as error:  # noqa: BLE001  # however it broke: what has come is kept and checked
-                    problem = error
-                if (now := out.tell()) >= file.size:
-                    break
-                fruitless = 0 if now > there else fruitless + 1
-                if fruitless == ATTEMPTS:
-                    raise explained(problem, self.listing.repo, self.listing.commit) from problem
-                tell(f"{file.name}: broken off at {now} of {file.size} bytes ({_line(problem)}); going on")
-                stop.wait(min(FIRST_PAUSE_S * 2**fruitless, 5.0))
-
-    def _read(self, file: File, out: BinaryIO, stop: threading.Event) -> None:
-        """Ask for what is missing, and append it."""
-        hub = client()
-        there = out.tell()
-        listing = self.listing
-        url = hub.hf_hub_url(listing.repo, file.name, revision=listing.commit, repo_type=listing.kind)
-        headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
-        if there:
-            headers["Range"] = f"bytes={there}-"
-        with hub.utils.get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
-            hub.utils.hf_raise_for_status(response)
-            if there and response.status_code != HTTPStatus.PARTIAL_CONTENT:
-                _empty(out)
-            for chunk in response.iter_bytes():
-                if stop.is_set():
-                    raise InterruptedError
-                out.write(chunk)
-
-    @contextmanager
-    def _turn(self, tell: Told) -> Iterator[bool]:
-        """One at a time fills a folder; the kernel frees the lock of one that dies. Tells whether it had to wait."""
-        waited = False
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waited = True
-                tell(f"{self.folder}: waiting for another pull to finish")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield waited
-
-    def _part(self, file: File) -> Path:
-        path = self.folder / file.name
-        return path.with_name(f"{path.name}.{file.digest[:12]}.part")
-
-    def _is_there(self, file: File, record: dict[str, list[object]], *, verify: bool) -> bool:
-        path = self.folder / file.name
-        if not path.is_file() or path.stat().st_size != file.size:
-            return False
-        if not verify and record.get(file.name) == _mark(path, file):
-            return True
-        if not file.is_of(path):
-            return False
-        self._remember(file)
-        return True
-
-    def _record(self) -> dict[str, list[object]]:
-        try:
-            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
-
-    def _remember(self, file: File) -> None:
-        with self._writing:
-            record = self._record() | {file.name: _mark(self.folder / file.name, file)}
-            aside = self.folder / f"{RECORD}.{os.getpid()}"
-            aside.write_text(json.dumps(record, indent=1), encoding="utf-8")
-            aside.replace(self.folder / RECORD)
-
-
-def _empty(out: BinaryIO) -> None:
-    out.seek(0)
-    out.truncate()
-
-
 def client() -> ModuleType:
-    """The hub's client. Raises HubError where it isn't installed."""
+    """The hub's client. Raises HubError where it can't be loaded."""
     try:
-        import huggingface_hub  # noqa: PLC0415  # an extra; and it takes a second
+        import huggingface_hub  # noqa: PLC0415  # loading it takes longer than most commands
         import huggingface_hub.errors  # noqa: PLC0415
         import huggingface_hub.utils  # noqa: PLC0415
     except ImportError as error:
-        raise HubError(f"Fetching models needs the hub's client: {EXTRA_REMEDY}") from error
+        raise HubError(
+            f"The hub's client can't be loaded ({error}): reinstall llmux, the way it was installed before; "
+            "huggingface-hub comes along."
+        ) from error
     return huggingface_hub
 
 
@@ -336,15 +176,10 @@ def explained(error: Exception, repo: str, revision: str) -> HubError:
         case hub.errors.HfHubHTTPError():
             text = f"{endpoint} answers {error.response.status_code}; try again later: what has come is kept"
         case _:
-            text = f"{endpoint} can't be reached ({_line(error)}); try again: what has come is kept"
+            text = f"{endpoint} can't be reached ({line_of(error)}); try again: what has come is kept"
     return HubError(f"{repo}: {text}")
 
 
-def _line(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
+    """What went wrong, without the lines that say what to do."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _mark(path: Path, file: File) -> list[object]:
-    """What tells that a file is the one that was hashed."""
-    stat = path.stat()
-    return [file.digest, stat.st_size, stat.st_mtime_ns]

@@ -1,6 +1,7 @@
 """A model hub on loopback, as far as a client that fetches models can tell: listings, files, ranges, gates, a CDN, trouble.
 
-Large files are answered by a redirect to another origin, as the real hub does, which mustn't see the person's token.
+Large files are answered by a redirect to another origin, as the real hub does, which mustn't see the person's token. The
+ones that are kept as Xet can be had there in either way: plainly, or by what the hub's own downloader asks for.
 Repositories of kernels are those whose names begin with "kernels/"; they are listed as a tree, and have branches.
 """
 
@@ -10,8 +11,9 @@ import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
@@ -26,10 +28,22 @@ def blob(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+XET_CHUNK = 64 * 1024
+XET_BLOCK = 1 << 20
+
+
+def packed(content: bytes) -> tuple[bytes, int]:
+    """A block as Xet stores it, uncompressed, and how many chunks that is."""
+    chunks = [content[at : at + XET_CHUNK] for at in range(0, len(content), XET_CHUNK)]
+    sizes = [len(chunk).to_bytes(3, "little") for chunk in chunks]
+    return b"".join(b"\0" + size + b"\0" + size + chunk for size, chunk in zip(sizes, chunks)), len(chunks)
+
+
 @dataclass
 class Repo:
     files: dict[str, bytes]
     large: frozenset[str] = frozenset()  # kept as LFS: by sha256, on the CDN
+    xet: frozenset[str] = frozenset()  # of the large ones
     gated: bool = False
     versions: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files that a revision has instead
 
@@ -53,6 +67,7 @@ class Hub:
         self.hold: dict[str, threading.Event] = {}  # file → wait half way
         self.half_way: dict[str, threading.Event] = {}
         self.tokens_at_cdn: set[str | None] = set()
+        self.xet_reads: list[str] = []  # files that were asked for as Xet
         self._sent: Counter[str] = Counter()
         self._under_way = 0
         self._changed = threading.Condition()
@@ -109,11 +124,23 @@ class Hub:
                 with hub._answering():
                     self.find(unquote(urlsplit(self.path).path))
 
+            do_HEAD = do_GET
+
             def find(self, path: str) -> None:
-                if cdn:
+                if cdn and path.startswith("/xet/v1/reconstructions/"):
+                    self.rebuilding(path.rpartition("/")[2])
+                elif cdn and path.startswith("/xet/block/"):
+                    self.block(*path.split("/")[3:])
+                elif cdn and path.startswith("/xet/"):
+                    self.refuse(404, None)
+                elif cdn:
                     hub.tokens_at_cdn.add(self.headers["Authorization"])
                     _, repo, revision, name = path.split("|")
                     self.file(name, hub.repos[repo].at(revision)[name])
+                elif "/xet-read-token/" in path:
+                    until = str(int(time.time()) + 3600)
+                    access = {"X-Xet-Cas-Url": f"{hub.cdn}/xet", "X-Xet-Access-Token": "xet_good"}
+                    self.answer(200, b"{}", "application/json", **access, **{"X-Xet-Token-Expiration": until})
                 elif path.startswith("/api/models/"):
                     name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
                     self.listing(name, revision or "main")
@@ -188,21 +215,57 @@ class Hub:
                     return
                 self.send_response(302)
                 self.send_header("Location", f"{hub.cdn}/|{repo_name}|{revision}|{name}")
+                digest = hashlib.sha256(content).hexdigest()
+                self.send_header("X-Repo-Commit", COMMITS.get(revision, revision))
                 self.send_header("X-Linked-Size", str(len(content)))
-                self.send_header("X-Linked-Etag", f'"{hashlib.sha256(content).hexdigest()}"')
+                self.send_header("X-Linked-Etag", f'"{digest}"')
+                if name in repo.xet:
+                    self.send_header("X-Xet-Hash", digest)
+                    access = f"{hub.url}/api/models/{repo_name}/xet-read-token/{revision}"
+                    self.send_header("Link", f'<{access}>; rel="xet-auth"')
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def file(self, name: str, content: bytes) -> None:
+            def kept_as_xet(self, digest: str) -> tuple[str, bytes]:
+                for repo in hub.repos.values():
+                    for version in ("main", *repo.versions):
+                        for name, content in (repo.at(version) or {}).items():
+                            if hashlib.sha256(content).hexdigest() == digest:
+                                return name, content
+                raise KeyError(digest)
+
+            def rebuilding(self, digest: str) -> None:
+                """Of which blocks the file is made, and where they are."""
+                hub.tokens_at_cdn.add(self.headers["Authorization"])
+                name, content = self.kept_as_xet(digest)
+                hub.xet_reads.append(name)
+                terms, places = [], {}
+                for number, at in enumerate(range(0, len(content), XET_BLOCK)):
+                    stored, chunks = packed(content[at : at + XET_BLOCK])
+                    block, extent = f"{number + 1:064x}", {"start": 0, "end": chunks}
+                    length = len(content[at : at + XET_BLOCK])
+                    terms.append({"hash": block, "unpacked_length": length, "range": extent})
+                    url, whole = f"{hub.cdn}/xet/block/{digest}/{at}", {"start": 0, "end": len(stored) - 1}
+                    places[block] = [{"range": extent, "url": url, "url_range": whole}]
+                body = {"offset_into_first_range": 0, "terms": terms, "fetch_info": places}
+                self.answer(200, json.dumps(body).encode(), "application/json")
+
+            def block(self, digest: str, at: str) -> None:
+                hub.tokens_at_cdn.add(self.headers["Authorization"])
+                name, content = self.kept_as_xet(digest)
+                self.file(name, content[int(at) : int(at) + XET_BLOCK], stored=lambda block: packed(block)[0])
+
+            def file(self, name: str, content: bytes, stored: Callable[[bytes], bytes] = bytes) -> None:
                 if hub.errors.get(name):
                     self.refuse(hub.errors[name].pop(0), None)
                     return
                 if hub.corrupt[name]:
                     hub.corrupt[name] -= 1
                     content = bytes([content[0] ^ 1]) + content[1:]
+                content = stored(content)
                 first = 0
                 if hub.ranges and (asked := self.headers["Range"]):
-                    first = int(asked.removeprefix("bytes=").removesuffix("-"))
+                    first = int(asked.removeprefix("bytes=").partition("-")[0])
                     self.send_response(206)
                     self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
                 else:
@@ -210,6 +273,8 @@ class Hub:
                 self.send_header("Content-Length", str(len(content) - first))
                 self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
                 self.end_headers()
+                if self.command == "HEAD":
+                    return
                 rest = content[first:]
                 if hub.cuts.get(name):
                     rest = rest[: hub.cuts[name].pop(0)]
@@ -230,6 +295,7 @@ class Hub:
                 for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
 
         return Handler

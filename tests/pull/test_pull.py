@@ -12,6 +12,7 @@ import pytest
 from supervisor.cli import pull as pulling
 from supervisor.cli.exits import Exit
 from supervisor.io import hub as hub_files
+from supervisor.io import hub_download
 from tests.daemon import wait_until
 from tests.pull.conftest import MIB, content
 from tests.pull.stand_in import Repo
@@ -61,6 +62,7 @@ class TestFetching:
         pull("tiny")
         sent = hub.sent.copy()
         pull.models["tiny"]["source"]["revision"] = "v2"
+        assert pull.rows("tiny", "--dry-run")[0]["missing_bytes"] == 5 * MIB
         assert pull("tiny").returncode == Exit.DONE
         path = pull.models_dir / "acme/tiny/model.safetensors"
         assert path.read_bytes() == content(5 * MIB, 12)
@@ -165,7 +167,15 @@ class TestBrokenLines:
     def test_no_hub_at_all(self, pull):
         done = pull(HF_ENDPOINT="http://127.0.0.1:9")
         assert done.returncode == Exit.FAILED
-        assert "can't be reached" in done.stderr + done.stdout
+        assert "can't be reached" in done.stderr
+        assert done.stdout.splitlines()[-1] == "No repository could be looked at."
+
+    def test_a_sum_of_what_could_be_looked_at(self, pull):
+        pull.models["other"] = {"runtime": "transformers", "source": {"repo": "acme/nowhere"}}
+        done = pull("--dry-run")
+        assert done.returncode == Exit.FAILED
+        told = "10 MiB in all, 10 MiB to get, beside 1 of 3 that could not be looked at."
+        assert done.stdout.splitlines()[-1] == told
 
     def test_offline_by_the_persons_own_setting(self, pull):
         done = pull(HF_HUB_OFFLINE="1")
@@ -277,7 +287,7 @@ class TestMistakes:
 
     def test_a_disk_that_is_too_small(self, pull):
         wanted = pulling.Want(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
-        wanted.copy = hub_files.Copy(
+        wanted.copy = hub_download.Copy(
             hub_files.Listing("acme/tiny", "a" * 40, False, (hub_files.File("a", 1 << 60, "0" * 64),)), wanted.folder
         )
         wanted.missing = list(wanted.files)
@@ -287,4 +297,7 @@ class TestMistakes:
     def test_without_the_hubs_client(self, pull, tmp_path):
         (tmp_path / "huggingface_hub.py").write_text("raise ImportError('not here')\n")
         done = pull(PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}")
-        assert "llmux-supervisor[hub]" in done.stdout + done.stderr
+        assert done.returncode == Exit.FAILED
+        assert done.stdout == ""
+        (line,) = done.stderr.splitlines()
+        assert "can't be loaded (not here): reinstall llmux" in line

@@ -22,7 +22,8 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
     """Fetch the files of MODELs from the model hub, or of all models whose configuration names a source.
 
     With FP8 and MXFP4 weights come the kernels that compute with them, in the builds that fit the runtime's environment.
-    What is there already is not fetched again, and what was cut off goes on. Gated models need a token: HF_TOKEN.
+    What is there already is not fetched again, and what was cut off goes on; a file from Xet storage begins anew. Gated
+    models need a token: HF_TOKEN.
     """
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
 

@@ -1,0 +1,278 @@
+"""Files of a hub, fetched so that being cut off costs as little as can be.
+
+Of the two downloaders each file takes one. Ours goes on where it was cut off. The hub's own brings what is stored as Xet,
+chunk by chunk, and files above 50 GB, which plain requests don't get; it keeps nothing of a file that was interrupted.
+Either way a file is in its place only when its size and hash are what the hub says:
+
+    <folder>/<file>                     whole
+    <folder>/<file>.<hash>.part         what is there of it so far; the next attempt asks for the rest
+    <folder>/.llmux-pull.hub/<hash>/    where the hub's own downloader is at work
+    <folder>/.llmux-pull.json           what was hashed when, so that nothing is hashed twice
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import glob
+import importlib.util
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from supervisor.io.hub import TIMEOUT_S, File, HubError, Listing, client, explained, line_of
+
+RECORD: Final = ".llmux-pull.json"
+LOCK: Final = ".llmux-pull.lock"
+ASIDE: Final = ".llmux-pull.hub"
+AT_ONCE: Final = 4
+ATTEMPTS: Final = 5  # in a row that bring nothing
+PASSING: Final = (408, 429)  # the client's fault only for a while
+FIRST_PAUSE_S: Final = 0.1
+
+Told = Callable[[str], None]
+
+
+def takes_hubs_own(size: int, *, xet: bool, begun: bool, largest_plain: int) -> bool:
+    """Is the hub's own downloader the one for this file? Ours goes on with what it has begun."""
+    return not begun and (xet or size > largest_plain)
+
+
+class Copy:
+    """The files of a listing in a folder: what is there, and how the rest gets there."""
+
+    def __init__(self, listing: Listing, folder: Path) -> None:
+        self.listing = listing
+        self.folder = folder
+        self._writing = threading.Lock()
+        self._came: set[str] = set()
+        self._with_hub: File | None = None
+
+    def missing(self, *, verify: bool = False) -> list[File]:
+        """Files that aren't there whole. Hashes those that nobody hashed yet; with `verify`, all."""
+        record = self._record()
+        return [file for file in self.listing.files if not self._is_there(file, record, verify=verify)]
+
+    def size_there(self, file: File) -> int:
+        """How much has come of a file that was missing. Cheap."""
+        if file.name in self._came:
+            return file.size
+        with contextlib.suppress(OSError):  # whoever fetches it moves it meanwhile
+            part = self._part(file)
+            if part.exists():
+                return min(part.stat().st_size, file.size)
+            if file == self._with_hub:
+                sizes = [path.stat().st_size for path in self._aside(file).rglob("*") if path.is_file()]
+                return min(max(sizes, default=0), file.size)
+        return 0
+
+    def clear(self) -> None:
+        """Remove what the hub's own downloader left when it was killed: it makes no use of it. Raises OSError."""
+        if (self.folder / ASIDE).exists():
+            with (self.folder / LOCK).open("w") as file, contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another pull is at it
+                shutil.rmtree(self.folder / ASIDE)
+
+    def fetch(self, files: Sequence[File], tell: Told) -> None:
+        """Get these files, telling of each. Blocks. Raises HubError, or OSError; what came so far stays."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        stop = threading.Event()
+        with self._turn(tell) as waited, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads:
+            if waited:  # whoever was at it before has most likely fetched them
+                missing = self.missing(verify=True)
+                self._came.update(file.name for file in files if file not in missing)
+                files = [file for file in files if file in missing]
+            try:
+                hubs = dict(zip(files, threads.map(self._takes_hubs_own, files), strict=True))
+                own = functools.partial(self._download, tell=tell, stop=stop)
+                for _ in threads.map(lambda file: self._fetch(file, tell, own), [f for f in files if not hubs[f]]):
+                    pass
+                for file in [file for file in files if hubs[file]]:  # in this thread, which Ctrl-C interrupts
+                    tell(f"{file.name}: comes by the hub's own downloader; interrupted, it begins anew")
+                    self._fetch(file, tell, self._download_by_hub)
+            except BaseException:
+                stop.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _fetch(self, file: File, tell: Told, download: Callable[[File, Path], None]) -> None:
+        path, part = self.folder / file.name, self._part(file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for again in (False, True):
+            download(file, part)
+            if file.is_of(part):
+                break
+            part.unlink()
+            if again:
+                raise HubError(f"{self.listing.repo}: {file.name} arrived twice with another hash than the hub says.")
+            tell(f"{file.name}: arrived with another hash than the hub says; once more")
+        part.replace(path)
+        for old in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+            old.unlink(missing_ok=True)
+        self._remember(file)
+        self._came.add(file.name)
+        tell(f"{file.name}: {file.size} bytes, verified")
+
+    def _takes_hubs_own(self, file: File) -> bool:
+        """Ask the hub how it keeps the file, as its own downloader would. Raises HubError."""
+        hub, part = client(), self._part(file)
+        xet = False
+        if file.is_large and not hub.constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None:
+            try:
+                found = hub.get_hf_file_metadata(self.listing.url(file), timeout=TIMEOUT_S, retry_on_errors=True)
+            except Exception as error:
+                raise explained(error, self.listing.repo, self.listing.commit) from error
+            xet = found.xet_file_data is not None
+        begun = part.exists() and part.stat().st_size > 0
+        return takes_hubs_own(file.size, xet=xet, begun=begun, largest_plain=hub.constants.MAX_HTTP_DOWNLOAD_SIZE)
+
+    def _download_by_hub(self, file: File, part: Path) -> None:
+        """Let the hub's own downloader fill `part`. It works aside: it would remove an older file before it begins."""
+        hub, listing = client(), self.listing
+        hub.utils.disable_progress_bars()
+        self._with_hub = file
+        try:
+            came = hub.hf_hub_download(
+                listing.repo,
+                file.name,
+                repo_type=listing.kind,
+                revision=listing.commit,
+                local_dir=self._aside(file),
+            )
+            Path(came).replace(part)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, hub.errors.LocalEntryNotFoundError) else None
+            raise self._given_up(file, error if cause is None else cause) from error
+        finally:
+            self._with_hub = None
+            shutil.rmtree(self.folder / ASIDE, ignore_errors=True)
+
+    def _given_up(self, file: File, error: BaseException) -> HubError:
+        """What it means that the hub's own downloader ended with this."""
+        hub, largest = client(), client().constants.MAX_HTTP_DOWNLOAD_SIZE
+        if isinstance(error, hub.errors.HfHubHTTPError) and _is_final(error.response.status_code):
+            return explained(error, self.listing.repo, self.listing.commit)
+        if file.size <= largest:
+            remedy = "try again, or with HF_HUB_DISABLE_XET=1, which goes on where it was cut off"
+        elif hub.constants.HF_HUB_DISABLE_XET:
+            remedy = f"unset HF_HUB_DISABLE_XET: files above {largest // 10**9} GB come by Xet alone"
+        else:
+            remedy = "try again: it begins anew"
+        return HubError(
+            f"{self.listing.repo}: {file.name}: the hub's own downloader gave up ({line_of(error)}); {remedy}"
+        )
+
+    def _download(self, file: File, part: Path, tell: Told, stop: threading.Event) -> None:
+        """Fill `part` up to the file's size, however often the connection breaks, as long as something comes."""
+        hub = client()
+        fruitless = 0
+        part.touch()
+        with part.open("r+b") as out:
+            if out.seek(0, os.SEEK_END) > file.size:
+                _empty(out)
+            while (there := out.tell()) < file.size:
+                try:
+                    self._read(file, out, stop)
+                    problem: Exception = EOFError("the answer ended early")
+                except hub.errors.HfHubHTTPError as error:
+                    if _is_final(error.response.status_code):
+                        raise explained(error, self.listing.repo, self.listing.commit) from error
+                    problem = error
+                except OSError:  # the disk's: the client's own are none
+                    raise
+                except Exception as error:  # noqa: BLE001  # however it broke: what has come is kept and checked
+                    problem = error
+                if (now := out.tell()) >= file.size:
+                    break
+                fruitless = 0 if now > there else fruitless + 1
+                if fruitless == ATTEMPTS:
+                    raise explained(problem, self.listing.repo, self.listing.commit) from problem
+                tell(f"{file.name}: broken off at {now} of {file.size} bytes ({line_of(problem)}); going on")
+                stop.wait(min(FIRST_PAUSE_S * 2**fruitless, 5.0))
+
+    def _read(self, file: File, out: BinaryIO, stop: threading.Event) -> None:
+        """Ask for what is missing, and append it."""
+        hub = client()
+        there = out.tell()
+        headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
+        if there:
+            headers["Range"] = f"bytes={there}-"
+        with hub.utils.get_session().stream(
+            "GET", self.listing.url(file), headers=headers, timeout=TIMEOUT_S
+        ) as response:
+            hub.utils.hf_raise_for_status(response)
+            if there and response.status_code != HTTPStatus.PARTIAL_CONTENT:
+                _empty(out)
+            for chunk in response.iter_bytes():
+                if stop.is_set():
+                    raise InterruptedError
+                out.write(chunk)
+
+    @contextmanager
+    def _turn(self, tell: Told) -> Iterator[bool]:
+        """One at a time fills a folder; the kernel frees the lock of one that dies. Tells whether it had to wait."""
+        waited = False
+        with (self.folder / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited = True
+                tell(f"{self.folder}: waiting for another pull to finish")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield waited
+
+    def _part(self, file: File) -> Path:
+        path = self.folder / file.name
+        return path.with_name(f"{path.name}.{file.digest[:12]}.part")
+
+    def _aside(self, file: File) -> Path:
+        return self.folder / ASIDE / file.digest[:12]
+
+    def _is_there(self, file: File, record: dict[str, list[object]], *, verify: bool) -> bool:
+        path = self.folder / file.name
+        if not path.is_file() or path.stat().st_size != file.size:
+            return False
+        if not verify and record.get(file.name) == _mark(path, file):
+            return True
+        if not file.is_of(path):
+            return False
+        self._remember(file)
+        return True
+
+    def _record(self) -> dict[str, list[object]]:
+        try:
+            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def _remember(self, file: File) -> None:
+        with self._writing:
+            record = self._record() | {file.name: _mark(self.folder / file.name, file)}
+            aside = self.folder / f"{RECORD}.{os.getpid()}"
+            aside.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            aside.replace(self.folder / RECORD)
+
+
+def _is_final(status: int) -> bool:
+    """Will asking again get the same answer?"""
+    return status < 500 and status not in PASSING
+
+
+def _empty(out: BinaryIO) -> None:
+    out.seek(0)
+    out.truncate()
+
+
+def _mark(path: Path, file: File) -> list[object]:
+    """What tells that a file is the one that was hashed."""
+    stat = path.stat()
+    return [file.digest, stat.st_size, stat.st_mtime_ns]
