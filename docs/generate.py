@@ -1,30 +1,32 @@
-"""Fills in what the pages of this folder take from the code: settings, commands, endpoints, states, runtimes.
+"""Writes what follows from the code: parts of the pages of this folder, and the JSON schema of the configuration file.
 
 A page says where, between two comments:
 
     <!-- generated: limits -->
     <!-- end -->
 
-`make docs` writes all of them anew; everything outside the comments is written by hand. A test compares.
+`make docs` writes all of them anew; everything outside the comments is written by hand. A runtime whose settings have no
+block yet gets a section for them. A test compares.
 """  # noqa: INP001  # a program, not a package
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from runtimes.base import Endpoint, ModelConfig
+from runtimes.base import ModelConfig
 from runtimes.chatterbox.parameters import SPEECH
 from runtimes.embeddings.parameters import EMBEDDINGS, RERANK
 from runtimes.kit.audio.parameters import PARAMETERS as TRANSCRIPTION
 from runtimes.kit.parameters import Table
-from runtimes.registry import REGISTRY
+from runtimes.registry import REGISTRY, Registry
 from runtimes.transformers.parameters import CHAT, COMPLETIONS
 from supervisor.catalog.schema import json_schema
 from supervisor.cli.exits import MEANINGS
@@ -32,36 +34,54 @@ from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
 
 DOCS: Final = Path(__file__).parent
+SCHEMA: Final = DOCS.parent / "config" / "llmux.schema.json"
 
-KINDS: Final[Mapping[str, Sequence[Mapping[str, object]]]] = {
-    "llama_server": (
-        {"path": Path("model.gguf")},
-        {"path": Path("model.gguf"), "modalities": ["text", "audio"]},
-        {"path": Path("model.gguf"), "type": "embedding"},
-        {"path": Path("model.gguf"), "rerank": True},
-    ),
-    "command": ({"cmd": ["program"]},),
-    "transformers": ({"path": Path("model")}, {"path": Path("model"), "type": "asr"}),
-    "faster_whisper": ({"path": Path("model")},),
-    "embeddings": ({"path": Path("model")}, {"path": Path("model"), "task": "rerank"}),
-    "chatterbox": ({"path": Path("model")},),
-    "openai_remote": ({"base_url": "https://api.example.com/v1", "upstream_model": "model"},),
-    "vllm_serve": (
-        {"path": Path("model")},
-        {"path": Path("model"), "type": "embedding"},
-        {"path": Path("model"), "type": "asr"},
-    ),
-}
-"""Configurations of each runtime that together serve everything it can serve."""
-
-_BLOCK: Final = re.compile(r"(<!-- generated: ([a-z_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_HEADING: Final = re.compile(r"^#{1,3} ", re.MULTILINE)
+_BLOCK: Final = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Schema = Mapping[str, Any]
 
 
-def render(page: str) -> str:
-    """The page with all of its blocks written anew. Raises KeyError for a block that nothing here writes."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]]()}\n\n{block[3]}", page)
+def outputs(registry: Registry = REGISTRY) -> Iterator[tuple[Path, str]]:
+    """Every file that the code has a part in, with the text it should have."""
+    for path in sorted(DOCS.glob("*.md")):
+        yield path, render(path.read_text(encoding="utf-8"), registry)
+    yield SCHEMA, json.dumps(schema_of(registry), indent=2, ensure_ascii=False) + "\n"
+
+
+def render(page: str, registry: Registry = REGISTRY) -> str:
+    """The page with a section for each runtime, if it is about settings, and with all of its blocks written anew.
+
+    Raises LookupError for a block that nothing here writes.
+    """
+    known = blocks(registry)
+
+    def written(block: re.Match[str]) -> str:
+        if block[2] not in known:
+            raise LookupError(
+                f"Nothing writes the block {block[2]!r}: take it out of its page, with what belongs to it"
+            )
+        return f"{block[1]}\n{known[block[2]]()}\n\n{block[3]}"
+
+    return _BLOCK.sub(written, with_every_runtime(page, registry))
+
+
+def with_every_runtime(page: str, registry: Registry) -> str:
+    """The page about settings with a section for each runtime: a new one's follows the one before it in the registry."""
+    before = "every model"
+    if before not in blocks_of(page):
+        return page
+    for name in registry.names():
+        block = f"model of {name}"
+        if block not in blocks_of(page):
+            about = (registry.get(name).config.__doc__ or "").partition("\n")[0]
+            section = f"### {name}\n\n{about} Its own keys:\n\n<!-- generated: {block} -->\n<!-- end -->\n\n"
+            end = page.index("<!-- end -->", page.index(f"<!-- generated: {before} -->"))
+            heading = _HEADING.search(page, end)
+            at = heading.start() if heading else len(page)
+            page = page[:at] + section + page[at:]
+        before = block
+    return page
 
 
 def blocks_of(page: str) -> list[str]:
@@ -78,9 +98,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-def section(name: str, *, without: Container[str] = ()) -> str:
+def section(name: str, registry: Registry = REGISTRY, *, without: Container[str] = ()) -> str:
     """The keys of one section of the configuration file."""
-    schema = json_schema()
+    schema = schema_of(registry)
     return settings(schema, _part(schema, name), without=without)
 
 
@@ -90,15 +110,15 @@ def model_settings() -> str:
     return settings(schema, schema)
 
 
-def runtime_settings(name: str) -> str:
+def runtime_settings(registry: Registry, name: str) -> str:
     """The keys that models of this runtime have besides, or that say more there."""
-    config = REGISTRY.get(name).config
+    config = registry.get(name).config
     same = {
         key
         for key, field in ModelConfig.model_fields.items()
         if key == "runtime" or config.model_fields[key].annotation == field.annotation
     }
-    return section(config.__name__, without=same)
+    return section(config.__name__, registry, without=same)
 
 
 def settings(schema: Schema, part: Schema, *, without: Container[str] = ()) -> str:
@@ -110,6 +130,12 @@ def settings(schema: Schema, part: Schema, *, without: Container[str] = ()) -> s
         if key not in without
     ]
     return table(("Key", "Value", "Default", "Meaning"), rows)
+
+
+@cache
+def schema_of(registry: Registry) -> Schema:
+    """The configuration file's schema, made once for all sections."""
+    return json_schema(registry)
 
 
 def _part(schema: Schema, name: str) -> Schema:
@@ -233,23 +259,17 @@ def transitions() -> str:
     return table(("From", "What happens", "To"), rows)
 
 
-def endpoints() -> str:
+def endpoints(registry: Registry) -> str:
     """Inference paths, and which runtimes serve them."""
     serving: dict[tuple[str, str], list[str]] = {}
-    for name in REGISTRY.names():
-        for path, method in {(endpoint.path, endpoint.method) for endpoint in endpoints_of(name)}:
-            serving.setdefault((path, method), []).append(name)
+    for name in registry.names():
+        for endpoint in registry.get(name).all_endpoints:
+            serving.setdefault((endpoint.path, endpoint.method), []).append(name)
     ordered = sorted(serving, key=lambda place: (not place[0].startswith("/v1/"), place))
     rows = [
         (f"`{method} {path}`", ", ".join(f"`{name}`" for name in serving[path, method])) for path, method in ordered
     ]
     return table(("Endpoint", "Served by"), rows)
-
-
-def endpoints_of(name: str) -> set[Endpoint]:
-    """Everything that some worker of a runtime serves."""
-    adapter = REGISTRY.get(name)
-    return {e for keys in KINDS[name] for e in adapter.endpoints(adapter.config(runtime=name, **keys))}
 
 
 def parameters(known: Table) -> str:
@@ -269,40 +289,41 @@ def _told(known: Table, name: str) -> str:
     return f"{known[name].fate}: {known[name].note}"
 
 
-def runtimes() -> str:
+def runtimes(registry: Registry) -> str:
     """A row a runtime."""
     rows = []
-    for name in REGISTRY.names():
-        adapter = REGISTRY.get(name)
+    for name in registry.names():
+        adapter = registry.get(name)
         own = f"`llmux runtimes install {name}`" if adapter.requirements is not None else "none"
         rows.append((f"`{name}`", adapter.summary, own))
     return table(("Runtime", "What it runs", "Environment of its own"), rows)
 
 
-BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
-    "server": partial(section, "ServerConfig"),
-    "limits": partial(section, "LimitsConfig"),
-    "devices": partial(section, "DeviceConfig"),
-    "virtual models": partial(section, "VirtualModelConfig", without=("physical", "params")),
-    "every model": model_settings,
-    **{f"model of {name}": partial(runtime_settings, name) for name in REGISTRY.names()},
-    "commands": commands,
-    "exit codes": exit_codes,
-    "transitions": transitions,
-    "endpoints": endpoints,
-    "runtimes": runtimes,
-    "parameters of chat": partial(parameters, CHAT),
-    "parameters of completions": partial(parameters, COMPLETIONS),
-    "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
-    "parameters of speech": speech_parameters,
-    "parameters of embeddings": partial(parameters, EMBEDDINGS),
-    "parameters of reranking": partial(parameters, RERANK),
-}
+def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
+    """What writes each block."""
+    return {
+        "server": partial(section, "ServerConfig"),
+        "limits": partial(section, "LimitsConfig"),
+        "devices": partial(section, "DeviceConfig"),
+        "virtual models": partial(section, "VirtualModelConfig", without=("physical", "params")),
+        "every model": model_settings,
+        **{f"model of {name}": partial(runtime_settings, registry, name) for name in registry.names()},
+        "commands": commands,
+        "exit codes": exit_codes,
+        "transitions": transitions,
+        "endpoints": partial(endpoints, registry),
+        "runtimes": partial(runtimes, registry),
+        "parameters of chat": partial(parameters, CHAT),
+        "parameters of completions": partial(parameters, COMPLETIONS),
+        "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
+        "parameters of speech": speech_parameters,
+        "parameters of embeddings": partial(parameters, EMBEDDINGS),
+        "parameters of reranking": partial(parameters, RERANK),
+    }
+
 
 if __name__ == "__main__":
-    for path in sorted(DOCS.glob("*.md")):
-        page = path.read_text(encoding="utf-8")
-        written = render(page)
-        if written != page:
-            path.write_text(written, encoding="utf-8")
-            sys.stdout.write(f"{path.name}: written\n")
+    for path, text in outputs():
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            sys.stdout.write(f"{path.relative_to(DOCS.parent)}: written\n")

@@ -229,6 +229,7 @@ class Adapter(abc.ABC, Generic[C]):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for tables
+    all_endpoints: ClassVar[frozenset[Endpoint]]  # of all of its models together, unless configured otherwise
     requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one: runtimes/lock.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
@@ -246,9 +247,9 @@ class Adapter(abc.ABC, Generic[C]):
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
         """How to start it. Raises RuntimeNotInstalledError or ModelUnusableError."""
 
-    @abc.abstractmethod
     def endpoints(self, config: C) -> frozenset[Endpoint]:
-        """What its workers serve."""
+        """What the workers of this model serve. A runtime with several kinds of models tells them apart here."""
+        return self.all_endpoints
 
     def estimate(self, config: C) -> Estimate | None:
         """Memory it will take, from metadata or file sizes; None when nothing can be told."""

@@ -71,6 +71,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
 
     name = "chatterbox"
     summary = "Text to speech in cloned voices: Chatterbox default, multilingual and turbo."
+    all_endpoints = frozenset({Endpoint("/v1/audio/speech")})
     program = "runtimes.chatterbox.worker"
     requirements = Path(__file__).parent / "requirements.lock"
     prune = ("torchaudio/lib/*.so",)  # made for another torch, and only its Python is used
@@ -97,10 +98,6 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     def target_inflight(self, config: ChatterboxConfig) -> int:
         """More than one: most of the time, a request waits for its listener."""
         return LISTENERS if config.target_inflight is None else config.target_inflight
-
-    def endpoints(self, config: ChatterboxConfig) -> frozenset[Endpoint]:
-        """Speech."""
-        return frozenset({Endpoint("/v1/audio/speech")})
 
     def voices(self, config: ChatterboxConfig) -> tuple[str, ...]:
         """Clips, the model's own voice, aliases."""

@@ -138,6 +138,7 @@ class CommandAdapter(Adapter[CommandConfig]):
 
     name = "command"
     summary = "Any program that speaks HTTP: a command line with ${port}."
+    all_endpoints = frozenset(map(Endpoint, DEFAULT_ENDPOINTS))
     config = CommandConfig
     spreads = True
 

@@ -20,6 +20,9 @@ PROGRAM_MIB: Final = 470  # Python, torch, transformers and sentence-transformer
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 Task = Literal["embed", "rerank"]
 
+_EMBED: Final = frozenset({Endpoint("/v1/embeddings")})
+_RERANK: Final = frozenset({Endpoint("/v1/rerank"), Endpoint("/rerank", upstream_path="/v1/rerank")})
+
 
 class EmbeddingsConfig(WorkerConfig):
     """A model that turns texts into vectors, or compares a query with documents."""
@@ -50,6 +53,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
 
     name = "embeddings"
     summary = "Embedding models and cross-encoders for reranking, on sentence-transformers."
+    all_endpoints = _EMBED | _RERANK
     program = "runtimes.embeddings.worker"
     requirements = Path(__file__).parent / "requirements.lock"
     config = EmbeddingsConfig
@@ -73,9 +77,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
 
     def endpoints(self, config: EmbeddingsConfig) -> frozenset[Endpoint]:
         """One of both kinds."""
-        if task(config) == "rerank":
-            return frozenset({Endpoint("/v1/rerank"), Endpoint("/rerank", upstream_path="/v1/rerank")})
-        return frozenset({Endpoint("/v1/embeddings")})
+        return _RERANK if task(config) == "rerank" else _EMBED
 
     def estimate(self, config: EmbeddingsConfig) -> Estimate | None:
         """Weights by the files' heads, activations of a full batch, and the program."""

@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes import speech_recognition
-from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, Modality, ModelUnusableError
+from runtimes.base import Capabilities, Estimate, LaunchContext, LaunchSpec, Modality, ModelUnusableError
 from runtimes.faster_whisper import estimate, model_file
 from runtimes.faster_whisper.config import FasterWhisperConfig
 from runtimes.worker_adapter import WorkerAdapter
@@ -24,6 +24,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
 
     name = "faster_whisper"
     summary = "Speech recognition: Whisper models on CTranslate2."
+    all_endpoints = speech_recognition.ENDPOINTS
     requirements = Path(__file__).parent / "requirements.lock"
     config = FasterWhisperConfig
     program = "runtimes.faster_whisper.worker"
@@ -54,10 +55,6 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
         packages = (context.environment(self.name) / "lib").glob("python3*/site-packages/nvidia")
         folders = (str(nvidia / library / "lib") for nvidia in packages for library in CUDA_LIBRARIES)
         return dataclasses.replace(spec, library_path=tuple(folders))
-
-    def endpoints(self, config: FasterWhisperConfig) -> frozenset[Endpoint]:
-        """Transcriptions and translations."""
-        return speech_recognition.ENDPOINTS
 
     def estimate(self, config: FasterWhisperConfig) -> Estimate | None:
         """From model.bin's own list of what is in it; None where it can't be read."""

@@ -100,6 +100,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     name = "llama_server"
     summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
+    all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
     requirements = HERE / "requirements.lock"
     config = LlamaServerConfig
     spreads = True

@@ -157,6 +157,7 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
 
     name = "openai_remote"
     summary = "A model that another OpenAI-compatible API runs; requests must allow it."
+    all_endpoints = frozenset(map(Endpoint, DEFAULT_ENDPOINTS))
     config = OpenAIRemoteConfig
 
     def check(self, config: OpenAIRemoteConfig, *, runtimes_dir: Path) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[Transfo
 
     name = "transformers"
     summary = "Language models, vision and speech recognition from Hugging Face folders, on transformers."
+    all_endpoints = frozenset[Endpoint]().union(*(kind.endpoints for kind in KINDS.values()))
     requirements = Path(__file__).parent / "requirements.lock"
     config = TransformersConfig
     spreads = True

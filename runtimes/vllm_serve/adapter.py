@@ -75,6 +75,8 @@ _TEXT = frozenset(
     )
 )
 _SCORES = frozenset(Endpoint(path) for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"))
+_EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/v2/embed"), Endpoint("/pooling")})
+_CLASSES = frozenset({Endpoint("/classify"), Endpoint("/pooling")})
 _SPEECH = frozenset({Endpoint("/v1/audio/transcriptions"), Endpoint("/v1/audio/translations")})
 
 _POOLED = ("ForTextEncoding", "EmbeddingModel", "ForRewardModeling", "RewardModel")
@@ -86,6 +88,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     name = "vllm_serve"
     summary = "Hugging Face models on vLLM's server, `vllm serve`: many requests at once, on large GPUs."
+    all_endpoints = _TOKENS | _TEXT | _SCORES | _EMBEDDINGS | _CLASSES | _SPEECH
     requirements = Path(__file__).parent / "requirements.lock"
     claims: ClassVar = {
         "cpu": ("vllm==0.32.0+cpu",)
@@ -137,10 +140,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             case "speech":
                 return _SPEECH
             case "embeddings":
-                return _TOKENS | _SCORES | {Endpoint("/v1/embeddings"), Endpoint("/v2/embed"), Endpoint("/pooling")}
+                return _TOKENS | _SCORES | _EMBEDDINGS
             case "classes":
                 scores = _SCORES if _labels(config) == 1 else frozenset[Endpoint]()
-                return _TOKENS | scores | {Endpoint("/classify"), Endpoint("/pooling")}
+                return _TOKENS | scores | _CLASSES
 
     def estimate(self, config: VllmServeConfig) -> Estimate | None:
         """Weights, KV cache, activations, program; None when the model's files aren't there."""

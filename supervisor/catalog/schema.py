@@ -1,13 +1,10 @@
 """The JSON schema of the configuration file, generated from the models that validate it.
 
 For editors (`# yaml-language-server: $schema=…`) and for the test that holds config/llmux.example.yaml complete.
-`python -m supervisor.catalog.schema > config/llmux.schema.json` writes it anew.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 from pydantic import BaseModel, JsonValue
@@ -61,8 +58,3 @@ def _accept_other_spellings(virtual: dict[str, Any]) -> None:
     properties["params"] = {"type": "object", "properties": parameters, "additionalProperties": False}
     del virtual["required"]
     virtual["oneOf"] = [{"required": ["model"]}, {"required": ["physical"]}]
-
-
-if __name__ == "__main__":
-    json.dump(json_schema(), sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")

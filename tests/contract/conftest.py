@@ -21,7 +21,7 @@ import pytest
 
 from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
 from runtimes.registry import REGISTRY, AnyAdapter
-from tests import fake_vllm, hf_folder, tiny, tiny_language
+from tests import contributing, fake_vllm, hf_folder, tiny, tiny_language
 from tests.ports import quiet_ports
 
 FAKE = Path(__file__).parents[1] / "fake_worker.py"
@@ -178,8 +178,43 @@ def remote() -> Subject:
     )
 
 
-RUNTIMES = ["embedded", pytest.param("binary", marks=pytest.mark.binary), "command", "vllm_serve", "transformers"]
-RUNTIMES += ["transformers-asr", "faster_whisper"]
+def contributed(folder: Path) -> Subject:
+    """The runtime that CONTRIBUTING.md adds; its server is a fake worker."""
+    program, model, broken = folder / "server", folder / "model", folder / "broken"
+    program.write_text(
+        f"""#!/bin/sh
+        grep -q weights "$2" || {{ echo "$2: no weights in it"; exit 1; }}
+        shift 2
+        exec {sys.executable} -I -S {FAKE} "$@" --key-env {contributing.NAME.upper()}_API_KEY
+        """
+    )
+    program.chmod(0o755)
+    model.write_text("weights")
+    broken.touch()
+    return Subject(
+        name="contributed",
+        adapter=contributing.registry().get(contributing.NAME),
+        keys={"path": str(model), "program": str(program)},
+        broken={"path": str(broken)},
+        complaint="no weights in it",
+    )
+
+
+SUBJECTS = {
+    "llama_server": ["embedded", pytest.param("binary", marks=pytest.mark.binary)],
+    "command": ["command"],
+    "vllm_serve": ["vllm_serve"],
+    "transformers": ["transformers", "transformers-asr"],
+    "faster_whisper": ["faster_whisper"],
+}
+"""Every runtime that has workers, with its subjects."""
+
+ELSEWHERE = {
+    "embeddings": "tests/runtimes/test_embeddings.py",
+    "chatterbox": "tests/runtimes/test_chatterbox.py",
+    "openai_remote": "has no workers; tests/remote",
+}
+RUNTIMES = [subject for subjects in SUBJECTS.values() for subject in subjects] + ["contributed"]
 
 
 @pytest.fixture(scope="session", params=RUNTIMES)
@@ -193,6 +228,8 @@ def of_workers(name: str, folders: pytest.TempPathFactory) -> Subject:
         return vllm(folders.mktemp("vllm"))
     if name == "transformers":
         return transformers(folders.mktemp("transformers"))
+    if name == "contributed":
+        return contributed(folders.mktemp("contributed"))
     if name in {"transformers-asr", "faster_whisper"}:
         from tests.contract import speech  # which takes its questions and subjects from here
 

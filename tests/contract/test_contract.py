@@ -22,6 +22,7 @@ class TestConfiguration:
     def test_what_it_serves_is_exact_paths(self, runtime):
         endpoints = runtime.adapter.endpoints(runtime.config())
         assert Endpoint(runtime.question.path) in endpoints
+        assert endpoints <= runtime.adapter.all_endpoints
         for endpoint in endpoints:
             assert endpoint.path.startswith("/")
             assert not set(endpoint.path) & set("*{}?#")
