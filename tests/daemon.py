@@ -49,6 +49,8 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0, what: str 
 class Daemon:
     """One state directory, and at most one daemon on it. `start()` may be called again after the daemon ended."""
 
+    program: tuple[str, ...] = ("-m", "supervisor.cli")
+
     def __init__(self, folder: Path, config: dict[str, Any], env: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.state_dir = folder / "state"
@@ -77,7 +79,7 @@ class Daemon:
         env = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")} | self.env
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "supervisor.cli", "serve", "--config", str(self.config_path)],
+                [sys.executable, *self.program, "serve", "--config", str(self.config_path)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,

@@ -1,114 +1,142 @@
-"""How the daemon logs: structlog, one line per event to stderr; JSON for machines, columns for a terminal.
+"""How the daemon logs: one structlog pipeline to stderr, JSON for machines, columns for a terminal.
 
-A line that can't be written (full disk, reader gone) is lost: it must not fail whatever was about to be told. Lines of
-one turn of the event loop are written together, at its end: at a thousand requests a second each write of its own would
-cost as much as the line's making.
+Everything goes through it: our events, what libraries tell `logging` from WARNING on, Python's warnings, and exceptions that
+nobody caught. In JSON each is one object on one line, its traceback a string in it. log_lines.py makes and writes the lines.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import io
 import logging
 import os
 import sys
+import threading
 import time
-from typing import BinaryIO, Literal, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
+
+from supervisor.cli.log_lines import Lines, for_terminals, json_line, shown
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+log = structlog.get_logger("llmux.log")
 
 
 def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
-    """Set structlog up for this process; what other libraries log through `logging` comes along from WARNING on."""
+    """Set logging up for this process, once."""
     number = logging.getLevelNamesMapping()[level.upper()]
-    stamp, stderr = _Stamp(), _Stderr()
-    if form == "json" or (form == "auto" and not sys.stderr.isatty()):
+    descriptor = sys.stderr.fileno() if sys.stderr is not None else -1  # `2>&-`
+    terminal = os.isatty(descriptor)
+    stamp, lines = _Stamp(), Lines(descriptor)
+    if form == "json" or (form == "auto" and not terminal):
         structlog.configure(
-            processors=[stamp, structlog.processors.format_exc_info, _render],
-            wrapper_class=_json_lines(number, stamp, stderr),
-            logger_factory=structlog.BytesLoggerFactory(cast("BinaryIO", stderr)),
+            processors=[stamp, structlog.processors.format_exc_info, _as_json],
+            wrapper_class=_json_logger(number, stamp, lines),
+            logger_factory=lambda *_names: lines,
             cache_logger_on_first_use=True,
         )
     else:
         structlog.configure(
-            processors=[stamp, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())],
+            processors=[stamp, structlog.processors.format_exc_info, _columns(colors=terminal)],
             wrapper_class=structlog.make_filtering_bound_logger(number),
-            logger_factory=structlog.PrintLoggerFactory(
-                io.TextIOWrapper(cast("BinaryIO", stderr), "utf-8", "backslashreplace", write_through=True)
-            ),
+            logger_factory=lambda *_names: lines,
             cache_logger_on_first_use=True,
         )
-    logging.basicConfig(
-        level=max(number, logging.WARNING), stream=sys.stderr, format="%(levelname)s %(name)s %(message)s"
-    )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_FromLogging(lines)], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+    sys.unraisablehook = _unraisable
 
 
-class _Stderr(io.RawIOBase):
-    """Writes at the end of the loop's turn, at once where no loop runs; silent about what went wrong."""
-
-    def __init__(self) -> None:
-        self._lines: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]  # structlog writes bytes only
-        self._lines.append(data)
-        if len(self._lines) == 1:
-            try:
-                asyncio.get_running_loop().call_soon(self._write)
-            except RuntimeError:  # before or after the loop, or in a thread
-                self._write()
-        return len(data)
-
-    def _write(self) -> None:
-        lines, self._lines = self._lines, []
-        with contextlib.suppress(OSError):
-            os.write(sys.stderr.fileno(), b"".join(lines))
+_MILLISECONDS = tuple(f"{number:03d}" for number in range(1000))  # formatting one would take as long as writing a line
 
 
 class _Stamp:
     """Adds level and local time with its offset. The part up to the second is made once a second."""
 
     def __init__(self) -> None:
-        self._second = -1
-        self._prefix = self._offset = ""
+        self._made = (-1, "", "")  # replaced as a whole: threads log, too
 
     def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
         now = time.time()
-        second = int(now)
-        if second != self._second:
+        second, prefix, offset = self._made
+        if int(now) != second:
+            second = int(now)
             local = time.localtime(second)
-            self._second, self._prefix = second, time.strftime("%Y-%m-%dT%H:%M:%S", local)
-            self._offset = time.strftime("%z", local)
+            prefix, offset = time.strftime("%Y-%m-%dT%H:%M:%S", local), time.strftime("%z", local)
+            self._made = (second, prefix, offset)
         event["level"] = method
-        event["timestamp"] = f"{self._prefix}.{int((now - second) * 1000):03d}{self._offset}"
+        event["timestamp"] = f"{prefix}.{_MILLISECONDS[int((now - second) * 1000)]}{offset}"
         return event
 
 
-def _json_lines(number: int, stamp: _Stamp, stderr: _Stderr) -> type[FilteringBoundLogger]:
+def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoundLogger]:
     """A logger with a short way for `info` without positional arguments: every request logs one such line."""
     usual = structlog.make_filtering_bound_logger(number)
     if number > logging.INFO:
         return usual
 
-    class JsonLines(usual):  # type: ignore[misc, valid-type]  # made at run time
+    write = lines.info
+
+    class JsonLogger(usual):  # type: ignore[misc, valid-type]  # made at run time
         def info(self, event: str, *args: object, **fields: object) -> None:
             if args or "exc_info" in fields:
                 super().info(event, *args, **fields)
             else:
                 fields["event"] = event
-                line = _encode(stamp(None, "info", {**self._context, **fields} if self._context else fields))
-                stderr.write(line + b"\n")
+                write(json_line(stamp(None, "info", {**self._context, **fields} if self._context else fields)))
 
-    return JsonLines
-
-
-_encode = msgspec.json.Encoder(enc_hook=str).encode
+    return JsonLogger
 
 
-def _render(_logger: object, _method: str, event: EventDict) -> bytes:
-    return _encode(event)
+def _columns(*, colors: bool) -> Processor:
+    # Not its usual tracebacks: they would show local variables, which are prompts and keys.
+    render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+    return lambda logger, method, event: render(logger, method, for_terminals(event)).encode(
+        "utf-8", "backslashreplace"
+    )
+
+
+def _as_json(_logger: object, _method: str, event: EventDict) -> bytes:
+    return json_line(event)
+
+
+class _FromLogging(logging.Handler):
+    """What comes from `logging`: the message is the event, `logger` says whose it is."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def flush(self) -> None:
+        """At exit: what a loop was to write that ended before."""
+        self._lines.write()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001  # arguments that don't fit, or fail: the line is worth more than they are
+            message = shown(record.msg)
+        fields = {"exc_info": record.exc_info} if record.exc_info else {}
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)  # of those that structlog knows
+        log.log(level, message.strip(), logger=record.name, **fields)
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.error("exception.uncaught", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit:
+        thread = args.thread.name if args.thread is not None else None
+        log.error("exception.uncaught", thread=thread, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))
+
+
+def _unraisable(args: UnraisableHookArgs) -> None:
+    """An exception in a `__del__`, say: nobody above could catch it."""
+    where = f"{args.err_msg or 'Exception ignored in'}: {shown(args.object)}"
+    log.error("exception.unraisable", where=where, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))

@@ -1,0 +1,71 @@
+"""`llmux`, with an application in whose way things go wrong that only a mistake in llmux or in a library could cause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+
+import structlog
+import uvicorn
+
+from supervisor.cli.main import main
+
+
+class Trouble(Exception):
+    def __init__(self, where: str) -> None:
+        super().__init__(f'in {where}\n{{"event": "forged"}}\r\x1b[2J\ud800')
+
+
+class Unending:
+    def __del__(self) -> None:
+        raise Trouble("an end")
+
+    def __repr__(self) -> str:
+        raise Trouble("a name")
+
+
+def fail(where: str) -> None:
+    raise Trouble(where)
+
+
+async def fail_later() -> None:
+    raise Trouble("a task")
+
+
+def cause(path: str) -> None:
+    match path:
+        case "/task":
+            asyncio.get_running_loop().create_task(fail_later())
+        case "/callback":
+            asyncio.get_running_loop().call_soon(fail, "a callback")
+        case "/coroutine":
+            fail_later()  # never awaited
+        case "/warning":
+            warnings.warn("not\nlike this", UserWarning, stacklevel=1)
+        case "/thread":
+            threading.Thread(target=fail, args=("a thread",), name="a\nthread").start()
+        case "/end":
+            Unending()
+        case "/application":
+            fail("an application")
+
+
+class Config(uvicorn.Config):
+    def __init__(self, app, **settings) -> None:
+        async def troubled(scope, receive, send) -> None:
+            if scope["path"] == "/trouble/eternity":
+                structlog.get_logger().info("forever begins")
+                await asyncio.Event().wait()
+            elif scope["path"].startswith("/trouble"):
+                cause(scope["path"].removeprefix("/trouble"))
+            else:
+                await app(scope, receive, send)
+
+        super().__init__(troubled, **settings)
+
+
+uvicorn.Config = Config
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it says to people is no log
+main()
