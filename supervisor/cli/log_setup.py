@@ -34,7 +34,12 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
         )
     else:
         structlog.configure(
-            processors=[stamp, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())],
+            processors=[
+                stamp,
+                structlog.dev.ConsoleRenderer(  # its own choice of tracebacks shows variables, with what is secret in them
+                    colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+                ),
+            ],
             wrapper_class=structlog.make_filtering_bound_logger(number),
             logger_factory=structlog.PrintLoggerFactory(
                 io.TextIOWrapper(cast("BinaryIO", stderr), "utf-8", "backslashreplace", write_through=True)

@@ -177,7 +177,7 @@ class TestWatching:
         shown = shell("top", "--once").stdout
         assert "4 models loaded" in shown
         assert "host" in shown
-        assert "█" in shown or "░" in shown
+        assert "━" in shown or "╸" in shown
         assert ESCAPE not in shown
         seen = json.loads(shell("top", "--json").stdout)
         assert {"devices", "models", "requests"} == set(seen)
