@@ -117,12 +117,12 @@ def run(command: str, typed: Sequence[tuple[str, str]], env: Mapping[str, str], 
 
 def shown(screen: str, instead: Mapping[str, str]) -> str:
     """The screen's text without what was painted over, colours, secrets, and folders of this machine."""
-    screen = screen.replace("\r\n", "\n")
+    screen = re.sub(r"[^\n]*\n\S*\r\x1b\[1A\x1b\[2K", "", screen.replace("\r\n", "\n"))  # a progress line is taken away
     for found, name in instead.items():
         screen = screen.replace(found, name)
     lines = []
     for line in screen.split("\n"):
-        last = re.split(r"\r(?:\x1b\[K)?", line)[-1]
+        last = re.split(r"\r(?:\x1b\[2?K)?", line)[-1]
         plain = re.sub(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\(B|[=>])", "", last)
         lines.append(re.sub(r"sk-llmux-\S+", "sk-llmux-…", plain).rstrip())
     text = "\n".join(lines).strip("\n").split("\n")
@@ -157,6 +157,7 @@ def main() -> None:
             "PATH": f"{folder}:{os.environ['PATH']}",
             "TERM": "xterm",
             "LANG": "C.UTF-8",
+            "NO_COLOR": "1",  # a bar is told from what is empty by its colour, else by nothing being there
         }
         with (state / "daemon.log").open("wb") as log:
             daemon = subprocess.Popen(

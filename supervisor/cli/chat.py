@@ -16,14 +16,13 @@ import click
 from supervisor.cli import client
 from supervisor.cli.client import Json
 from supervisor.cli.options import print_json
+from supervisor.cli.show import clean
 from supervisor.errors import LlmuxError
 
 HELP: Final = (
     "/system TEXT sets the system prompt, /reset forgets the conversation, /quit ends it; Ctrl-C cuts an answer off."
 )
 PATH: Final = "/v1/chat/completions"
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
-_CONTROLS: Final = dict.fromkeys((*range(9), *range(11, 32), *range(127, 160)))  # all but tab and newline
 
 
 class Conversation:
@@ -38,7 +37,6 @@ class Conversation:
         system: str | None = None,
         max_tokens: int | None = None,
         thinking: bool = True,
-        colour: bool = False,
     ) -> None:
         self.model = model
         self.system = system
@@ -46,7 +44,6 @@ class Conversation:
         self._key = key
         self._max_tokens = max_tokens
         self._thinking = thinking
-        self._colour = colour
         self._turns: list[Json] = []
 
     def reset(self) -> None:
@@ -57,7 +54,7 @@ class Conversation:
         """Say it, and print the answer while it comes; what came of it stays in the conversation. Raises LlmuxError."""
         self._turns.append({"role": "user", "content": text})
         answer = ""
-        screen = _Screen(thinking=self._thinking, colour=self._colour)
+        screen = _Screen(thinking=self._thinking)
         try:
             with contextlib.closing(
                 client.events(self._url, self._key, PATH, method="POST", body=self._request(stream=True))
@@ -120,30 +117,22 @@ def _turn(conversation: Conversation, text: str) -> None:
             except KeyboardInterrupt:
                 click.echo("(cut off)", err=True)
             except LlmuxError as error:
-                click.echo(f"llmux: {error.message}", err=True)
+                click.echo(f"llmux: {clean(error.message)}", err=True)
 
 
 class _Screen:
-    """Prints thoughts and answer, each where and how it belongs."""
+    """Prints thoughts and answer, each where and how it belongs. A terminal gets no control characters from a model."""
 
-    def __init__(self, *, thinking: bool, colour: bool) -> None:
+    def __init__(self, *, thinking: bool) -> None:
         self._thinking = thinking
-        self._colour = colour
+        self._terminal = sys.stdout.isatty()
         self._thinks = self._wrote = False
 
     def show(self, thought: str, said: str) -> None:
-        """The next piece. A terminal gets no control characters from a model."""
-        if sys.stdout.isatty():
-            thought, said = thought.translate(_CONTROLS), said.translate(_CONTROLS)
+        """The next piece."""
         if thought and self._thinking:
-            if self._colour and not self._thinks:
-                self._write(DIM)
             self._thinks = True
-            if self._colour or sys.stdout.isatty():
-                self._write(thought)
-            else:
-                sys.stderr.write(thought)
-                sys.stderr.flush()
+            self._write(thought, thought=True)
         if said:
             self._end_thought()
             self._write(said)
@@ -156,19 +145,18 @@ class _Screen:
             self._write("\n")
 
     def _end_thought(self) -> None:
-        if not self._thinks:
-            return
-        self._thinks = False
-        if self._colour:
-            self._write(PLAIN)
-        if sys.stdout.isatty():
-            self._write("\n")
-        else:
-            sys.stderr.write("\n")
+        if self._thinks:
+            self._thinks = False
+            (sys.stdout if self._terminal else sys.stderr).write("\n")
 
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    def _write(self, text: str, *, thought: bool = False) -> None:
+        if self._terminal:
+            text = clean(text)
+            click.echo(click.style(text, dim=True) if thought else text, nl=False)
+        else:
+            stream = sys.stderr if thought else sys.stdout
+            stream.write(text)
+            stream.flush()
 
 
 def _delta(chunk: Json) -> tuple[str, str]:

@@ -74,19 +74,17 @@ def examine(config: Path | None) -> list[Check]:
     return found
 
 
-def report(checks: Sequence[Check]) -> str:
+def report(checks: Sequence[Check]) -> list[show.Table | str]:
     """For people."""
-    width = max(len(check.name) for check in checks)
-    lines = []
+    rows: list[show.Row] = []
     for check in checks:
-        lines.append(f"{show.state(f'{check.status:4}')}  {check.name:{width}}  {check.message}")
+        rows.append((show.state(check.status), check.name, check.message))
         if check.fix is not None:
-            lines.append(f"{'':4}  {'':{width}}  → {check.fix}")
+            rows.append(("", "", f"→ {check.fix}"))
     failed = sum(check.status == "fail" for check in checks)
     warned = sum(check.status == "warn" for check in checks)
-    return "\n".join(
-        [*lines, "", f"{failed} to mend, {warned} to think about." if failed or warned else "All is well."]
-    )
+    verdict = f"{failed} to mend, {warned} to think about." if failed or warned else "All is well."
+    return [show.Table(rows, head=False, whole=True), "", verdict]
 
 
 def _environment() -> Iterator[Check]:

@@ -80,17 +80,15 @@ def install_watched(
     wanted = len({package for lock in recipe_of(name).locks(device) for package in pinned(lock)})
     began = time.monotonic()
 
-    def frame() -> str:
+    def frame() -> show.Row:
         there = min(wanted, _packages_there(name, runtimes_dir))
         elapsed = show.duration(time.monotonic() - began)
-        return (
-            f"{name}  {show.bar(there / wanted)}  {there} of {wanted} packages  {elapsed}  {lines[-1] if lines else ''}"
-        )
+        return (name, show.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
 
     if not sys.stderr.isatty():
         install(name, runtimes_dir, echo, device=device, python=python)
         return
-    with show.Progress(frame):
+    with show.progress(frame):
         install(name, runtimes_dir, lines.append, device=device, python=python)
     echo(lines[-1])
 
@@ -145,9 +143,9 @@ def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
     return [package for package in environment.packages if _canonical(package.partition("==")[0]) in asked]
 
 
-def table_of(rows: Sequence[Row]) -> str:
+def table_of(rows: Sequence[Row]) -> list[show.Table | str]:
     """For people: a line each, and what to do below."""
-    lines: list[Sequence[str]] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
+    lines: list[show.Row] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
     for found in rows:
         told_versions = found.get("versions")
         imports = found.get("imports")
@@ -165,7 +163,7 @@ def table_of(rows: Sequence[Row]) -> str:
     told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
     told += [str(found["earlier"]) for found in rows if found["earlier"]]
     told += [f"{found['name']}: {found['remedy']}" for found in rows if found["remedy"]]
-    return "\n".join([show.table(lines, width=show.terminal_width()), *told])
+    return [show.Table(lines), *told]
 
 
 def _packages_there(name: str, runtimes_dir: Path) -> int:

@@ -6,8 +6,6 @@ import json
 import time
 from collections.abc import Sequence
 
-import click
-
 from supervisor.cli import client, show
 from supervisor.cli.client import Json
 from supervisor.cli.options import print_json_line
@@ -20,19 +18,19 @@ def follow(url: str, key: str | None, kinds: Sequence[str], *, as_json: bool) ->
         if as_json:
             print_json_line({"event": event.kind, "id": event.id, "data": data})
         else:
-            click.echo(line(event.kind, data))
+            show.say(line(event.kind, data))
 
 
-def line(kind: str, data: Json) -> str:
+def line(kind: str, data: Json) -> list[str | show.Styled]:
     """One event for people."""
     at = data.get("at")
     when = show.clock(time.time() if at is None else at)
-    return f"{when}  {click.style(f'{kind:8}', fg='red' if kind == 'alert' else 'cyan')}  {_told(kind, data)}"
+    return [f"{when}  ", (f"{kind:8}", "red" if kind == "alert" else "cyan"), "  ", *_told(kind, data)]
 
 
-def decisions_lines(decisions: Sequence[Json], *, with_model: bool) -> str:
+def decisions_table(decisions: Sequence[Json], *, with_model: bool) -> show.Table | str:
     """Decisions, a line each, oldest first."""
-    rows = []
+    rows: list[show.Row] = []
     for decision in decisions:
         when, reason = show.clock(decision.get("at")), show.text(decision.get("reason"))
         model = (show.text(decision.get("model")),) if with_model else ()
@@ -40,28 +38,30 @@ def decisions_lines(decisions: Sequence[Json], *, with_model: bool) -> str:
     if not rows:
         return "Nothing was decided yet."
     head = ("TIME", *(("MODEL",) if with_model else ()), "KIND", "REASON")
-    return show.table([head, *rows])
+    return show.Table([head, *rows], whole=True)
 
 
-def _told(kind: str, data: Json) -> str:
+def _told(kind: str, data: Json) -> list[str | show.Styled]:
     match kind:
         case "decision":
-            return f"{show.text(data.get('model'))}: {data.get('kind')}: {data.get('reason')}"
+            return [f"{show.text(data.get('model'))}: {data.get('kind')}: {data.get('reason')}"]
         case "model":
             name, state = data.get("name"), str(data.get("state"))
             numbers = f"{show.text(data.get('in_flight'))} in flight, {show.text(data.get('queued'))} queued"
-            return f"{name}: {show.state(state)}" + (f"  {numbers}  {data['reason']}" if "reason" in data else "")
+            rest = f"  {numbers}  {data['reason']}" if "reason" in data else ""
+            return [f"{name}: ", show.state(state), rest]
         case "memory":
-            return ", ".join(
+            free = [
                 f"{device.get('id')}: {show.mib(device.get('free_mib'))} free of {show.mib(device.get('total_mib'))}"
                 for device in client.rows(data, "devices")
-            )
+            ]
+            return [", ".join(free)]
         case "request":
-            return _request(data)
+            return [_request(data)]
         case "alert":
-            return f"{data.get('code')}: {data.get('message')}"
+            return [f"{data.get('code')}: {data.get('message')}"]
         case _:
-            return json.dumps(data, ensure_ascii=False)
+            return [json.dumps(data, ensure_ascii=False)]
 
 
 def _request(data: Json) -> str:

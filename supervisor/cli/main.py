@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from supervisor.cli import show
 from supervisor.cli.commands import bench, chat, config, keys, models, pull, runtimes, serve, service, setup, watch
 from supervisor.cli.exits import MEANINGS, Exit, exit_of
 from supervisor.errors import ConfigError, LlmuxError
@@ -25,17 +26,18 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         if os.environ.get("NO_COLOR"):
             ctx.color = False
+        show.leave_rich_out()
         try:
             return super().invoke(ctx)
         except ConfigError as error:
             click.echo("The configuration has mistakes:", err=True)
             for problem in error.problems:
-                click.echo(f"  {problem}", err=True)
+                click.echo(f"  {show.clean(problem)}", err=True)
             sys.exit(exit_of(error))
         except LlmuxError as error:
-            click.echo(f"llmux: {error.message}", err=True)
+            click.echo(f"llmux: {show.clean(error.message)}", err=True)
             for line in error.detail:
-                click.echo(f"  {line}", err=True)
+                click.echo(f"  {show.clean(line)}", err=True)
             sys.exit(exit_of(error))
         except KeyboardInterrupt:
             click.echo(err=True)

@@ -17,13 +17,13 @@ HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDL
 WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "ALSO")
 
 
-def table_of(models: Sequence[Json], *, wide: bool = False) -> str:
+def table_of(models: Sequence[Json], *, wide: bool = False) -> show.Table | str:
     """Models as a table that fits the terminal, or all of it."""
     if not models:
         return "No models are configured."
-    rows: list[Sequence[str]] = [(*HEAD, *(WIDE if wide else ()), "REASON")]
+    rows: list[show.Row] = [(*HEAD, *(WIDE if wide else ()), "REASON")]
     rows += [(*_row(model), *(_wide(model) if wide else ()), show.text(model.get("reason"))) for model in models]
-    return show.table(rows, width=None if wide else show.terminal_width())
+    return show.Table(rows, whole=wide)
 
 
 def load(url: str, key: str | None, model: str, overrides: Json) -> Json:
@@ -31,7 +31,7 @@ def load(url: str, key: str | None, model: str, overrides: Json) -> Json:
     path = f"/v1/admin/models/{client.quoted(model)}"
     body: Json | None = {"overrides": overrides} if overrides else None
     try:
-        with show.Progress(lambda: _progress(url, key, path)):
+        with show.progress(lambda: _progress(url, key, path)):
             return client.post(url, key, f"{path}/load", body)
     except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
         raise
@@ -46,7 +46,7 @@ def load(url: str, key: str | None, model: str, overrides: Json) -> Json:
 def unload(url: str, key: str | None, model: str, *, force: bool) -> Json:
     """Unload it; meanwhile tell on a terminal what it waits for."""
     path = f"/v1/admin/models/{client.quoted(model)}"
-    with show.Progress(lambda: _progress(url, key, path)):
+    with show.progress(lambda: _progress(url, key, path)):
         return client.post(url, key, f"{path}/unload" + ("?force=true" if force else ""))
 
 
@@ -63,28 +63,27 @@ def overrides(settings: Sequence[str]) -> Json:
     return found
 
 
-def progress_line(model: Json) -> str:
+def progress_line(model: Json) -> show.Row:
     """How far a load is: state, time so far, and a bar where the end can be guessed."""
-    words = [f"{model.get('name')}: {show.state(str(model.get('state')))}"]
+    cells: list[show.Cell] = [[f"{model.get('name')}: ", show.state(str(model.get("state")))]]
     elapsed, left = model.get("since_s"), model.get("eta_s")
     if isinstance(elapsed, int | float):
         if isinstance(left, int | float) and elapsed + left > 0:
-            words.append(show.bar(elapsed / (elapsed + left)))
-            words.append(f"{elapsed:.0f} s of about {elapsed + left:.0f} s")
+            cells.append(show.Bar(elapsed / (elapsed + left)))
+            cells.append(f"{elapsed:.0f} s of about {elapsed + left:.0f} s")
         else:
-            words.append(f"{elapsed:.0f} s")
-    words.append(show.dim(show.text(model.get("reason"))))
-    return "  ".join(words)
+            cells.append(f"{elapsed:.0f} s")
+    return [*cells, show.dim(show.text(model.get("reason")))]
 
 
-def _progress(url: str, key: str | None, path: str) -> str:
+def _progress(url: str, key: str | None, path: str) -> show.Row:
     try:
         return progress_line(client.get(url, key, path, timeout_s=2.0))
     except LlmuxError:  # the command itself tells it
-        return "waiting for the daemon"
+        return ["waiting for the daemon"]
 
 
-def _row(model: Json) -> tuple[str, ...]:
+def _row(model: Json) -> show.Row:
     memory, worker = client.part(model, "memory"), client.part(model, "worker")
     amounts = (memory.get("lease_mib"), memory.get("measured_mib"))
     return (
@@ -99,7 +98,7 @@ def _row(model: Json) -> tuple[str, ...]:
     )
 
 
-def _wide(model: Json) -> tuple[str, ...]:
+def _wide(model: Json) -> show.Row:
     worker, names = client.part(model, "worker"), model.get("virtual_models")
     return (
         show.text(model.get("type")),

@@ -10,6 +10,9 @@ from typing import Final
 
 import click
 
+from supervisor.cli.show import CONTROLS
+
+_ESCAPED: Final = {code: f"\\u{code:04x}" for code in CONTROLS if code > 31}
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 Command = Callable[..., None]
@@ -143,9 +146,14 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
 
 def print_json(value: object) -> None:
     """For machines."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    click.echo(_json(value, indent=2))
 
 
 def print_json_line(value: object) -> None:
     """One of many, at once."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    click.echo(_json(value))
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """Readable where that is harmless: JSON leaves alone some characters that a terminal acts on."""
+    return json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED)

@@ -189,13 +189,13 @@ def fetch(wanted: Sequence[Want], echo: Echo) -> None:
     total = sum(want.still_bytes() for want in wanted)
     began, current = time.monotonic(), [""]
 
-    def frame() -> str:
+    def frame() -> show.Row:
         left = sum(want.still_bytes() for want in wanted)
         seconds = max(0.1, time.monotonic() - began)
         rate = (total - left) / seconds
-        eta = f"  {show.duration(left / rate)} left" if rate > 0 else ""
+        eta = f"{show.duration(left / rate)} left" if rate > 0 else ""
         amount = f"{show.mib(total - left >> 20)} of {show.mib(total >> 20)}"
-        return f"{show.bar((total - left) / max(1, total))}  {amount}  {rate / 1e6:.1f} MB/s{eta}  {current[0]}"
+        return (show.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
 
     telling = threading.Lock()
 
@@ -205,7 +205,7 @@ def fetch(wanted: Sequence[Want], echo: Echo) -> None:
             if not sys.stderr.isatty():
                 echo(line)
 
-    with show.Progress(frame):
+    with show.progress(frame):
         for want in wanted:
             if want.problem is None:
                 _fetch(want, tell)
@@ -235,9 +235,9 @@ def _fetch(want: Want, tell: Echo) -> None:
         want.problem = f"{want.source.repo}: {error}"
 
 
-def table_of(wanted: Sequence[Want]) -> str:
+def table_of(wanted: Sequence[Want]) -> list[show.Table | str]:
     """For people: a line each, the sum, and what couldn't be looked at."""
-    lines: list[Sequence[str]] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
+    lines: list[show.Row] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
     for want in wanted:
         size = sum(file.size for file in want.files)
         names = ", ".join(str(model.id) for model in want.models)
@@ -258,7 +258,7 @@ def table_of(wanted: Sequence[Want]) -> str:
         total = f"{total}, beside {unseen} of {len(wanted)} that could not be looked at"
         if unseen == len(wanted):
             total = "No repository could be looked at"
-    return "\n".join([show.table(lines, width=show.terminal_width()), *told, f"{total}."])
+    return [show.Table(lines), *told, f"{total}."]
 
 
 def catalog_of(config: Path | None) -> Catalog:

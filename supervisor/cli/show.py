@@ -1,21 +1,18 @@
-"""How things look: tables that fit the terminal, amounts, colours for states, bars, and a line that repaints itself.
+"""What people are shown: words and amounts, tables, bars, a line that says how far something is, a screen that repaints.
 
-Colour is put on with `click.style` and taken off again by `click.echo` where the output is no terminal, or $NO_COLOR is set.
+Here they are described, at no cost; `terminal` puts them on a terminal, or into a pipe, with `rich`, which is loaded when
+something is to be shown and not before.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import threading
 import time
-import unicodedata
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Final, Self
-
-import click
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Final, cast
 
 COLOURS: Final = {
     "installed": "green",
@@ -33,58 +30,93 @@ COLOURS: Final = {
     "valid": "green",
     "expired": "red",
 }
-LAST_COLUMN: Final = 20  # is never cut to less
-BAR: Final = 24
-REPAINT_S: Final = 0.1
-SPINNER: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+# What a terminal acts on: all but tab and newline, with what begins a line or turns the direction of writing.
+CONTROLS: Final = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_NOTHING: Final = dict.fromkeys(CONTROLS)
+
+Styled = tuple[str, str]
+"""Words and their style, in rich's terms."""
+
+Words = str | Styled | list[str | Styled]
 
 
-def table(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
-    """Left-aligned columns, the first row the head; with `width` the last column is cut to fit."""
-    rows = [[_one_line(cell) for cell in row] for row in rows]
-    widths = [max(cells(row[column]) for row in rows) for column in range(len(rows[0]))]
-    if width is not None:
-        widths[-1] = max(LAST_COLUMN, min(widths[-1], width - sum(widths[:-1]) - 2 * (len(widths) - 1)))
-    lines = []
-    for number, row in enumerate(rows):
-        shown = [_padded(cell, w) for cell, w in zip(row[:-1], widths[:-1], strict=True)]
-        shown.append(cut(row[-1], widths[-1]))
-        line = "  ".join(shown).rstrip()
-        lines.append(click.style(line, bold=True) if number == 0 else line)
-    return "\n".join(lines)
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A share from 0 to 1."""
+
+    share: float
+    style: str = "cyan"
 
 
-def terminal_width() -> int | None:
-    """Columns of the terminal; None where the output goes elsewhere and nothing must be cut."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+Cell = Words | Bar
+Row = Sequence[Cell]
 
 
-def cells(text: str) -> int:
-    """Columns it takes on a terminal."""
-    plain = click.unstyle(text)
-    if plain.isascii():
-        return len(plain)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in plain)
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of equal length. On a terminal the last column is cut to what is left of the width, unless all is `whole`."""
+
+    rows: Sequence[Row]
+    head: bool = True  # is the first row
+    whole: bool = False
 
 
-def cut(text: str, width: int) -> str:
-    """At most this wide; loses its colours where it has to be cut."""
-    if cells(text) <= width:
-        return text
-    plain = click.unstyle(text)
-    while cells(plain) > max(0, width - 1):
-        plain = plain[:-1]
-    return f"{plain}…" if width > 0 else ""
+def say(*what: Words | Table, err: bool = False) -> None:
+    """Print it: each on a line of its own, plain where the output is no terminal."""
+    _let_rich_in()
+    from supervisor.cli import terminal  # noqa: PLC0415  # not before something is shown
+
+    terminal.say(*what, err=err)
 
 
-def state(word: str) -> str:
+def progress(frame: Callable[[], Row]) -> AbstractContextManager[None]:
+    """Repaints one line on stderr until the block ends, in a thread; nothing at all where stderr is no terminal.
+
+    `frame` gives the line's cells; it may block, and what it raises ends only the painting.
+    """
+    if not sys.stderr.isatty():
+        return nullcontext()
+    _let_rich_in()
+    from supervisor.cli import terminal  # noqa: PLC0415  # as above
+
+    return terminal.progress(frame)
+
+
+def screen() -> AbstractContextManager[Callable[[Sequence[Words | Table]], None]]:
+    """The terminal's other screen until the block ends; gives what paints a page there."""
+    _let_rich_in()
+    from supervisor.cli import terminal  # noqa: PLC0415  # as above
+
+    return terminal.screen()
+
+
+def leave_rich_out() -> None:
+    """Until something is shown rich can't be imported.
+
+    structlog and httpx load it where it is installed, for tracebacks and a command that nobody here uses: a daemon would
+    carry 3 MiB of it.
+    """
+    sys.modules.setdefault("rich", cast("ModuleType", None))
+
+
+def _let_rich_in() -> None:
+    if sys.modules.get("rich", sys) is None:
+        del sys.modules["rich"]
+
+
+def clean(text: str) -> str:
+    """Somebody else's words without what would make a terminal do something."""
+    return text.translate(_NOTHING)
+
+
+def state(word: str) -> Styled:
     """A state in its colour."""
-    return click.style(word, fg=COLOURS.get(word))
+    return word, COLOURS.get(word, "")
 
 
-def dim(text: str) -> str:
+def dim(text: str) -> Styled:
     """What matters less."""
-    return click.style(text, dim=True)
+    return text, "dim"
 
 
 def mib(value: object) -> str:
@@ -115,58 +147,3 @@ def clock(at: object) -> str:
 def text(value: object) -> str:
     """Anything that may be missing."""
     return "-" if value is None else str(value)
-
-
-def bar(share: float, width: int = BAR) -> str:
-    """A share from 0 to 1."""
-    full = round(min(1.0, max(0.0, share)) * width)
-    return "█" * full + "░" * (width - full)
-
-
-class Progress:
-    """Repaints one line on stderr until the block ends, in a thread; nothing at all where stderr is no terminal.
-
-    `frame` gives the line; it may block, and what it raises ends only the painting.
-    """
-
-    def __init__(self, frame: Callable[[], str]) -> None:
-        self._frame = frame
-        self._done = threading.Event()
-        context = click.get_current_context(silent=True)
-        self._plain = context is not None and context.color is False
-        self._thread = threading.Thread(target=self._paint, daemon=True) if sys.stderr.isatty() else None
-
-    def __enter__(self) -> Self:
-        if self._thread is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    def _paint(self) -> None:
-        turn = 0
-        while not self._done.is_set():
-            line = f"{SPINNER[turn % len(SPINNER)]} {self._frame()}"
-            if self._done.is_set():
-                return
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            line = cut(click.unstyle(line) if self._plain else line, columns - 1)
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
-            turn += 1
-            self._done.wait(REPAINT_S)
-
-
-def _one_line(cell: str) -> str:
-    return cell.replace("\n", " ")
-
-
-def _padded(cell: str, width: int) -> str:
-    return cell + " " * (width - cells(cell))

@@ -1,40 +1,32 @@
-"""Filling an environment with packages: uv where it is there, else the environment's own pip.
+"""Filling an environment with packages, by the uv that is installed with llmux.
 
 Locks are installed by hash and without asking what packages depend on, so nothing that isn't in a lock comes in, and
 nothing can replace torch by another build. Where torch's build isn't the one of its lock it comes last: everything it
 needs is there by then, it brings only what belongs to its build.
 
-Either program inherits the environment, so settings of indexes, mirrors and certificates work. uv doesn't read pip's
-settings; folders of wheels that those name are handed to it.
+uv inherits the environment, so its settings of indexes, mirrors and certificates work. It doesn't read pip's settings;
+folders of wheels that those name are handed to it.
 """
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import uv
+
 from supervisor.errors import LlmuxError
 from supervisor.io.recipe import Device, Recipe, local_torch, pinned, torch_backend
 
 LAST_LINES: Final = 20
-FOREIGN: Final = (
-    "PYTHONHOME",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
-    "UV_TORCH_BACKEND",
-    "UV_SYSTEM_PYTHON",
-    "PIP_REQUIRE_VIRTUALENV",
-)
-PIP_NEEDS: Final = (
-    "pip can't choose the build of torch; install uv (pip install uv), or name a folder of wheels (PIP_FIND_LINKS)"
-)
+FOREIGN: Final = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "UV_TORCH_BACKEND", "UV_SYSTEM_PYTHON")
 
 Progress = Callable[[str], None]
 
@@ -49,26 +41,20 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
     """Make a new environment there. Raises InstallError, and leaves what it has made so far."""
     if not any(pinned(lock) for lock in recipe.locks(device)):
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --device.")
-    uv = find_uv()
+    program = find_uv()
     links = wheel_folders() if recipe.torch is not None else ()
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     if links:
         environ["UV_FIND_LINKS"] = ",".join(links)
     progress(f"creating {path}")
-    if uv is not None:
-        run(
-            [*uv, "venv", "--quiet", "--no-project", "--python", python or sys.executable, str(path)], environ, progress
-        )
-        install = [*uv, "pip", "install", "--python", str(path / "bin" / "python"), "--compile-bytecode"]
-    else:
-        run([_interpreter(python), "-m", "venv", str(path)], environ, progress)
-        pip = [str(path / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        install = [*pip, "install", "--compile"]
+    run(
+        [program, "venv", "--quiet", "--no-project", "--python", python or sys.executable, str(path)], environ, progress
+    )
+    install = [program, "pip", "install", "--python", str(path / "bin" / "python"), "--compile-bytecode"]
     locks = [word for lock in recipe.locks(device) for word in ("--requirement", str(lock))]
     run([*install, "--require-hashes", "--no-deps", *locks], environ, progress)
     if recipe.torch is not None and device is not None and recipe.torch_lock not in recipe.locks(device):
-        build = _torch(recipe.torch, device, links, version_of(path), uv=uv is not None)
-        run([*install, *build], environ, progress)
+        run([*install, *_torch(recipe.torch, device, links, version_of(path))], environ, progress)
     _finish(path, recipe, device)
 
 
@@ -86,23 +72,24 @@ def version_of(path: Path) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def find_uv() -> list[str] | None:
-    """The uv from PATH, or the one installed beside this interpreter."""
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
-    return [found] if found else None
+def find_uv() -> str:
+    """The uv that was installed with llmux. Raises InstallError where it has gone."""
+    try:
+        return uv.find_uv_bin()
+    except FileNotFoundError as error:
+        raise InstallError("The uv that belongs to llmux is not there any more; install llmux again.") from error
 
 
 def wheel_folders() -> tuple[str, ...]:
-    """Where the settings for uv say that wheels lie, else those for pip, whose files pip itself has to read."""
+    """Where the settings for uv say that wheels lie, else those for pip: its variable, else its files.
+
+    Folders that pip would pass over because they aren't there are left out: uv fails on them.
+    """
     if named := os.environ.get("UV_FIND_LINKS"):
         return tuple(link for link in re.split(r"[,\s]+", named) if link)
-    if named := os.environ.get("PIP_FIND_LINKS"):
-        return tuple(named.split())
-    argv = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    found = re.findall(r"^\S+\.find-links=(.*)$", done.stdout, re.MULTILINE)
-    return tuple(link for value in found for words in shlex.split(value) for link in words.replace("\\n", " ").split())
+    links = os.environ.get("PIP_FIND_LINKS", "").split() or _pip_links()
+    places = [str(Path(link).expanduser()) if link.startswith("~") else link.removeprefix("file://") for link in links]
+    return tuple(place for place in places if "://" in place or Path(place).exists())
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> None:
@@ -127,25 +114,37 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
         )
 
 
-def _torch(version: str, device: Device, links: Sequence[str], python: tuple[int, int], *, uv: bool) -> list[str]:
+def _pip_files() -> list[Path]:
+    """Where pip looks for its settings; what counts more comes first. $PIP_CONFIG_FILE stands for the user's own files."""
+    variable = os.environ.get
+    named, home, site = Path(variable("PIP_CONFIG_FILE", "")), Path.home(), Path(sys.prefix, "pip.conf")
+    if str(named) == os.devnull:
+        return []
+    own = Path(variable("XDG_CONFIG_HOME") or home / ".config", "pip", "pip.conf")
+    mine = [named, site] if named.is_file() else [site, own, home / ".pip" / "pip.conf"]
+    shared = [Path(folder, "pip", "pip.conf") for folder in (variable("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    return [*mine, Path("/etc/pip.conf"), *shared]
+
+
+def _pip_links() -> list[str]:
+    links: list[str] = []
+    for file in _pip_files():
+        settings = configparser.RawConfigParser()
+        with contextlib.suppress(configparser.Error, UnicodeDecodeError):  # pip would tell
+            settings.read(file)
+        for section in settings.sections():
+            links += (settings[section].get("find-links") or settings[section].get("find_links") or "").split()
+    return links
+
+
+def _torch(version: str, device: Device, links: Sequence[str], python: tuple[int, int]) -> list[str]:
     """What to install for torch's build of this device."""
     named = torch_backend(device)
     if named is None and (local := local_torch(version, device, links, python)) is not None:
         folders = [word for link in links for word in ("--find-links", link)]
         return [f"torch=={local}", *folders]
-    if not uv:
-        raise InstallError(f"No wheel of torch {version} for {device} was found: {PIP_NEEDS}.")
     # uv finds out by itself which of AMD's platforms is here.
     return [f"torch=={version}", "--torch-backend", named or ("auto" if device == "rocm" else device)]
-
-
-def _interpreter(python: str | None) -> str:
-    if python is None:
-        return sys.executable
-    found = shutil.which(python) or shutil.which(f"python{python}")
-    if found is None:
-        raise InstallError(f"There is no Python {python!r} here; name a program or a version that is installed.")
-    return found
 
 
 def _finish(path: Path, recipe: Recipe, device: Device | None) -> None:

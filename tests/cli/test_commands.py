@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -177,7 +178,7 @@ class TestWatching:
         shown = shell("top", "--once").stdout
         assert "4 models loaded" in shown
         assert "host" in shown
-        assert "█" in shown or "░" in shown
+        assert re.search(r"^host  [━╸╺ ]{24}  \d.* used, ", shown, re.MULTILINE)
         assert ESCAPE not in shown
         seen = json.loads(shell("top", "--json").stdout)
         assert {"devices", "models", "requests"} == set(seen)

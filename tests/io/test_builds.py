@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import platform
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,14 +60,11 @@ COMMON = {"worker==1.0", "sympy==1.0"}
 class TestTorch:
     """Its build is what the device needs, and its version what the lock says."""
 
-    @pytest.mark.parametrize("program", ["uv", "pip"])
     @pytest.mark.parametrize(
         ("device", "torch"),
         [("cpu", {"torch==1.0+cpu"}), ("rocm", {"torch==1.0+rocm7.0"}), ("cuda", {"torch==1.0", "cublas==1.0"})],
     )
-    def test_for_each_device(self, runtime, tmp_path, monkeypatch, program, device, torch):
-        if program == "pip":
-            monkeypatch.setattr(installers, "find_uv", lambda: None)
+    def test_for_each_device(self, runtime, tmp_path, device, torch):
         assert installed(runtime, tmp_path, device=device) == COMMON | torch
 
     def test_of_another_cuda_when_the_settings_say_so(self, runtime, tmp_path, monkeypatch):
@@ -81,13 +81,50 @@ class TestTorch:
         monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
         (tmp_path / "pip.conf").write_text(f"[global]\nfind-links =\n    {tmp_path / 'wheels'}\n    /nowhere\n")
         monkeypatch.delenv("PIP_FIND_LINKS")
-        assert installers.wheel_folders()[:2] == (str(tmp_path / "wheels"), "/nowhere")
+        assert "torch==1.0+rocm7.0" in installed(runtime, tmp_path, device="rocm")
+        assert "/nowhere" not in installers.wheel_folders()
 
-    def test_a_wheel_for_another_python_is_passed_over(self, runtime, tmp_path, monkeypatch):
-        monkeypatch.setattr(installers, "find_uv", lambda: None)
+    def test_pips_files(self, tmp_path, monkeypatch):
+        """All that pip itself counts, by its own account."""
+        for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS", "PIP_CONFIG_FILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own"))
+        monkeypatch.setenv("XDG_CONFIG_DIRS", f"{tmp_path / 'shared'}:/nowhere")
+
+        def write(name: str, text: str) -> None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+
+        def found() -> list[str]:
+            links = (link.removeprefix("file://") for link in installers.wheel_folders())
+            return [Path(link).name for link in links if Path(link).is_relative_to(tmp_path)]
+
+        def pips() -> set[str]:
+            argv = [sys.executable, "-m", "pip", "config", "list"]
+            told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+            return set(re.findall(r"\b\w+-wheels\b", "".join(re.findall(".*find-links.*", told))))
+
+        for name in ("shared", "own", "old", "named"):
+            (tmp_path / f"{name}-wheels").mkdir()
+        write("shared/pip/pip.conf", f"[global]\nfind-links = file://{tmp_path}/shared-wheels\n")
+        write("own/pip/pip.conf", f"[install]\nfind_links = {tmp_path}/own-wheels 100%\n[wheel]\ntimeout = 5\n")
+        write(".pip/pip.conf", "not a settings file")
+        assert found() == ["own-wheels", "shared-wheels"]
+        write(".pip/pip.conf", "[wheel]\nfind-links = ~/old-wheels\n")
+        assert found() == ["own-wheels", "old-wheels", "shared-wheels"]
+        assert set(found()) == pips()
+        write("named.conf", f"[wheel]\nfind-links = {tmp_path}/named-wheels\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "named.conf"))
+        assert found() == ["named-wheels", "shared-wheels"]
+        assert set(found()) == pips()
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        assert installers.wheel_folders() == ()
+
+    def test_a_wheel_for_another_python_is_passed_over(self, runtime, tmp_path):
         for path in (tmp_path / "wheels").glob("torch-1.0+cpu-*"):
             path.rename(path.with_name(path.name.replace(TAG, "cp310")))
-        with pytest.raises(InstallError, match="PIP_FIND_LINKS"):
+        with pytest.raises(InstallError):  # the index that would have another can't be asked: none may be
             venvs.install(runtime, tmp_path / "runtimes", quiet)
         assert venvs.installed("demo", tmp_path / "runtimes") is None
 
@@ -118,10 +155,7 @@ class TestChoice:
         assert first.asked_python == sys.executable
         assert venvs.install(runtime, tmp_path / "runtimes", quiet) == first
 
-    @pytest.mark.parametrize("program", ["uv", "pip"])
-    def test_a_python_that_isnt_there(self, runtime, tmp_path, monkeypatch, program):
-        if program == "pip":
-            monkeypatch.setattr(installers, "find_uv", lambda: None)
+    def test_a_python_that_isnt_there(self, runtime, tmp_path, monkeypatch):
         monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
         with pytest.raises(InstallError, match=r"3\.99"):
             venvs.install(runtime, tmp_path / "runtimes", quiet, python="3.99")

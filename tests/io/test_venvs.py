@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+import uv
 
-from supervisor.io import installer as installers
 from supervisor.io import venvs
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
@@ -51,10 +51,7 @@ def version_in(environment) -> str:
 class TestInstall:
     """A runtime's environment is what its lock says."""
 
-    @pytest.mark.parametrize("installer", ["uv", "pip"])
-    def test_installs_and_records(self, lock, tmp_path, monkeypatch, installer):
-        if installer == "pip":
-            monkeypatch.setattr(installers, "find_uv", lambda: None)
+    def test_installs_and_records(self, lock, tmp_path):
         lines: list[str] = []
         environment = venvs.install(lock(), tmp_path / "runtimes", lines.append)
         assert version_in(environment) == "1.0"
@@ -101,6 +98,27 @@ class TestInstall:
         assert venvs.remove("demo", tmp_path / "runtimes")
         assert venvs.installed("demo", tmp_path / "runtimes") is None
         assert [path.name for path in (tmp_path / "runtimes/.envs/demo").iterdir()] == ["lock"]
+
+
+class TestUv:
+    """The one that is installed with llmux does it, wherever that is."""
+
+    def test_no_other_is_asked(self, lock, tmp_path, monkeypatch):
+        other = tmp_path / "bin/uv"
+        other.parent.mkdir()
+        other.write_text("#!/bin/sh\nexit 7\n")
+        other.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{other.parent}:{os.environ['PATH']}")
+        assert version_in(venvs.install(lock(), tmp_path / "runtimes", quiet)) == "1.0"
+
+    def test_it_is_gone(self, lock, tmp_path, monkeypatch):
+        def gone() -> str:
+            raise uv._find_uv.UvNotFound
+
+        monkeypatch.setattr(uv, "find_uv_bin", gone)
+        with pytest.raises(InstallError, match="install llmux again"):
+            venvs.install(lock(), tmp_path / "runtimes", quiet)
+        assert venvs.installed("demo", tmp_path / "runtimes") is None
 
 
 class TestFailure:

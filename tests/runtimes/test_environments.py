@@ -127,6 +127,6 @@ class TestListing:
         assert (row["state"], row["device"], row["imports"]) == ("installed", "cpu", True), row["problem"]
         assert any(version.startswith("faster-whisper==") for version in row["versions"])
         assert len(row["packages"]) > len(row["versions"])
-        table = products.table_of([row])
-        assert " cpu " in table
-        assert "ctranslate2==" in table
+        (_, shown), *_ = (table.rows for table in products.table_of([row]))
+        assert "cpu" in shown
+        assert "ctranslate2==" in shown[-1]

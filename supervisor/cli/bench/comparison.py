@@ -137,11 +137,10 @@ class Comparison:
             "detail": list(result.problem.detail) if result.problem is not None else [],
         }
 
-    def report(self) -> str:
+    def report(self) -> list[show.Table | str]:
         """For people."""
         head = ("DEVICE", self.exercise.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
-        lines: list[Sequence[str]] = [head, *map(_line, self.results)]
-        told = [show.table(lines)]
+        told: list[show.Table | str] = [show.Table([head, *map(_line, self.results)], whole=True)]
         for result in self.results:
             if result.problem is not None and result.problem.detail:
                 told += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
@@ -151,7 +150,7 @@ class Comparison:
             if ratio["met"] is not None:
                 verdict = f"; wanted: {WANTED:g} times or more, {'met' if ratio['met'] else 'not met'}"
             told.append(f"{ratio['device']} is {ratio['times']} times as fast as {ratio['over']}{verdict}.")
-        return "\n".join(told)
+        return told
 
 
 def run(wish: Wish, config: Path | None, echo: Echo) -> Comparison:
@@ -203,7 +202,7 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
         if not sys.stderr.isatty():
             echo(line)
 
-    with show.Progress(lambda: current[0]):
+    with show.progress(lambda: current):
         for result in results:
             device = result.device
             try:
@@ -230,7 +229,7 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
     return results
 
 
-def _line(result: Result) -> tuple[str, ...]:
+def _line(result: Result) -> show.Row:
     def told(name: str, unit: str) -> str:
         value = result.middle(name)
         return f"{value:.0f} {unit}" if value is not None else "-"

@@ -50,6 +50,7 @@ def bench(
     as_json: bool,
 ) -> None:
     """Compare MODEL's speed on GPU and processor, by a temporary worker on each in turn; nothing is evicted for it."""
+    from supervisor.cli import show  # noqa: PLC0415  # not for declaring
     from supervisor.cli.bench import comparison, places  # noqa: PLC0415  # not for declaring
 
     wish = comparison.Wish(
@@ -64,7 +65,7 @@ def bench(
     if as_json:
         print_json(found.as_json())
     else:
-        click.echo(found.report())
+        show.say(*found.report())
     if found.failed:
         sys.exit(Exit.FAILED)
 

@@ -36,19 +36,13 @@ def chat(
             raise click.UsageError("There is no prompt: stdin is empty.")
     if as_json and not text:
         raise click.UsageError("--json is for one answer: give a prompt.")
-    conversation = Conversation(
-        url, key, model, system=system, max_tokens=max_tokens, thinking=not no_thinking, colour=_colour()
-    )
+    conversation = Conversation(url, key, model, system=system, max_tokens=max_tokens, thinking=not no_thinking)
     if as_json:
         conversation.answer_json(text)
     elif text:
         conversation.answer(text)
     else:
         talk(conversation)
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and click.get_current_context().color is not False
 
 
 COMMANDS = (chat,)

@@ -119,7 +119,7 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
 @daemon_options
 def reload_(url: str, key: str | None, as_json: bool) -> None:
     """Apply what changed in the configuration, without disturbing the rest. With mistakes in it nothing changes."""
-    from supervisor.cli import client  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import client, show  # noqa: PLC0415  # not for declaring
 
     try:
         answer = client.post(url, key, "/v1/admin/reload")
@@ -133,7 +133,7 @@ def reload_(url: str, key: str | None, as_json: bool) -> None:
     for part in ("added", "removed", "changed", "restarted", "settings", "needs_restart"):
         names = answer.get(part)
         if isinstance(names, list) and names:
-            click.echo(f"{part.replace('_', ' ') + ':':15}{', '.join(map(str, names))}")
+            click.echo(f"{part.replace('_', ' ') + ':':15}{show.clean(', '.join(map(str, names)))}")
     click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
 
 

@@ -74,7 +74,7 @@ keys.add_command(_new)
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     """Show the keys' names, what they open and until when; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
-    from supervisor.cli.show import table  # noqa: PLC0415  # as above
+    from supervisor.cli import show  # noqa: PLC0415  # as above
 
     path = path or files.keys_file(config)
     rows = files.listing(path)
@@ -82,14 +82,10 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
         print_json({"file": str(path), "data": rows})
     elif rows:
         head = ("NAME", "SCOPES", "EXPIRES", "STATE")
-        click.echo(
-            table(
-                [
-                    head,
-                    *((row["name"], ", ".join(row["scopes"]), row["expires"] or "never", row["state"]) for row in rows),
-                ]
-            )
-        )
+        told = [
+            (row["name"], ", ".join(row["scopes"]), row["expires"] or "never", show.state(row["state"])) for row in rows
+        ]
+        show.say(show.Table([head, *told], whole=True))
     else:
         click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
 

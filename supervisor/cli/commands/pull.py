@@ -26,6 +26,7 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
     models need a token: HF_TOKEN.
     """
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import show  # noqa: PLC0415  # as above
 
     wanted = pulling.wants(pulling.catalog_of(config), models, verify=verify)
     if not wanted:
@@ -38,7 +39,7 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
         if as_json:
             print_json([want.row() for want in wanted])
         elif wanted:
-            click.echo(pulling.table_of(wanted))
+            show.say(*pulling.table_of(wanted))
     if any(want.problem for want in wanted):
         sys.exit(Exit.FAILED)
 

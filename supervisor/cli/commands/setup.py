@@ -24,13 +24,14 @@ SETUPS = {
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check everything that llmux needs on this machine, and say how to mend what is wrong."""
     from supervisor.cli import doctor as checks  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import show  # noqa: PLC0415  # as above
 
     found = checks.examine(config)
     failed = any(check.status == "fail" for check in found)
     if as_json:
         print_json({"ok": not failed, "checks": [check.as_json() for check in found]})
     else:
-        click.echo(checks.report(found))
+        show.say(*checks.report(found))
     if failed:
         sys.exit(Exit.FAILED)
 

@@ -1,0 +1,125 @@
+"""What `show` describes, as `rich` renders it. Only `show` imports this: the rest of llmux runs without rich.
+
+All words are text, whoever wrote them: nothing in them is markup, a link or an emoji's name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Final
+
+from rich import table
+from rich.console import Console, Group, OverflowMethod, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.segment import SegmentLines
+from rich.spinner import Spinner
+from rich.text import Text
+
+from supervisor.cli.show import Bar, Cell, Row, Table, Words, clean
+
+GAP: Final = 2
+LAST_COLUMN: Final = 20  # is never cut to less
+BAR: Final = 24
+REPAINTS_PER_S: Final = 10
+_ONE_LINE: Final = {ord("\n"): " ", ord("\t"): " "}
+WIDE: Final = 1_000_000  # tables are laid out as wide as they are; the terminal, or its cutting, comes after
+
+
+def say(*what: Words | Table, err: bool) -> None:
+    """Print it. Lines are never broken here: a terminal does that, and copies them whole."""
+    console = _console(err=err)
+    for one in what:
+        console.print(_rendered(one, console, "ignore"), soft_wrap=True)
+
+
+@contextmanager
+def progress(frame: Callable[[], Row]) -> Iterator[None]:
+    """Repaint a line on stderr until the block ends."""
+    console, spinner = _console(err=True), Spinner("dots")
+    last: RenderableType = ""
+    asking = False  # neither by the making of a Live nor by its end, which is no time to wait for an answer
+
+    def look() -> RenderableType:
+        nonlocal last
+        if asking:
+            last = _laid_out([[spinner, *map(_cell, frame())]], console)
+        return last
+
+    live = Live(
+        get_renderable=look,
+        console=console,
+        transient=True,
+        refresh_per_second=REPAINTS_PER_S,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with live:
+        asking = True
+        try:
+            yield
+        finally:
+            asking = False
+
+
+@contextmanager
+def screen() -> Iterator[Callable[[Sequence[Words | Table]], None]]:
+    """The terminal's other screen; what was there comes back at the end."""
+    console = _console(err=False)
+    live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with live:
+        yield lambda page: live.update(Group(*(_rendered(one, console, "ellipsis") for one in page)), refresh=True)
+
+
+def _console(*, err: bool) -> Console:
+    """Whatever the environment says of colours, only a terminal gets them."""
+    there = (sys.stderr if err else sys.stdout).isatty()
+    plain = os.environ.get("NO_COLOR") or not there
+    return Console(stderr=err, force_terminal=there, color_system=None if plain else "auto")
+
+
+def _rendered(what: Words | Table, console: Console, overflow: OverflowMethod) -> RenderableType:
+    if not isinstance(what, Table):
+        text = _text(what)
+        text.no_wrap, text.overflow = True, overflow
+        return text
+    rows = [[_cell(cell) for cell in row] for row in what.rows]
+    return _laid_out(rows, console, head=what.head, whole=what.whole or not console.is_terminal)
+
+
+def _laid_out(
+    rows: Sequence[Sequence[RenderableType]], console: Console, *, head: bool = False, whole: bool = False
+) -> SegmentLines:
+    """A table as lines that may be wider than the terminal: a narrow one must not cost a column that matters."""
+    options = console.options.update(width=WIDE)
+    widths = [
+        max(console.measure(cell, options=options).maximum for cell in column) for column in zip(*rows, strict=True)
+    ]
+    if not whole:
+        widths[-1] = max(LAST_COLUMN, min(widths[-1], console.width - sum(widths[:-1]) - GAP * (len(widths) - 1)))
+    grid = table.Table.grid(padding=(0, GAP, 0, 0))
+    for width in widths:
+        grid.add_column(width=width, no_wrap=True, justify="default")
+    for number, row in enumerate(rows):
+        grid.add_row(*row, style="bold" if head and number == 0 else None)
+    lines = console.render_lines(grid, options, pad=False)
+    for line in lines:
+        while line and line[-1].text.isspace():
+            line.pop()
+    return SegmentLines(lines, new_lines=True)
+
+
+def _cell(cell: Cell) -> RenderableType:
+    if isinstance(cell, Bar):
+        return ProgressBar(1.0, cell.share, width=BAR, complete_style=cell.style, finished_style=cell.style)
+    return _text(cell, _ONE_LINE)
+
+
+def _text(words: Words, instead: Mapping[int, str] = MappingProxyType({})) -> Text:
+    parts = words if isinstance(words, list) else [words]
+    styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
+    return Text.assemble(*((clean(text).translate(instead), style) for text, style in styled))
