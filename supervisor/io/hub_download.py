@@ -66,18 +66,16 @@ class Copy:
         if file.name in self._came:
             return file.size
         with contextlib.suppress(OSError):  # whoever fetches it moves it meanwhile
-            part = self._part(file)
-            if part.exists():
-                return min(part.stat().st_size, file.size)
             if file == self._with_hub:
                 sizes = [path.stat().st_size for path in self._aside(file).rglob("*") if path.is_file()]
                 return min(max(sizes, default=0), file.size)
+            return min(self._part(file).stat().st_size, file.size)
         return 0
 
     def clear(self) -> None:
-        """Remove what the hub's own downloader left when it was killed: it makes no use of it. Raises OSError."""
+        """Remove what the hub's own downloader left when it was killed, as far as that is possible; it makes no use of it."""
         if (self.folder / ASIDE).exists():
-            with (self.folder / LOCK).open("w") as file, contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError), (self.folder / LOCK).open("w") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another pull is at it
                 shutil.rmtree(self.folder / ASIDE)
 
