@@ -1,7 +1,8 @@
 """Generates with the worker's own decoder, many sequences at once, and with transformers' `generate`, one by one.
 
-Run by the Python of the transformers runtime: `decoding.py RUNTIMES_PACKAGE MODEL_FOLDER [picture]`. Prints both as JSON.
-With `leave` instead it counts what comes until somebody has left, with `fail` it has one of two fail.
+Run by the Python of the transformers runtime, as `decoding.py RUNTIMES_PACKAGE`. A question is a line of JSON on stdin,
+`[MODEL_FOLDER, WHAT]`, and so is its answer on stdout. WHAT is `texts` or `pictures`: both ways' tokens; `leave`: what
+comes until somebody has left; `fail`: what one of two hears that fails, and the other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from PIL import Image  # noqa: E402
 
 from runtimes.kit.lane import Cancel  # noqa: E402
 from runtimes.transformers.chat.decoder import Decoder, Job  # noqa: E402
-from runtimes.transformers.chat.model import Options, load  # noqa: E402
+from runtimes.transformers.chat.model import Loaded, Options, load  # noqa: E402
 from runtimes.transformers.chat.pictures import prepared  # noqa: E402
 from runtimes.transformers.chat.prompt import _with_pictures  # noqa: E402
 from runtimes.transformers.chat.sampling import Sampling  # noqa: E402
@@ -65,19 +66,13 @@ def fail(decoder: Decoder) -> list[object]:
         return [made, str(error)]
 
 
-def main() -> None:
-    loaded = load(Options("tiny", sys.argv[2], "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
-    if "leave" in sys.argv:
-        print(json.dumps(leave(Decoder(loaded.model, width=3, chunk=16))), flush=True)
-        os._exit(0)
-    if "fail" in sys.argv:
-        print(json.dumps(fail(Decoder(loaded.model, width=3, chunk=16))), flush=True)
-        os._exit(0)
+def same(loaded: Loaded, *, pictures: bool) -> dict[str, list[list[int]]]:
+    """The tokens of sequences that were generated together, and of the same ones alone."""
     draw = random.Random(1)
     jobs = []
     for length, most in zip(LENGTHS, NEW, strict=True):
         tokens, extra = [draw.randrange(32, 256) for _ in range(length)], None
-        if "picture" in sys.argv and length > 20:
+        if pictures and length > 20:
             place = loaded.model.config.image_token_id
             features, counts = prepared(loaded.see, [Image.new("RGB", (32 * length, 96), (length, 200, 0))])
             tokens, _, extra = _with_pictures(loaded, [*tokens, place, 65, 66], features, counts, thinking=False)
@@ -98,8 +93,24 @@ def main() -> None:
             **(job.pictures or {}),
         )
         alone.append(made[0, len(job.tokens) :].tolist())
-    print(json.dumps({"together": together, "alone": alone}), flush=True)
-    os._exit(0)  # the decoder's thread doesn't survive the interpreter's own end
+    return {"together": together, "alone": alone}
+
+
+def answered(folder: str, what: str) -> object:
+    loaded = load(Options("tiny", folder, "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
+    match what:
+        case "leave":
+            return leave(Decoder(loaded.model, width=3, chunk=16))
+        case "fail":
+            return fail(Decoder(loaded.model, width=3, chunk=16))
+        case _:
+            return same(loaded, pictures=what == "pictures")
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(answered(*json.loads(line))), flush=True)
+    os._exit(0)  # the decoders' threads don't survive the interpreter's own end
 
 
 if __name__ == "__main__":

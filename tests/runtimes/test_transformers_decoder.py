@@ -15,11 +15,19 @@ from tests import tiny_language
 PROGRAM = tiny_language.GENERATOR.with_name("decoding.py")
 
 
-def generated(folder: Path, *words: str) -> Any:
-    command = [tiny_language.python(), "-I", PROGRAM, str(Path(runtimes.__file__).parent), folder, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def decoding():
+    """Asks the program about a model; one interpreter answers all, since loading torch takes longer than they do."""
+    command = [tiny_language.python(), "-I", PROGRAM, str(Path(runtimes.__file__).parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+
+        def ask(folder: Path, what: str = "texts") -> Any:
+            program.stdin.write(json.dumps([str(folder), what]) + "\n")
+            program.stdin.flush()
+            return json.loads(program.stdout.readline())
+
+        yield ask
+        program.stdin.close()
 
 
 class TestSameAsGenerate:
@@ -30,22 +38,22 @@ class TestSameAsGenerate:
     """
 
     @pytest.mark.parametrize("kind", ["qwen3", "gpt_oss", "qwen3_5", "qwen3_vl", "qwen3_5_vision"])
-    def test_greedy(self, kind):
-        found = generated(tiny_language.model(kind, random=True))
+    def test_greedy(self, decoding, kind):
+        found = decoding(tiny_language.model(kind, random=True))
         assert found["together"] == found["alone"]
         assert len({tuple(tokens) for tokens in found["alone"]}) == len(found["alone"])
 
     @pytest.mark.parametrize("kind", ["qwen3_vl", "qwen3_5_vision"])
-    def test_pictures_among_texts(self, kind):
-        found = generated(tiny_language.model(kind, random=True), "picture")
+    def test_pictures_among_texts(self, decoding, kind):
+        found = decoding(tiny_language.model(kind, random=True), "pictures")
         assert found["together"] == found["alone"]
 
 
 class TestLeaving:
     """A sequence that nobody waits for is gone at once."""
 
-    def test_it_is_looked_for_before_every_step(self):
-        continued, read = generated(tiny_language.model(random=True), "leave")
+    def test_it_is_looked_for_before_every_step(self, decoding):
+        continued, read = decoding(tiny_language.model(random=True), "leave")
         assert continued == 6  # of five steps: the first one read the prompt, too
         assert read == 0
 
@@ -53,7 +61,7 @@ class TestLeaving:
 class TestFailing:
     """A job that fails hears of it, and is the only one that does."""
 
-    def test_no_token_can_be_chosen(self):
-        made, told = generated(tiny_language.model(random=True), "fail")
+    def test_no_token_can_be_chosen(self, decoding):
+        made, told = decoding(tiny_language.model(random=True), "fail")
         assert made == 8
         assert "probability tensor" in told
