@@ -48,11 +48,6 @@ http {{
 }}
 """
 
-# Other packages of the development environment bring these, and structlog imports them where they are; users have neither.
-_WITHOUT_EXTRAS: Final = (
-    "import sys; sys.modules.update(rich=None, pygments=None); import supervisor.cli.main as m; m.main()"
-)
-
 _LLMUX_CONF: Final = """
 models:
   stub:
@@ -175,7 +170,7 @@ def start_llmux(core: int, stub_core: int, report: int, folder: Path) -> Target:
     conf = folder / "llmux.yaml"
     root = Path(__file__).parent.parent
     conf.write_text(_LLMUX_CONF.format(python=sys.executable, core=stub_core, report=report, root=root))
-    argv = [sys.executable, "-c", _WITHOUT_EXTRAS, "serve", "--config", str(conf), "--port", str(port)]
+    argv = [sys.executable, "-m", "supervisor.cli", "serve", "--config", str(conf), "--port", str(port)]
     argv += ["--state-dir", str(folder / "state")]
     return Target("llmux", port, _start(argv, core))
 
