@@ -6,8 +6,16 @@ UV := $(BIN)/uv
 INSTALL := $(UV) pip install --quiet --python $(BIN)/python
 SOURCES := supervisor runtimes tests bench docs
 
+# Pure and in-process tests: no worker, no daemon but short ones.
+FAST := tests/catalog tests/core tests/demo tests/docs tests/importer tests/io tests/proxy \
+  --ignore=tests/io/test_builds.py --ignore=tests/io/test_venvs.py tests/http/test_app.py tests/http/test_ui.py \
+  tests/remote/test_adapter.py tests/remote/test_core.py tests/runtimes/test_checkpoints.py tests/runtimes/test_command.py \
+  tests/runtimes/test_gguf_meta.py tests/runtimes/test_vllm_memory.py tests/runtimes/test_vllm_serve.py \
+  tests/transcription/test_adapters.py
+
 .DEFAULT_GOAL := help
-.PHONY: help run status logs restart stop test lint format check bench golden docs soak llama-server test-vllm test-chatterbox lock clean
+.PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench golden docs soak \
+  llama-server test-vllm test-chatterbox lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +45,7 @@ test-fast: .venv/ready-dev ## What to run at each save: pure and in-process test
 costs: announced .venv/ready-dev ## Run all tests and note what each folder and file costs, in tests/costs.json
 	$(BIN)/python -m tests.environments
 	$(BIN)/pytest -n auto --costs=tests/costs.json
+	$(BIN)/python docs/generate.py
 
 fast: .venv/ready-dev
 	$(BIN)/pytest -q -n auto $(FAST)

@@ -299,6 +299,14 @@ def runtimes(registry: Registry) -> str:
     return table(("Runtime", "What it runs", "Environment of its own"), rows)
 
 
+def costs_of_tests() -> str:
+    """What `make costs` noted of each folder."""
+    folders = json.loads((DOCS.parent / "tests" / "costs.json").read_text(encoding="utf-8"))["folders"]
+    rows = [(f"`tests/{name}`", *(f"{figure:.0f}" for figure in figures)) for name, figures in folders.items()]
+    total = [f"{sum(column):.0f}" for column in zip(*folders.values(), strict=True)]
+    return table(("Folder", "Tests", "Seconds", "CPU seconds"), [*rows, ("all", *total)])
+
+
 def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
     """What writes each block."""
     return {
@@ -312,6 +320,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "exit codes": exit_codes,
         "transitions": transitions,
         "endpoints": partial(endpoints, registry),
+        "costs of tests": costs_of_tests,
         "runtimes": partial(runtimes, registry),
         "parameters of chat": partial(parameters, CHAT),
         "parameters of completions": partial(parameters, COMPLETIONS),

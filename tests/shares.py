@@ -18,38 +18,32 @@ PARTED: frozenset[str] = frozenset()
 MOST = 8  # of processes: some tests start workers that take gigabytes
 
 
-def register(config: pytest.Config) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        config.pluginmanager.register(Shares(), "shares")
+def processes() -> int:
+    """More than there are processors: tests wait half of their time for others to start and end."""
+    return min(MOST, 2 * len(os.sched_getaffinity(0)))
 
 
-class Shares:
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_auto_num_workers(self) -> int:
-        """More than there are processors: tests wait half of their time for processes to start and end."""
-        return min(MOST, 2 * len(os.sched_getaffinity(0)))
+def scheduler(config: pytest.Config, log: object) -> object:
+    """xdist's, which hands out whole files in the order of the collection."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config, log):
-        from xdist.scheduler import LoadScopeScheduling
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return share_of(nodeid)
 
-        class Files(LoadScopeScheduling):
-            def _split_scope(self, nodeid: str) -> str:
-                return share_of(nodeid)
-
-        config.option.loadscopereorder = False  # they are in order
-        return Files(config, log)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        if config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
-            costs = json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}
-            items.sort(key=lambda item: -costs.get(_file(item.nodeid), 0.0))
+    config.option.loadscopereorder = False
+    return Files(config, log)
 
 
-def _file(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
+def sort(items: list[pytest.Item]) -> None:
+    """Those of expensive files first."""
+    costs = json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}
+    items.sort(key=lambda item: -costs.get(_file(item.nodeid), 0.0))
 
 
 def share_of(nodeid: str) -> str:
     return nodeid if _file(nodeid) in PARTED else _file(nodeid)
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]

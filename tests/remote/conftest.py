@@ -36,7 +36,7 @@ def secure(authority):
         yield stand_in
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """The daemon's further variables: the key of the stand-in, and proxies that must not be used."""
     return {VARIABLE: KEY, "HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
@@ -61,16 +61,18 @@ def start(tmp_path, environment):
 
 @pytest.fixture
 def served(start, secure, authority) -> Daemon:
-    """A daemon with one model of the HTTPS stand-in that requests must allow (`far`), one that they need not (`open`),
-    and one that runs here."""
+    """A daemon of the test's own, with `models_of` the HTTPS stand-in."""
+    return start(models_of(secure, authority))
+
+
+def models_of(secure: StandIn, authority: Authority) -> dict[str, object]:
+    """One that requests must allow (`far`), one that they need not (`open`), and one that runs here."""
     ca_file = str(authority.file)
-    return start(
-        {
-            "far": remote(secure, ca_file=ca_file),
-            "open": remote(secure, ca_file=ca_file, allow_remote=True),
-            "near": fake(),
-        }
-    )
+    return {
+        "far": remote(secure, ca_file=ca_file),
+        "open": remote(secure, ca_file=ca_file, allow_remote=True),
+        "near": fake(),
+    }
 
 
 assert os.environ.get(VARIABLE) is None, f"{VARIABLE} is the tests' own"

@@ -66,6 +66,10 @@ class StandIn(ThreadingHTTPServer):
         if listening:
             self.server_activate()
         self.context = context
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget what was seen and told."""
         self.seen: list[Seen] = []
         self.replies: deque[Reply] = deque()
         self.models_status = 200

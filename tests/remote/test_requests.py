@@ -9,11 +9,32 @@ import json
 import httpx
 import pytest
 
-from tests.daemon import wait_until
-from tests.remote.conftest import CLIENT_KEY
-from tests.remote.stand_in import AUDIO, KEY, MODEL, Reply
+from tests.daemon import Daemon, running, wait_until
+from tests.remote.conftest import CLIENT_KEY, models_of
+from tests.remote.stand_in import AUDIO, KEY, MODEL, Reply, StandIn, serving
 
 YES = {"allow_remote": True}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, authority, environment):
+    """The remote, and a daemon that all tests here share."""
+    with serving(StandIn(authority.context("localhost"))) as stand_in:
+        folder = tmp_path_factory.mktemp("remote")
+        with running(folder, {"models": models_of(stand_in, authority)}, env=environment) as daemon:
+            yield stand_in, daemon
+
+
+@pytest.fixture
+def secure(both) -> StandIn:
+    both[0].begin_anew()
+    return both[0]
+
+
+@pytest.fixture
+def served(both, secure) -> Daemon:
+    both[1].wait_state("far", "ready")
+    return both[1]
 
 
 def events(text: str) -> list[str]:
@@ -76,9 +97,9 @@ class TestPasses:
             assert said(first + "".join(pieces)) == "Hello from afar"
 
     def test_tokens_are_counted(self, served):
+        before = len(served.events("request.finished"))
         served.chat("far", **YES)
-        wait_until(lambda: served.events("request.finished"))
-        (record,) = served.events("request.finished")
+        (record,) = wait_until(lambda: served.events("request.finished")[before:])
         assert (record["prompt_tokens"], record["completion_tokens"]) == (3, 4)
 
     def test_other_paths_are_not_passed(self, served, secure):
@@ -182,7 +203,7 @@ class TestErrors:
         assert response.json()["error"]["code"] == "upstream_auth_failed"
         assert "THEIR_API_KEY" in response.json()["error"]["message"]
         assert "www-authenticate" not in response.headers
-        assert served.events("remote.key_refused")[0]["variable"] == "THEIR_API_KEY"
+        assert served.events("remote.key_refused")[-1]["variable"] == "THEIR_API_KEY"
 
     def test_a_key_that_is_repeated_is_masked(self, served, secure):
         secure.replies.append(Reply(400, json.dumps({"error": {"message": f"bad header Bearer {KEY}"}}).encode()))

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import trustme
 
-from tests.daemon import wait_until
+from tests.daemon import Daemon, running, wait_until
 from tests.remote.conftest import remote
 from tests.remote.stand_in import Reply, StandIn, serving
 
@@ -65,55 +65,68 @@ def busy(status: int, **headers: str) -> Reply:
     return Reply(status, b'{"error": {"message": "busy"}}', {name.replace("_", "-"): v for name, v in headers.items()})
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, environment):
+    """A remote, and a daemon whose models of it try again as often as they are called."""
+    with serving(StandIn()) as stand_in:
+        times = {"never": {}, "once": {"max_retries": 1}, "twice": {"max_retries": 2}, "thrice": {"max_retries": 3}}
+        times["hasty"] = {"max_retries": 3, "retry_wait_s": 1.0}
+        models = {name: remote(stand_in, allow_remote=True, **keys) for name, keys in times.items()}
+        with running(tmp_path_factory.mktemp("repeating"), {"models": models}, env=environment) as daemon:
+            yield stand_in, daemon
+
+
 class TestRepetitions:
     """Only before an answer has begun, and only where nothing can have been done."""
 
+    @pytest.fixture
+    def plain(self, shared) -> StandIn:
+        shared[0].begin_anew()
+        return shared[0]
+
+    @pytest.fixture
+    def repeating(self, shared) -> Daemon:
+        return shared[1]
+
     @pytest.mark.parametrize("status", [429, 503])
-    def test_busy_and_then_not(self, start, plain, status):
-        daemon = start({"far": remote(plain, allow_remote=True, max_retries=2)})
+    def test_busy_and_then_not(self, repeating, plain, status):
         plain.replies += [busy(status, Retry_After="0"), busy(status, Retry_After="0")]
-        assert daemon.chat("far").status_code == 200
+        assert repeating.chat("twice").status_code == 200
         first, *others = [seen.body for seen in plain.inference()]
         assert others == [first, first]
 
-    def test_as_often_as_configured(self, start, plain):
-        daemon = start({"far": remote(plain, allow_remote=True, max_retries=1)})
+    def test_as_often_as_configured(self, repeating, plain):
         plain.replies += [busy(429, Retry_After="0")] * 3
-        answer = daemon.chat("far")
+        answer = repeating.chat("once")
         assert (answer.status_code, answer.json()["error"]["message"]) == (429, "busy")
         assert len(plain.inference()) == 2
 
-    def test_not_by_default(self, start, plain):
-        daemon = start({"far": remote(plain, allow_remote=True)})
+    def test_not_by_default(self, repeating, plain):
         plain.replies.append(busy(503, Retry_After="0"))
-        assert daemon.chat("far").status_code == 503
+        assert repeating.chat("never").status_code == 503
         assert len(plain.inference()) == 1
 
-    def test_not_when_it_is_to_wait_too_long(self, start, plain):
-        daemon = start({"far": remote(plain, allow_remote=True, max_retries=3, retry_wait_s=1.0)})
+    def test_not_when_it_is_to_wait_too_long(self, repeating, plain):
         plain.replies.append(busy(429, Retry_After="60"))
-        answer = daemon.chat("far")
+        answer = repeating.chat("hasty")
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
         assert len(plain.inference()) == 1
 
-    def test_waits_as_asked(self, start, plain):
-        daemon = start({"far": remote(plain, allow_remote=True, max_retries=1)})
+    def test_waits_as_asked(self, repeating, plain):
         plain.replies.append(busy(429, Retry_After="1"))
         began = time.monotonic()
-        assert daemon.chat("far").status_code == 200
+        assert repeating.chat("once").status_code == 200
         assert time.monotonic() - began >= 1
 
     @pytest.mark.parametrize("status", [400, 404, 500, 502])
-    def test_other_errors_are_not_tried_again(self, start, plain, status):
-        daemon = start({"far": remote(plain, allow_remote=True, max_retries=3)})
+    def test_other_errors_are_not_tried_again(self, repeating, plain, status):
         plain.replies.append(busy(status))
-        assert daemon.chat("far").status_code == status
+        assert repeating.chat("thrice").status_code == status
         assert len(plain.inference()) == 1
 
-    def test_nor_a_connection_that_broke(self, start, plain):
-        daemon = start({"far": remote(plain, allow_remote=True, max_retries=3)})
+    def test_nor_a_connection_that_broke(self, repeating, plain):
         plain.replies.append(Reply(close_at_once=True))
-        assert daemon.chat("far").json()["error"]["code"] == "upstream_error"
+        assert repeating.chat("thrice").json()["error"]["code"] == "upstream_error"
         assert len(plain.inference()) == 1
 
     def test_until_somebody_listens(self, start):
