@@ -30,6 +30,7 @@ from supervisor.catalog.schema import json_schema
 from supervisor.cli.exits import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
+from tools import licences
 
 DOCS: Final = Path(__file__).parent
 
@@ -291,6 +292,7 @@ BLOCKS: Final[Mapping[str, Callable[[], str]]] = {
     "transitions": transitions,
     "endpoints": endpoints,
     "runtimes": runtimes,
+    "licences": licences.tables,
     "parameters of chat": partial(parameters, CHAT),
     "parameters of completions": partial(parameters, COMPLETIONS),
     "parameters of speech recognition": partial(parameters, TRANSCRIPTION),
