@@ -4,7 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := $(BIN)/uv
 INSTALL := $(UV) pip install --quiet --python $(BIN)/python
-SOURCES := supervisor runtimes tests bench docs
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+COMPILE += $(UPGRADE)
+# Where other people's packages meet ours: parsing, HTTP both ways, metrics, the store, the hub's client, uv, a whole daemon.
+LOWEST_TESTS := tests/catalog tests/proxy tests/metrics tests/kit/test_server.py tests/pull/test_pull.py::TestFetching
+LOWEST_TESTS += $(addprefix tests/io/test_,builds.py nvml.py probe.py store.py)
+LOWEST_TESTS += $(addprefix tests/http/test_,auth.py errors.py forwarding.py gate.py multipart.py)
+SOURCES := supervisor runtimes tests bench docs tools
 
 # Pure and in-process tests: no worker, no daemon but short ones.
 FAST := tests/catalog tests/core tests/demo tests/docs tests/importer tests/io tests/proxy \
@@ -15,7 +21,7 @@ FAST := tests/catalog tests/core tests/demo tests/docs tests/importer tests/io t
 
 .DEFAULT_GOAL := help
 .PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench golden docs soak \
-  llama-server test-vllm test-chatterbox lock clean
+  llama-server test-vllm test-chatterbox lock upgrade audit licences lowest clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,15 +94,28 @@ test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB
 test-chatterbox: .venv/ready-dev ## Install the real Chatterbox once (1.8 GB) and let it speak
 	LLMUX_TEST_CHATTERBOX=1 $(BIN)/pytest -s tests/runtimes/test_chatterbox.py -k real
 
-lock: .venv/tools ## Write the lock files anew
-	for name in requirements-tools.in:requirements-tools.lock: pyproject.toml:requirements.lock: pyproject.toml:requirements-dev.lock:--group=dev; do \
-	  IFS=:; set -- $$name; unset IFS; \
-	  $(UV) pip compile --quiet $$1 $$3 --generate-hashes --no-annotate --no-header --python-version 3.11 --universal -o $$2 || exit 1; \
-	done
-	$(BIN)/python -m runtimes.lock
+lock: .venv/ready-dev ## Write the lock files anew; what is pinned stays, unless it can't
+	$(COMPILE) pyproject.toml -o requirements.lock
+	$(COMPILE) pyproject.toml --group=dev -c requirements.lock -o requirements-dev.lock
+	$(COMPILE) requirements-tools.in -c requirements.lock -o requirements-tools.lock
+	$(BIN)/python -m runtimes.lock $(UPGRADE)
+	$(MAKE) licences
+
+upgrade: ## The same, with the newest versions that are allowed; then look at the difference, and run the tests
+	$(MAKE) lock UPGRADE=--upgrade
+
+audit: .venv/ready-dev ## Ask a database for known vulnerabilities of everything that is locked
+	@$(BIN)/python -m tools.audit
+
+licences: .venv/ready-dev ## Find out the licences of everything that is locked
+	$(BIN)/python -m tools.licences
+	$(BIN)/python docs/generate.py
+
+lowest: .venv-lowest/ready ## Run tests with the lowest versions that pyproject.toml allows
+	.venv-lowest/bin/pytest -q -n 2 $(LOWEST_TESTS)
 
 clean: ## Remove the environment and caches of this folder
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 .venv/tools: requirements-tools.lock
 	@$(PYTHON) -c 'import sys; sys.exit("llmux needs Python 3.11 or newer, not %d.%d: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
@@ -114,4 +133,15 @@ clean: ## Remove the environment and caches of this folder
 .venv/ready-dev: .venv/ready requirements-dev.lock
 	@echo "Installing what the tests need"
 	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# What developers have, with llmux's own dependencies lowered to where its ranges begin.
+.venv-lowest/ready: .venv/tools requirements-dev.lock pyproject.toml
+	@echo "Making .venv-lowest"
+	@$(UV) venv --quiet --clear --seed --python $(BIN)/python .venv-lowest
+	@$(UV) pip install --quiet --python .venv-lowest --require-hashes -r requirements-dev.lock -r requirements-tools.lock
+	@$(UV) pip install --quiet --python .venv-lowest --no-deps --no-build-isolation -e .
+	@$(UV) pip compile --quiet --resolution lowest-direct --no-deps --no-header pyproject.toml -o .venv-lowest/lowest.txt
+	@$(UV) pip install --quiet --python .venv-lowest -r .venv-lowest/lowest.txt
+	@$(UV) pip check --quiet --python .venv-lowest
 	@touch $@

@@ -32,6 +32,7 @@ from supervisor.catalog.schema import json_schema
 from supervisor.cli.exits import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
+from tools import licences
 
 DOCS: Final = Path(__file__).parent
 SCHEMA: Final = DOCS.parent / "config" / "llmux.schema.json"
@@ -321,6 +322,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "transitions": transitions,
         "endpoints": partial(endpoints, registry),
         "costs of tests": costs_of_tests,
+        "licences": licences.tables,
         "runtimes": partial(runtimes, registry),
         "parameters of chat": partial(parameters, CHAT),
         "parameters of completions": partial(parameters, COMPLETIONS),

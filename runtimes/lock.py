@@ -1,4 +1,6 @@
-"""Write the hash-pinned locks of the runtimes' environments anew: `python -m runtimes.lock [NAME ...]`, or `make lock`.
+"""Write the hash-pinned locks of the runtimes' environments anew: `python -m runtimes.lock [--upgrade] [NAME ...]`.
+
+`make lock` keeps the versions that are pinned, as far as what is wanted allows them; `make upgrade` takes the newest.
 
 A runtime's folder says what it wants, and gets what was resolved:
 
@@ -28,24 +30,27 @@ ACCELERATED: Final = re.compile(r"(torch|triton|pytorch-triton\S*|nvidia-\S+|cud
 MACHINES: Final = ("aarch64", "x86_64")
 
 
-def _joined(template: str, joint: str) -> str:
-    return joint.join(template.format(machine) for machine in MACHINES)
+ENVIRONMENTS: Final = ", ".join(
+    f"\"platform_machine == '{machine}' and sys_platform == 'linux'\"" for machine in MACHINES
+)
+ANY_MACHINE: Final = " or ".join(f"platform_machine == '{machine}'" for machine in MACHINES)
+COMMON_MARKER: Final = f" ; ({ANY_MACHINE}) and sys_platform == 'linux'"
 
 
-ENVIRONMENTS: Final = _joined("\"platform_machine == '{}' and sys_platform == 'linux'\"", ", ")
-COMMON_MARKER: Final = " ; " + _joined("(platform_machine == '{}' and sys_platform == 'linux')", " or ")
+def compiled(source: Path, pinned: str, *options: str) -> str:
+    """What uv resolves it to, for Linux on these machines and every Python from 3.11 on, keeping what is pinned.
 
-
-def compiled(source: Path, *options: str) -> str:
-    """What uv resolves it to, for Linux on these machines and every Python from 3.11 on. Needs an index."""
+    Needs an index.
+    """
     uv = Path(sys.executable).with_name("uv")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "pyproject.toml").write_text(f"[tool.uv]\nenvironments = [{ENVIRONMENTS}]\n", encoding="utf-8")
         fixed = ("--quiet", "--universal", "--python-version=3.11", "--generate-hashes", "--no-annotate", "--no-header")
-        argv = [str(uv), "pip", "compile", *fixed, *options, str(source)]
-        return subprocess.run(argv, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.replace(
-            COMMON_MARKER, ""
-        )
+        lock = Path(folder, "requirements.lock")
+        lock.write_text(pinned.replace("===", "=="), encoding="utf-8")
+        argv = [str(uv), "pip", "compile", *fixed, *options, str(source), f"--output-file={lock}"]
+        subprocess.run(argv, cwd=folder, check=True)
+        return lock.read_text(encoding="utf-8").replace(COMMON_MARKER, "")
 
 
 def split(lock: str) -> tuple[str, str]:
@@ -58,14 +63,16 @@ def split(lock: str) -> tuple[str, str]:
     return "\n".join([*rest, ""]), "\n".join([*torch, ""])
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, *, upgrade: bool) -> None:
     """All locks of one runtime. What is the same for every device binds what is for one."""
     common: list[str] = []
     torch_lock = folder / TORCH_LOCK
     for source in sorted(folder.glob("requirements*.in"), key=lambda path: len(path.name)):
         overrides = source.with_name(source.name.replace("requirements", "overrides"))
         options = [f"--override={overrides}"] if overrides.exists() else []
-        rest, torch = split(compiled(source, *options, *common))
+        there = () if upgrade else (source.with_suffix(".lock"), torch_lock)
+        pinned = "\n".join(lock.read_text(encoding="utf-8") for lock in there if lock.exists())
+        rest, torch = split(compiled(source, pinned, *options, *common))
         source.with_suffix(".lock").write_text(rest, encoding="utf-8")
         if torch and f"--constraint={torch_lock}" not in common:
             torch_lock.write_text(torch, encoding="utf-8")
@@ -76,10 +83,11 @@ def write(folder: Path) -> None:
 
 def main() -> None:
     """The runtimes that are named, or all that have an environment."""
+    names = [word for word in sys.argv[1:] if word != "--upgrade"]
     for folder in sorted(path.parent for path in HERE.glob("*/requirements.in")):
-        if len(sys.argv) == 1 or folder.name in sys.argv[1:]:
+        if not names or folder.name in names:
             sys.stderr.write(f"{folder.name}\n")
-            write(folder)
+            write(folder, upgrade="--upgrade" in sys.argv)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from runtimes import licences
 from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config, load
 from supervisor.catalog.sections import runtimes_dir as default_dir
@@ -20,7 +21,7 @@ from supervisor.io import env_lease, venvs
 from supervisor.io.recipe import Device, Recipe, pinned
 
 Echo = Callable[[str], None]
-Row = dict[str, str | int | bool | list[str] | None]
+Row = dict[str, str | int | bool | list[str] | dict[str, str] | None]
 
 IMPORT_S: Final = 120.0
 
@@ -58,6 +59,11 @@ def install(
     if device is not None and not recipe.varies:
         echo(f"{name}: is the same for every device")
     venvs.install(recipe, runtimes_dir, echo, device=device, python=python)
+
+
+def notice(name: str) -> str | None:
+    """What to tell of its packages' licences before it is installed; None: nothing."""
+    return licences.notice(name, recipe_of(name).lock.parent)
 
 
 def still_used(name: str, runtimes_dir: Path) -> str | None:
@@ -112,6 +118,7 @@ def row(name: str, runtimes_dir: Path) -> Row:
     if found.requirements is None:
         return facts | {"state": "not needed"}
     recipe = recipe_of(name)
+    facts["copyleft"] = licences.copyleft(recipe.lock.parent)
     facts["earlier"] = still_used(name, runtimes_dir)
     environment = venvs.installed(name, runtimes_dir)
     if environment is None:

@@ -46,6 +46,7 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     if links:
         environ["UV_FIND_LINKS"] = ",".join(links)
+    environ["UV_NO_WRAP"] = "1"  # the last line of a failure is told alone
     progress(f"creating {path}")
     run(
         [program, "venv", "--quiet", "--no-project", "--python", python or sys.executable, str(path)], environ, progress

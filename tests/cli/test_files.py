@@ -236,6 +236,16 @@ class TestRuntimes:
         assert (row["state"], row["imports"], row["problem"]) == ("broken", False, "ImportError: libcudart.so.12")
         assert "runtimes remove" in row["remedy"]
 
+    def test_copyleft(self, alone):
+        """Listed for every runtime, and told before anything is installed, which here can't be."""
+        assert "pykakasi" in self.listed(alone, alone.home / "none")["chatterbox"]["copyleft"]
+        assert self.listed(alone, alone.home / "none")["llama_server"]["copyleft"] == {}
+        nowhere = alone.home / "file"
+        nowhere.write_text("")
+        told = alone("runtimes", "install", "chatterbox", "--runtimes-dir", str(nowhere))
+        assert told.returncode != Exit.DONE
+        assert "pykakasi (GPL-3.0-or-later)" in told.stdout
+
     def test_unknown(self, alone):
         for word in ("install", "remove"):
             told = alone("runtimes", word, "nothing")

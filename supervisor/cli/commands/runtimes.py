@@ -52,6 +52,8 @@ def runtimes_install(
 
     folder = environments.resolve(runtimes_dir)
     echo = functools.partial(click.echo, err=as_json)
+    if (notice := environments.notice(name)) is not None:
+        echo(notice)
     environments.install_watched(name, folder, echo, device=device, python=python)
     if (told := environments.still_used(name, folder)) is not None:
         click.echo(told, err=True)

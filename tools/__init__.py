@@ -1,0 +1,1 @@
+"""What maintainers run; `make help` says how. Not part of the distribution."""

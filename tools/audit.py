@@ -1,0 +1,114 @@
+"""Ask a database for known vulnerabilities of every package that any lock pins: `make audit`.
+
+pip-audit asks, in an environment of its own. Further words go to it: `--osv-url URL` for another database,
+`--ignore-vuln ID` for a finding that doesn't concern us. Ends with 0 when everything was asked for and nothing was found,
+with 1 when something was found, and with 3 when something couldn't be asked for: no answer is not a clean one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NotRequired, TypedDict
+
+from tools.locks import UV, all_pins, environments, pins
+
+PIP_AUDIT: Final = "pip-audit==2.10.1"
+FOUND: Final = 1
+NOT_ASKED: Final = 3
+
+
+class Vulnerability(TypedDict):
+    """As pip-audit reports it."""
+
+    id: str
+    aliases: list[str]
+    fix_versions: list[str]
+
+
+class Package(TypedDict):
+    """One that was asked for."""
+
+    name: str
+    vulns: NotRequired[list[Vulnerability]]
+
+
+class Report(TypedDict):
+    """Of one call of pip-audit."""
+
+    dependencies: list[Package]
+
+
+def batches(wanted: Collection[str]) -> list[list[str]]:
+    """Divided so that each batch holds a package in one version only, as a file of requirements has to."""
+    versions: defaultdict[str, list[str]] = defaultdict(list)
+    for pin in sorted(wanted):
+        versions[pin.partition("==")[0]].append(pin)
+    most = max(map(len, versions.values()), default=0)
+    return [[found[index] for found in versions.values() if index < len(found)] for index in range(most)]
+
+
+def holders(pin: str) -> str:
+    """The environments whose locks pin it."""
+    return ", ".join(name for name, locks in environments().items() if pin in pins(locks))
+
+
+def audit(wanted: Collection[str], words: Sequence[str] = ()) -> int:
+    """Tell what is known of them, on standard output, and return the exit code."""
+    asked: set[str] = set()
+    findings: list[str] = []
+    problem = ""
+    for batch in batches(wanted):
+        report, problem = _ask(batch, words)
+        if problem:
+            break
+        asked |= {pin for pin, _ in report}
+        findings += [f"{pin} ({holders(pin) or 'no lock'}): {told}" for pin, vulns in report for told in vulns]
+    for line in findings:
+        sys.stdout.write(f"{line}\n")
+    if missing := sorted({*wanted} - asked):
+        what = f"audited {len(asked)} of {len(wanted)} packages" if asked else "audited nothing"
+        why = f"the database could not be asked: {problem}" if problem else f"not known there: {', '.join(missing)}"
+        sys.stdout.write(f"{what}: {why}\n")
+    else:
+        known = f"{len(findings)} known vulnerabilities" if findings else "no known vulnerability"
+        sys.stdout.write(f"audited {len(asked)} packages: {known}\n")
+    return FOUND if findings else NOT_ASKED if missing else 0
+
+
+def _ask(batch: Sequence[str], words: Sequence[str]) -> tuple[list[tuple[str, list[str]]], str]:
+    """Each package with what is known of it, and no problem; or nothing, and what went wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
+        listed.write_text("\n".join(batch), encoding="utf-8")
+        fixed = ("--no-deps", "--disable-pip", "--vulnerability-service=osv", "--desc=off", "--progress-spinner=off")
+        argv = [UV, "tool", "run", "--quiet", PIP_AUDIT, *fixed, "--format=json", f"--requirement={listed}"]
+        done = subprocess.run(
+            [*argv, f"--output={report}", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        # Its exit code is 1 for findings and for failures alike; only the former leave a report.
+        if not report.exists() or not (text := report.read_text(encoding="utf-8")):
+            lines = done.stderr.strip().splitlines()
+            return [], lines[-1] if lines else f"{PIP_AUDIT} ended with exit code {done.returncode}"
+    named = {pin.partition("==")[0].lower(): pin for pin in batch}
+    return list(_told(json.loads(text), named)), ""
+
+
+def _told(report: Report, named: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    for package in report["dependencies"]:
+        if "vulns" in package:  # else it was passed over
+            yield named[package["name"].lower()], [_finding(vuln) for vuln in package["vulns"]]
+
+
+def _finding(vuln: Vulnerability) -> str:
+    fixed = f"fixed in {', '.join(vuln['fix_versions'])}" if vuln["fix_versions"] else "no fix known"
+    return f"{' '.join([vuln['id'], *vuln['aliases']])}, {fixed}"
+
+
+if __name__ == "__main__":
+    sys.exit(audit(all_pins(), sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""Find out the licence of every package that any lock pins, and write runtimes/licences.json: `make licences`.
+
+A package's metadata says it: as an SPDX expression, else by classifiers, else in words. pip gets the metadata alone, also
+of wheels of gigabytes. What is in the file already is not asked for again: a version's metadata doesn't change.
+
+Metadata tells what a package's authors declare for their own work. Where it tells nothing, and where a wheel is known to
+hold libraries under stronger terms, BY_HAND tells instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+from runtimes.licences import FILE, Licence, known
+from tools.locks import UV, all_pins, environments, pins
+
+PIP: Final = "pip==26.0"
+PYTHONS: Final = ("3.11", "3.13")  # some packages have wheels for one of them only
+AT_A_TIME: Final = 4
+
+BY_HAND: Final[Mapping[str, tuple[str, str]]] = {
+    "av": (
+        "BSD-3-Clause AND LGPL-3.0-or-later AND GPL-2.0-or-later",
+        "its own code is BSD; its wheels hold FFmpeg (LGPL) with x264 and x265 (GPL)",
+    ),
+    "cuda-toolkit": ("LicenseRef-NVIDIA-Proprietary", "its metadata tells none; it only names NVIDIA's libraries"),
+    "opencv-python-headless": ("Apache-2.0 AND LGPL-2.1-or-later", "its wheels hold FFmpeg (LGPL)"),
+    "oss-harmony": ("Apache-2.0", "from its LICENSE file"),
+    "quack-kernels": ("Apache-2.0", "from its LICENSE file"),
+    "setuptools": ("MIT", "from its LICENSE file; metadata of older versions tells none"),
+    "sigstore-models": ("MIT", "from its LICENSE file"),
+    "soundfile": ("BSD-3-Clause AND LGPL-2.1-or-later", "its wheels hold libsndfile (LGPL)"),
+    "torchcodec": ("BSD-3-Clause", "from its LICENSE file"),
+}
+"""Package → its licence, and why it stands here."""
+
+
+class Copyleft(IntEnum):
+    """What a licence asks of those who pass on works with code under it."""
+
+    NONE = 0
+    WEAK = 1  # changes to its own files or library: MPL, LGPL, or GPL with an exception for those who link it
+    STRONG = 2  # the whole work: GPL, AGPL
+
+
+class NoLicenceError(Exception):
+    """Packages' licences couldn't be found out."""
+
+
+def declared(metadata: Mapping[str, object]) -> str:
+    """The licence that a package's metadata tells, in pip's spelling of it; empty: it tells none."""
+    text = str(metadata.get("license_expression") or metadata.get("license") or "").strip()
+    if is_spdx(text):
+        return canonicalize_license_expression(text)
+    found = metadata.get("classifier")
+    classifiers = [str(each).rpartition(" :: ") for each in (found if isinstance(found, list) else ())]
+    licences = [name for where, _, name in classifiers if where.startswith("License")]
+    return ", ".join(licences) or text.partition("\n")[0]
+
+
+def is_spdx(text: str) -> bool:
+    """Is it an SPDX expression?"""
+    try:
+        canonicalize_license_expression(text)
+    except InvalidLicenseExpression:
+        return False
+    return True
+
+
+def copyleft(licence: str) -> Copyleft:
+    """Of alternatives the mildest counts, of what applies together the strictest."""
+    if not is_spdx(licence):
+        return _of_one(licence)
+    return _any(re.findall(r"[()]|[^\s()]+", licence))
+
+
+def _any(words: list[str]) -> Copyleft:
+    value = _all(words)
+    while words and words[0] == "OR":
+        del words[0]
+        value = min(value, _all(words))
+    return value
+
+
+def _all(words: list[str]) -> Copyleft:
+    value = _next(words)
+    while words and words[0] == "AND":
+        del words[0]
+        value = max(value, _next(words))
+    return value
+
+
+def _next(words: list[str]) -> Copyleft:
+    word = words.pop(0)
+    if word == "(":
+        value = _any(words)
+        del words[0]
+        return value
+    value = _of_one(word)
+    if words and words[0] == "WITH":
+        del words[:2]
+        return min(value, Copyleft.WEAK)
+    return value
+
+
+def _of_one(name: str) -> Copyleft:
+    if re.search(r"\bLGPL|Lesser|Library General|\bMPL|Mozilla|\bEPL|Eclipse|\bEUPL|\bCDDL", name):
+        return Copyleft.WEAK
+    return Copyleft.STRONG if re.search(r"\bA?GPL|General Public|Affero", name) else Copyleft.NONE
+
+
+def metadata_of(pin: str) -> Mapping[str, object]:
+    """What pip finds in the package's metadata. Raises NoLicenceError where it finds no wheel."""
+    fixed = ("--quiet", "--dry-run", "--no-deps", "--ignore-installed", "--no-cache-dir", "--only-binary=:all:")
+    lines: list[str] = []
+    for python in PYTHONS:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder, "report.json")
+            argv = [UV, "tool", "run", "--quiet", PIP, "install", *fixed, "--use-feature=fast-deps"]
+            done = subprocess.run(
+                [*argv, f"--python-version={python}", f"--report={report}", pin],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                found: Mapping[str, object] = json.loads(report.read_text(encoding="utf-8"))["install"][0]["metadata"]
+                return found
+            lines = done.stderr.strip().splitlines() or [f"pip ended with exit code {done.returncode}"]
+    raise NoLicenceError(f"{pin}: {lines[-1]}")
+
+
+def licence_of(pin: str) -> str:
+    """Its licence, as told by hand or by its metadata. Raises NoLicenceError."""
+    by_hand = BY_HAND.get(pin.partition("==")[0])
+    if found := by_hand[0] if by_hand is not None else declared(metadata_of(pin)):
+        return found
+    raise NoLicenceError(
+        f"{pin}: its metadata tells no licence; look into it and add it to BY_HAND in tools/licences.py"
+    )
+
+
+def entry(licence: str) -> Licence:
+    """As it stands in the file."""
+    found: Licence = {"licence": licence}
+    if strength := copyleft(licence):
+        found["copyleft"] = "strong" if strength is Copyleft.STRONG else "weak"
+    return found
+
+
+def update(wanted: Iterable[str]) -> None:
+    """Write the file anew: exactly what is wanted. Raises NoLicenceError, and keeps what was found."""
+    there = known()
+    problems: list[str] = []
+
+    def find(pin: str) -> tuple[str, Licence] | None:
+        try:
+            asked = pin in there and pin.partition("==")[0] not in BY_HAND
+            return pin, entry(there[pin]["licence"] if asked else licence_of(pin))
+        except NoLicenceError as error:
+            problems.append(str(error))
+            return None
+
+    with ThreadPoolExecutor(AT_A_TIME) as threads:
+        found = dict(filter(None, threads.map(find, sorted(wanted))))
+    lines = [f"{json.dumps(pin)}: {json.dumps(told, ensure_ascii=False)}" for pin, told in found.items()]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    if problems:
+        raise NoLicenceError("\n".join(problems))
+
+
+def tables() -> str:
+    """The page's tables: one for each environment, and what is told by hand."""
+    licences = known()
+    head = "| Package | Version | Licence | Copyleft |\n| --- | --- | --- | --- |"
+    parts = []
+    for name, locks in environments().items():
+        rows = [_row(pin, licences.get(pin, {"licence": "unknown"})) for pin in sorted(pins(locks))]
+        parts += [f"## {name}", "\n".join([head, *rows])]
+    reasons = [f"- {package}: {licence}; {why}." for package, (licence, why) in BY_HAND.items()]
+    return "\n\n".join([*parts, "## Told by hand", "\n".join(reasons)])
+
+
+def _row(pin: str, told: Licence) -> str:
+    strength = told.get("copyleft", "")
+    marked = f"**{strength}**" if strength == "strong" else strength
+    return f"| {pin.replace('==', ' | ')} | {told['licence']} | {marked} |"
+
+
+if __name__ == "__main__":
+    try:
+        update(all_pins())
+    except NoLicenceError as error:
+        sys.exit(str(error))
