@@ -162,7 +162,7 @@ class TestChoice:
 
     def test_a_message_that_was_broken_into_lines_is_told_whole(self):
         program = "echo hello; echo 'error: one'; echo '  two'; echo '  three'; exit 2"
-        with pytest.raises(InstallError, match="exit code 2: error: one two three$"):
+        with pytest.raises(InstallError, match=r"exit code 2: error: one two three$"):
             installers.run(["/bin/sh", "-c", program], {}, quiet)
 
     def test_without_torch_the_device_makes_no_difference(self, tmp_path, runtime):
