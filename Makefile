@@ -9,7 +9,7 @@ COMPILE += $(UPGRADE)
 # Where other people's packages meet ours: parsing, HTTP both ways, metrics, the store, the hub's client, uv, a whole daemon.
 LOWEST_TESTS := tests/catalog tests/proxy tests/metrics tests/kit/test_server.py tests/pull/test_pull.py::TestFetching
 LOWEST_TESTS += $(addprefix tests/io/test_,builds.py nvml.py probe.py store.py)
-LOWEST_TESTS += $(addprefix tests/http/test_,auth.py errors.py forwarding.py gate.py multipart.py)
+LOWEST_TESTS += $(addprefix tests/http/test_,auth.py forwarding.py gate.py)
 SOURCES := supervisor runtimes tests bench docs tools
 
 # Pure and in-process tests: no worker, no daemon but short ones.

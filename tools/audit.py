@@ -76,8 +76,7 @@ def audit(wanted: Collection[str], words: Sequence[str] = ()) -> int:
         why = f"the database could not be asked: {problem}" if problem else f"not known there: {', '.join(missing)}"
         sys.stdout.write(f"{what}: {why}\n")
     else:
-        known = f"{len(findings)} known vulnerabilities" if findings else "no known vulnerability"
-        sys.stdout.write(f"audited {len(asked)} packages: {known}\n")
+        sys.stdout.write(f"audited {len(asked)} packages, known vulnerabilities: {len(findings)}\n")
     return FOUND if findings else NOT_ASKED if missing else 0
 
 

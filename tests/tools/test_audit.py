@@ -58,14 +58,14 @@ class TestAudit:
     def test_nothing_known(self, database, capsys):
         assert audit.audit({"good==1.0", "good==2.0"}, ["--osv-url", database.url]) == 0
         assert sorted(database.asked) == ["good==1.0", "good==2.0"]
-        assert capsys.readouterr().out == "audited 2 packages: no known vulnerability\n"
+        assert capsys.readouterr().out == "audited 2 packages, known vulnerabilities: 0\n"
 
     def test_a_finding(self, database, capsys):
         assert audit.audit({"bad==1.0", "bad==2.0", "good==1.0"}, ["--osv-url", database.url]) == audit.FOUND
         told = capsys.readouterr().out
         assert "bad==1.0 (no lock): PYSEC-1 CVE-1, fixed in 2.0\n" in told
         assert "bad==2.0" not in told
-        assert "audited 3 packages: 1 known vulnerabilities" in told
+        assert "audited 3 packages, known vulnerabilities: 1" in told
 
     def test_a_finding_that_does_not_concern_us(self, database):
         assert audit.audit({"bad==1.0"}, ["--osv-url", database.url, "--ignore-vuln", "PYSEC-1"]) == 0
