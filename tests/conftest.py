@@ -15,6 +15,7 @@ settings.load_profile("shared")
 # Hundreds of daemons are started from this folder: each would compile it anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+os.environ.pop("COLUMNS", None)  # pytest-xdist's, for its own reports
 
 
 def pytest_addoption(parser):

@@ -2,19 +2,20 @@
 
 A file is run by one process, from its first test to its last, so that what its tests share is made once. Files that cost
 most begin first, by what tests/costs.json says of the last `make costs`; otherwise a long one would be left for the end,
-with nothing to run beside it. A file in `PARTED` is long and shares little: each of its tests goes where there is room.
+with nothing to run beside it. Files in `TOGETHER` share what takes long to start, and so one process.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 COSTS = Path(__file__).with_name("costs.json")
-PARTED: frozenset[str] = frozenset()
+TOGETHER = {f"tests/transcription/test_{name}.py": "tests/transcription" for name in ("answers", "files", "turns")}
 MOST = 8  # of processes: some tests start workers that take gigabytes
 
 
@@ -36,14 +37,14 @@ def scheduler(config: pytest.Config, log: object) -> object:
 
 
 def sort(items: list[pytest.Item]) -> None:
-    """Those of expensive files first."""
-    costs = json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}
-    items.sort(key=lambda item: -costs.get(_file(item.nodeid), 0.0))
+    """Those of expensive shares first."""
+    costs: dict[str, float] = defaultdict(float)
+    for file, seconds in (json.loads(COSTS.read_text())["files"] if COSTS.exists() else {}).items():
+        costs[share_of(file)] += seconds
+    items.sort(key=lambda item: -costs[share_of(item.nodeid)])
 
 
 def share_of(nodeid: str) -> str:
-    return nodeid if _file(nodeid) in PARTED else _file(nodeid)
-
-
-def _file(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
+    """What one process runs as a whole; the id of a test, or a file."""
+    file = nodeid.partition("::")[0]
+    return TOGETHER.get(file, file)

@@ -110,15 +110,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
             raise
     if process.returncode != 0:
         raise InstallError(
-            f"{Path(argv[0]).name} ended with exit code {process.returncode}: {_last_message(lines)}",
+            f"{Path(argv[0]).name} ended with exit code {process.returncode}: {lines[-1] if lines else 'no output'}",
             detail=tuple(lines[-LAST_LINES:]),
         )
-
-
-def _last_message(lines: Sequence[str]) -> str:
-    """The last line that begins at the margin, with what continues it: uv breaks long messages into lines."""
-    first = next((i for i in reversed(range(len(lines))) if not lines[i][0].isspace()), 0)
-    return " ".join(line.strip() for line in lines[first:]) or "no output"
 
 
 def _pip_files() -> list[Path]:

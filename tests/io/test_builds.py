@@ -160,11 +160,6 @@ class TestChoice:
         with pytest.raises(InstallError, match=r"3\.99"):
             venvs.install(runtime, tmp_path / "runtimes", quiet, python="3.99")
 
-    def test_a_message_that_was_broken_into_lines_is_told_whole(self):
-        program = "echo hello; echo 'error: one'; echo '  two'; echo '  three'; exit 2"
-        with pytest.raises(InstallError, match=r"exit code 2: error: one two three$"):
-            installers.run(["/bin/sh", "-c", program], {}, quiet)
-
     def test_without_torch_the_device_makes_no_difference(self, tmp_path, runtime):
         for name in ("requirements-torch.lock", "requirements-cuda.lock"):
             runtime.lock.with_name(name).unlink()
