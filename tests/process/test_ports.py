@@ -19,8 +19,8 @@ from tests.process.trees import FAKE_WORKER, PYTHON, wait_until
 
 @pytest.fixture
 def first():
-    """Of a hundred ports that nobody uses."""
-    return quiet_ports(100)
+    """Of fifty ports that nobody uses."""
+    return quiet_ports(50)
 
 
 @pytest.fixture(params=["netlink", "table"])
@@ -36,7 +36,7 @@ def source(request, monkeypatch):
 
 @pytest.fixture
 def port(first):
-    return PortRange(first, first + 99).lease("test")
+    return PortRange(first, first + 49).lease("test")
 
 
 @pytest.fixture
