@@ -24,7 +24,7 @@ FAST := tests/catalog tests/core tests/demo tests/docs tests/importer tests/io t
   llama-server test-vllm test-chatterbox lock upgrade audit licences lowest clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: .venv/ready ## Serve the demo on 127.0.0.1:8081 (installs what it needs first)
 	@exec $(BIN)/llmux serve --demo

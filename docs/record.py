@@ -136,7 +136,8 @@ def page(env: Mapping[str, str], state: Path) -> str:
         parts.append(f"## {title}\n")
         for command, typed in steps:
             screen = shown(
-                run(command, typed, env, state), {env["HOME"]: "~", str(RUNTIMES): "~/.local/share/llmux/runtimes"}
+                run(command, typed, env, state),
+                {env["HOME"]: "~", str(RUNTIMES): "~/.local/share/llmux/runtimes", str(PAGE.parents[1]): "~/llmux"},
             )
             told = command.replace("demo/llmux.yaml", "~/.local/state/llmux/demo/llmux.yaml")
             parts.append(f"```console\n$ {told}\n{screen}\n```\n")
