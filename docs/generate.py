@@ -38,7 +38,7 @@ DOCS: Final = Path(__file__).parent
 SCHEMA: Final = DOCS.parent / "config" / "llmux.schema.json"
 
 _HEADING: Final = re.compile(r"^#{1,3} ", re.MULTILINE)
-_BLOCK: Final = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK: Final = re.compile(r"(<!-- generated: ([^>\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Schema = Mapping[str, Any]
 

@@ -41,6 +41,6 @@ def notice(name: str, folder: Path) -> str | None:
     if not found:
         return None
     return (
-        f"{name}: its environment holds packages under copyleft licences: {', '.join(found)}. "
+        f"{name}: its environment holds packages under strong copyleft licences: {', '.join(found)}. "
         "llmux itself doesn't link them, they run in the worker's process."
     )

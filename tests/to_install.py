@@ -28,7 +28,7 @@ def missing() -> dict[Path, tuple[int, int]]:
 
 def main() -> None:
     if found := missing():
-        download, disk = (sum(column) for column in zip(*found.values(), strict=True))
+        download, disk = (sum(column) for column in zip(*found.values()))
         minutes = 2 + download // MIB_A_MINUTE
         print(f"To install first, once: some {download} MiB to download, {disk} MiB on disk, {minutes} minutes.")
         for path, (_, mib) in found.items():

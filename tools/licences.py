@@ -167,8 +167,8 @@ def update(wanted: Iterable[str]) -> None:
 
     def find(pin: str) -> tuple[str, Licence] | None:
         try:
-            asked = pin in there and pin.partition("==")[0] not in BY_HAND
-            return pin, entry(there[pin]["licence"] if asked else licence_of(pin))
+            kept = pin in there and pin.partition("==")[0] not in BY_HAND
+            return pin, entry(there[pin]["licence"] if kept else licence_of(pin))
         except NoLicenceError as error:
             problems.append(str(error))
             return None

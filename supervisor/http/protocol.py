@@ -381,9 +381,8 @@ def _request_id(scope: HTTPScope) -> bytes:
 
 
 def _about(scope: HTTPScope) -> dict[str, str]:
-    path = scope["raw_path"].decode("latin-1")[
-        :200
-    ]  # as it was written: what it means can be anything, also in a terminal
+    # As it was written: what it means can be anything, also in a terminal.
+    path = scope["raw_path"].decode("latin-1")[:200]
     return {"method": scope["method"], "path": path, "request_id": _request_id(scope).decode()}
 
 

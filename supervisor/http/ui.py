@@ -48,7 +48,7 @@ CONTENT_TYPES: Final = {
 
 
 class Dashboard(StaticFiles):
-    """A folder's files of the types above, each by one name only, with our headers also where there is none.
+    """A folder's files of the types above, each by one name only (and the page by `/ui/`), with our headers also where there is none.
 
     What a file's ETag stands for is its content: installed files may keep their size and date from one version to the next.
     """

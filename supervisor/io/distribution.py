@@ -15,7 +15,8 @@ from supervisor.errors import LlmuxError
 NAME: Final = "llmux-supervisor"
 IMPORT_NAMES: Final = ("supervisor", "runtimes")
 REMEDY: Final = (
-    f"install llmux into an environment of its own (uv tool install, or pipx install); here: pip uninstall {NAME}"
+    f"install llmux into an environment of its own (uv tool install, or pipx install); here: pip uninstall {NAME}, then "
+    "install the other package again"
 )
 
 

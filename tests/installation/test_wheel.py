@@ -226,6 +226,18 @@ class TestNames:
         assert [check["status"] for check in checks] == ["fail", "fail"]
         assert all("uv tool install" in check["fix"] for check in checks)
 
+    def test_doctor_whose_imports_fail(self, shared):
+        first = shared.place_of("supervisor").with_name("runtimes") / "__init__.py"
+        before = first.read_text()
+        first.write_text("from .nowhere import something\n")
+        try:
+            told = shared("doctor")
+        finally:
+            first.write_text(before)
+        assert told.returncode == Exit.FAILED
+        assert "Remedy: " in told.stderr
+        assert "Traceback" not in told.stderr
+
     def test_the_rest_still_works(self, shared, llmux):
         assert shared("--version").stdout == llmux("--version").stdout
         assert shared("config", "example").stdout == llmux("config", "example").stdout

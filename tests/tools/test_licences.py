@@ -109,7 +109,7 @@ class TestNotice:
         assert copyleft(self.folder("chatterbox"))["pykakasi"] == "GPL-3.0-or-later"
         told = notice("chatterbox", self.folder("chatterbox"))
         assert told is not None
-        assert told.startswith("chatterbox: its environment holds packages under copyleft licences: ")
+        assert told.startswith("chatterbox: its environment holds packages under strong copyleft licences: ")
         assert "pykakasi (GPL-3.0-or-later)" in told
         assert "certifi" not in told
 

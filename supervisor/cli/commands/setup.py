@@ -23,7 +23,13 @@ SETUPS = {
 @json_option
 def doctor(config: Path | None, as_json: bool) -> None:
     """Check everything that llmux needs on this machine, and say how to mend what is wrong."""
-    from supervisor.cli import doctor as checks  # noqa: PLC0415  # not for declaring
+    from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
+
+    try:
+        from supervisor.cli import doctor as checks  # noqa: PLC0415  # as above
+    except Exception:
+        refuse_name_clashes()  # the imports may have met another package's `runtimes`
+        raise
     from supervisor.cli import show  # noqa: PLC0415  # as above
 
     found = checks.examine(config)
