@@ -38,6 +38,7 @@ ANSWERS = {
     "/v1/admin/decisions": {"data": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}]},
     "/v1/admin/reload": {"added": [RUDE], "unchanged": 1},
 }
+DELTA = {"reasoning_content": f"hm {RUDE}", "content": RUDE}
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -52,6 +53,8 @@ class Stranger(BaseHTTPRequestHandler):
         elif path.endswith("/events"):
             data = {"model": RUDE, "kind": "admit", "reason": RUDE}
             self.answer(200, f"event: decision\ndata: {json.dumps(data)}\n\n".encode())
+        elif path == "/v1/chat/completions":
+            self.answer(200, f"data: {json.dumps({'choices': [{'delta': DELTA}]})}\n\ndata: [DONE]\n\n".encode())
         elif path in ANSWERS:
             self.answer(200, json.dumps(ANSWERS[path]).encode())
         else:
@@ -110,6 +113,16 @@ class TestStrangers:
             told = stranger(*words.split(), FORCE_COLOR="1", COLUMNS="40", TTY_COMPATIBLE="1").stdout
             assert PLAIN in told
             assert not OF_A_TERMINAL.search(told)
+
+    @pytest.mark.parametrize("to_file", [False, True])
+    def test_thoughts_on_a_terminal(self, stranger, to_file):
+        out = stranger.home / "out"
+        with stranger.terminal("chat", "x", "Hello", columns=3000, stdout=out if to_file else None) as terminal:
+            assert terminal.end() == Exit.DONE
+        assert not OF_A_TERMINAL.search(OURS.sub("", terminal.screen)), terminal.screen
+        assert f"\x1b[2mhm {PLAIN}\x1b[0m" in terminal.screen, "dimmed"
+        if to_file:
+            assert out.read_bytes().decode() == f"{RUDE}\n", "a file gets what the model wrote"
 
     def test_a_log_loses_its_colours_whole(self, stranger):
         assert stranger("logs", "x").stdout == PLAIN.replace("[2J", "") + "red\n"
