@@ -155,7 +155,7 @@ class _Screen:
             text = clean(text)
             click.echo(click.style(text, dim=True) if thought else text, file=stream, nl=False)
         else:
-            stream.write(text)
+            stream.write(text.encode("utf-8", "replace").decode())  # half a character would end it all
             stream.flush()
 
 

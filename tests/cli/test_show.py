@@ -28,7 +28,7 @@ ANSWERS = {
     "/v1/admin/models": {
         "data": [
             {"name": "wide-漢字-👍", "state": "ready", "device": RUDE, "reason": f"first\n{RUDE} {'long ' * 60}end"},
-            {"name": "b", "state": "[bold]odd", "device": "gpu0", "reason": "second"},
+            {"name": "b", "state": "[bold]odd", "device": "gpu0", "reason": "second\ud800"},
         ]
     },
     "/v1/admin/gpu-memory": {
@@ -38,7 +38,7 @@ ANSWERS = {
     "/v1/admin/decisions": {"data": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}]},
     "/v1/admin/reload": {"added": [RUDE], "unchanged": 1},
 }
-DELTA = {"reasoning_content": f"hm {RUDE}", "content": RUDE}
+DELTA = {"reasoning_content": f"hm {RUDE}", "content": f"{RUDE}\ud800"}
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -122,7 +122,7 @@ class TestStrangers:
         assert not OF_A_TERMINAL.search(OURS.sub("", terminal.screen)), terminal.screen
         assert f"\x1b[2mhm {PLAIN}\x1b[0m" in terminal.screen, "dimmed"
         if to_file:
-            assert out.read_bytes().decode() == f"{RUDE}\n", "a file gets what the model wrote"
+            assert out.read_bytes().decode() == f"{RUDE}?\n", "a file gets what the model wrote"
 
     def test_a_log_loses_its_colours_whole(self, stranger):
         assert stranger("logs", "x").stdout == PLAIN.replace("[2J", "") + "red\n"
