@@ -166,17 +166,19 @@ class TestTables:
 class TestProgress:
     """A line that is repainted."""
 
-    def test_what_painting_raises_stays_there(self, monkeypatch):
+    def test_what_painting_raises_stays_there(self, monkeypatch, capsys):
         """As where a folder that is counted goes away."""
-        failed = threading.Event()
+        asked = threading.Semaphore(0)
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-        monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
+        monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # prints, as without pytest
 
         def frame():
+            asked.release()
             raise FileNotFoundError("gone")
 
         with show.progress(frame):
-            assert failed.wait(30)
+            assert asked.acquire(timeout=30)
+        assert "Traceback" not in capsys.readouterr().err
 
     def test_it_is_cut_to_the_terminal(self, monkeypatch, capsys):
         painted = threading.Semaphore(0)
