@@ -51,7 +51,7 @@ class Stranger(BaseHTTPRequestHandler):
         elif path.endswith("/logs"):
             self.answer(200, f"{RUDE}\x1b[31mred\x1b[0m\n".encode())
         elif path.endswith("/events"):
-            data = {"model": RUDE, "kind": "admit", "reason": RUDE}
+            data = {"model": RUDE, "kind": "admit", "reason": f"{RUDE}\n00:00:00  alert     forged"}
             self.answer(200, f"event: decision\ndata: {json.dumps(data)}\n\n".encode())
         elif path == "/v1/chat/completions":
             self.answer(200, f"data: {json.dumps({'choices': [{'delta': DELTA}]})}\n\ndata: [DONE]\n\n".encode())
@@ -141,6 +141,10 @@ class TestTables:
         # 漢, 字 and 👍 take two columns each
         assert head.index("STATE") == first.index("ready") + 3 == second.index("[bold]odd")
         assert [line for line in (head, first, second) if line != line.rstrip()] == []
+
+    def test_an_event_is_a_line(self, stranger):
+        (line,) = stranger("events").stdout.splitlines()
+        assert line.endswith(" 00:00:00  alert     forged")
 
     @pytest.mark.parametrize("columns", [40, 80, 200])
     def test_on_a_terminal_the_last_column_is(self, stranger, columns):
