@@ -150,12 +150,12 @@ class _Screen:
             (sys.stdout if self._terminal else sys.stderr).write("\n")
 
     def _write(self, text: str, *, thought: bool = False) -> None:
-        if self._terminal:
+        stream = sys.stderr if thought and not self._terminal else sys.stdout
+        if stream.isatty():
             text = clean(text)
-            click.echo(click.style(text, dim=True) if thought else text, nl=False)
+            click.echo(click.style(text, dim=True) if thought else text, file=stream, nl=False)
         else:
-            stream = sys.stderr if thought else sys.stdout
-            stream.write(text)
+            stream.write(text.encode("utf-8", "replace").decode())  # half a character would end it all
             stream.flush()
 
 

@@ -24,6 +24,9 @@ Echo = Callable[[str], None]
 Row = dict[str, str | int | bool | list[str] | dict[str, str] | None]
 
 IMPORT_S: Final = 120.0
+_RESOLVED: Final = re.compile(
+    r"Resolved (\d+) package"
+)  # uv's words; a lock holds more, for other Pythons and machines
 
 
 def resolve(explicit: Path | None) -> Path:
@@ -83,10 +86,12 @@ def install_watched(
 ) -> None:
     """Install it: on a terminal with a bar of the packages that are there, and the last step; else as `install`."""
     lines: list[str] = []
-    wanted = len({package for lock in recipe_of(name).locks(device) for package in pinned(lock)})
+    locked = len({package for lock in recipe_of(name).locks(device) for package in pinned(lock)})
     began = time.monotonic()
 
     def frame() -> show.Row:
+        told = next(filter(None, map(_RESOLVED.match, lines)), None)  # of the locks; torch may come after
+        wanted = int(told[1]) if told is not None else locked
         there = min(wanted, _packages_there(name, runtimes_dir))
         elapsed = show.duration(time.monotonic() - began)
         return (name, show.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")

@@ -18,7 +18,7 @@ def follow(url: str, key: str | None, kinds: Sequence[str], *, as_json: bool) ->
         if as_json:
             print_json_line({"event": event.kind, "id": event.id, "data": data})
         else:
-            show.say(line(event.kind, data))
+            show.say(show.Table([[line(event.kind, data)]], head=False, whole=True))  # of a table a row is a line
 
 
 def line(kind: str, data: Json) -> list[str | show.Styled]:

@@ -10,9 +10,9 @@ from typing import Final
 
 import click
 
-from supervisor.cli.show import CONTROLS
+from supervisor.cli.show import UNSHOWN
 
-_ESCAPED: Final = {code: f"\\u{code:04x}" for code in CONTROLS if code > 31}
+_ESCAPED: Final = {code: f"\\u{code:04x}" for code in UNSHOWN if code > 31}
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 Command = Callable[..., None]
@@ -155,5 +155,5 @@ def print_json_line(value: object) -> None:
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    """Readable where that is harmless: JSON leaves alone some characters that a terminal acts on."""
+    """Readable where that is harmless: JSON leaves alone some characters that can't be printed, or do something."""
     return json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED)

@@ -31,8 +31,9 @@ COLOURS: Final = {
     "expired": "red",
 }
 # What a terminal acts on: all but tab and newline, with what begins a line or turns the direction of writing.
-CONTROLS: Final = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-_NOTHING: Final = dict.fromkeys(CONTROLS)
+_ACTS: Final = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+UNSHOWN: Final = (*_ACTS, *range(0xD800, 0xE000))  # and halves of characters, which JSON may hold and UTF-8 can't
+_NOTHING: Final = dict.fromkeys(UNSHOWN)
 
 Styled = tuple[str, str]
 """Words and their style, in rich's terms."""
@@ -105,7 +106,7 @@ def _let_rich_in() -> None:
 
 
 def clean(text: str) -> str:
-    """Somebody else's words without what would make a terminal do something."""
+    """Somebody else's words without what would make a terminal do something, or can't be written."""
     return text.translate(_NOTHING)
 
 

@@ -59,6 +59,7 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
         redirect_stderr=False,
     )
     with live:
+        console.show_cursor(True)  # whatever ends the process at once leaves it as it is
         asking = True
         try:
             yield

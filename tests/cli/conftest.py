@@ -61,29 +61,36 @@ class Shell:
             timeout=timeout,
         )
 
-    def terminal(self, *words: str, columns: int = 120, **variables: str) -> Terminal:
-        return Terminal(words, self.env(PYTHONPATH=str(REPOSITORY), **variables), self.home, columns)
+    def terminal(self, *words: str, columns: int = 120, stdout: Path | None = None, **variables: str) -> Terminal:
+        return Terminal(words, self.env(PYTHONPATH=str(REPOSITORY), **variables), self.home, columns, stdout)
 
 
 class Terminal:
-    """A command on a terminal of its own, which it is in control of: Ctrl-C works as for a person."""
+    """A command on a terminal of its own, which it is in control of: Ctrl-C works as for a person.
 
-    def __init__(self, words: tuple[str, ...], env: dict[str, str], cwd: Path, columns: int) -> None:
+    Its output may go to a file.
+    """
+
+    def __init__(
+        self, words: tuple[str, ...], env: dict[str, str], cwd: Path, columns: int, stdout: Path | None = None
+    ) -> None:
         self.screen = ""
         self._seen = 0
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        output = slave if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT, 0o600)
         self.process = subprocess.Popen(
             [*LLMUX, *words],
             stdin=slave,
-            stdout=slave,
+            stdout=output,
             stderr=slave,
             env=env,
             cwd=cwd,
             start_new_session=True,
             preexec_fn=self._take_over,
         )
-        os.close(slave)
+        for descriptor in {slave, output}:
+            os.close(descriptor)
 
     @staticmethod
     def _take_over() -> None:

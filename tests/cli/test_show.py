@@ -28,7 +28,7 @@ ANSWERS = {
     "/v1/admin/models": {
         "data": [
             {"name": "wide-漢字-👍", "state": "ready", "device": RUDE, "reason": f"first\n{RUDE} {'long ' * 60}end"},
-            {"name": "b", "state": "[bold]odd", "device": "gpu0", "reason": "second"},
+            {"name": "b", "state": "[bold]odd", "device": "gpu0", "reason": "second\ud800"},
         ]
     },
     "/v1/admin/gpu-memory": {
@@ -38,6 +38,7 @@ ANSWERS = {
     "/v1/admin/decisions": {"data": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}]},
     "/v1/admin/reload": {"added": [RUDE], "unchanged": 1},
 }
+DELTA = {"reasoning_content": f"hm {RUDE}", "content": f"{RUDE}\ud800"}
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -50,8 +51,10 @@ class Stranger(BaseHTTPRequestHandler):
         elif path.endswith("/logs"):
             self.answer(200, f"{RUDE}\x1b[31mred\x1b[0m\n".encode())
         elif path.endswith("/events"):
-            data = {"model": RUDE, "kind": "admit", "reason": RUDE}
+            data = {"model": RUDE, "kind": "admit", "reason": f"{RUDE}\n00:00:00  alert     forged"}
             self.answer(200, f"event: decision\ndata: {json.dumps(data)}\n\n".encode())
+        elif path == "/v1/chat/completions":
+            self.answer(200, f"data: {json.dumps({'choices': [{'delta': DELTA}]})}\n\ndata: [DONE]\n\n".encode())
         elif path in ANSWERS:
             self.answer(200, json.dumps(ANSWERS[path]).encode())
         else:
@@ -111,6 +114,16 @@ class TestStrangers:
             assert PLAIN in told
             assert not OF_A_TERMINAL.search(told)
 
+    @pytest.mark.parametrize("to_file", [False, True])
+    def test_thoughts_on_a_terminal(self, stranger, to_file):
+        out = stranger.home / "out"
+        with stranger.terminal("chat", "x", "Hello", columns=3000, stdout=out if to_file else None) as terminal:
+            assert terminal.end() == Exit.DONE
+        assert not OF_A_TERMINAL.search(OURS.sub("", terminal.screen)), terminal.screen
+        assert f"\x1b[2mhm {PLAIN}\x1b[0m" in terminal.screen, "dimmed"
+        if to_file:
+            assert out.read_bytes().decode() == f"{RUDE}?\n", "a file gets what the model wrote"
+
     def test_a_log_loses_its_colours_whole(self, stranger):
         assert stranger("logs", "x").stdout == PLAIN.replace("[2J", "") + "red\n"
 
@@ -128,6 +141,10 @@ class TestTables:
         # 漢, 字 and 👍 take two columns each
         assert head.index("STATE") == first.index("ready") + 3 == second.index("[bold]odd")
         assert [line for line in (head, first, second) if line != line.rstrip()] == []
+
+    def test_an_event_is_a_line(self, stranger):
+        (line,) = stranger("events").stdout.splitlines()
+        assert line.endswith(" 00:00:00  alert     forged")
 
     @pytest.mark.parametrize("columns", [40, 80, 200])
     def test_on_a_terminal_the_last_column_is(self, stranger, columns):
@@ -153,17 +170,19 @@ class TestTables:
 class TestProgress:
     """A line that is repainted."""
 
-    def test_what_painting_raises_stays_there(self, monkeypatch):
+    def test_what_painting_raises_stays_there(self, monkeypatch, capsys):
         """As where a folder that is counted goes away."""
-        failed = threading.Event()
+        asked = threading.Semaphore(0)
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-        monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
+        monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)  # prints, as without pytest
 
         def frame():
+            asked.release()
             raise FileNotFoundError("gone")
 
         with show.progress(frame):
-            assert failed.wait(30)
+            assert asked.acquire(timeout=30)
+        assert "Traceback" not in capsys.readouterr().err
 
     def test_it_is_cut_to_the_terminal(self, monkeypatch, capsys):
         painted = threading.Semaphore(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import termios
 
 from supervisor.cli.exits import Exit
@@ -62,6 +63,16 @@ class TestProgress:
         assert site.model("slow")["state"] == "starting"
         gate.touch()
         wait_until(lambda: site.model("slow")["state"] == "ready", what="the load goes on")
+        shell("unload", "slow")
+
+    def test_ended_at_once_it_leaves_a_cursor(self, shell, gate):
+        with shell.terminal("load", "slow") as terminal:
+            terminal.wait_for("starting")
+            terminal.process.terminate()
+            assert terminal.end() == -signal.SIGTERM
+            assert re.findall(r"\x1b\[\?25[hl]", terminal.screen)[-1] == "\x1b[?25h"
+        gate.touch()
+        shell("load", "slow")
         shell("unload", "slow")
 
     def test_none_in_a_pipe(self, shell):
