@@ -89,7 +89,7 @@ class Copy:
                 self._came.update(file.name for file in files if file not in missing)
                 files = [file for file in files if file in missing]
             try:
-                hubs = dict(zip(files, threads.map(self._takes_hubs_own, files), strict=True))
+                hubs = dict(zip(files, threads.map(lambda file: self._takes_hubs_own(file, stop), files), strict=True))
                 own = functools.partial(self._download, tell=tell, stop=stop)
                 for _ in threads.map(lambda file: self._fetch(file, tell, own), [f for f in files if not hubs[f]]):
                     pass
@@ -119,18 +119,25 @@ class Copy:
         self._came.add(file.name)
         tell(f"{file.name}: {file.size} bytes, verified")
 
-    def _takes_hubs_own(self, file: File) -> bool:
-        """Ask the hub how it keeps the file, as its own downloader would. Raises HubError."""
+    def _takes_hubs_own(self, file: File, stop: threading.Event) -> bool:
         hub, part = client(), self._part(file)
-        xet = False
-        if file.is_large and not hub.constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None:
-            try:
-                found = hub.get_hf_file_metadata(self.listing.url(file), timeout=TIMEOUT_S, retry_on_errors=True)
-            except Exception as error:
-                raise explained(error, self.listing.repo, self.listing.commit) from error
-            xet = found.xet_file_data is not None
+        able = not hub.constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
+        xet = able and file.is_large and self._is_xet(file, stop)
         begun = part.exists() and part.stat().st_size > 0
         return takes_hubs_own(file.size, xet=xet, begun=begun, largest_plain=hub.constants.MAX_HTTP_DOWNLOAD_SIZE)
+
+    def _is_xet(self, file: File, stop: threading.Event) -> bool:
+        """Ask the hub how it keeps the file, as its own downloader would. Raises HubError."""
+        hub, fruitless = client(), 0
+        while not stop.is_set():  # the client's own retries can't be stopped
+            try:
+                return hub.get_hf_file_metadata(self.listing.url(file), timeout=TIMEOUT_S).xet_file_data is not None
+            except Exception as error:
+                fruitless += 1
+                if _is_final(error) or fruitless == ATTEMPTS:
+                    raise explained(error, self.listing.repo, self.listing.commit) from error
+            _pause(fruitless, stop)
+        raise InterruptedError
 
     def _download_by_hub(self, file: File, part: Path) -> None:
         """Let the hub's own downloader fill `part`. It works aside: it would remove an older file before it begins."""
@@ -156,7 +163,7 @@ class Copy:
     def _given_up(self, file: File, error: BaseException) -> HubError:
         """What it means that the hub's own downloader ended with this."""
         hub, largest = client(), client().constants.MAX_HTTP_DOWNLOAD_SIZE
-        if isinstance(error, hub.errors.HfHubHTTPError) and _is_final(error.response.status_code):
+        if _is_final(error):
             return explained(error, self.listing.repo, self.listing.commit)
         if file.size <= largest:
             remedy = "try again, or with HF_HUB_DISABLE_XET=1, which goes on where it was cut off"
@@ -181,7 +188,7 @@ class Copy:
                     self._read(file, out, stop)
                     problem: Exception = EOFError("the answer ended early")
                 except hub.errors.HfHubHTTPError as error:
-                    if _is_final(error.response.status_code):
+                    if _is_final(error):
                         raise explained(error, self.listing.repo, self.listing.commit) from error
                     problem = error
                 except OSError:  # the disk's: the client's own are none
@@ -194,7 +201,7 @@ class Copy:
                 if fruitless == ATTEMPTS:
                     raise explained(problem, self.listing.repo, self.listing.commit) from problem
                 tell(f"{file.name}: broken off at {now} of {file.size} bytes ({line_of(problem)}); going on")
-                stop.wait(min(FIRST_PAUSE_S * 2**fruitless, 5.0))
+                _pause(fruitless, stop)
 
     def _read(self, file: File, out: BinaryIO, stop: threading.Event) -> None:
         """Ask for what is missing, and append it."""
@@ -260,9 +267,16 @@ class Copy:
             aside.replace(self.folder / RECORD)
 
 
-def _is_final(status: int) -> bool:
+def _is_final(error: BaseException) -> bool:
     """Will asking again get the same answer?"""
+    if not isinstance(error, client().errors.HfHubHTTPError):
+        return False
+    status: int = error.response.status_code
     return status < 500 and status not in PASSING
+
+
+def _pause(fruitless: int, stop: threading.Event) -> None:
+    stop.wait(min(FIRST_PAUSE_S * 2**fruitless, 5.0))
 
 
 def _empty(out: BinaryIO) -> None:

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 from supervisor.cli.exits import Exit
 from supervisor.io import hub_download
 from supervisor.io.hub import File, HubError, Listing
+from tests.daemon import wait_until
 from tests.pull.conftest import MIB, content
 
 LIMIT = constants.MAX_HTTP_DOWNLOAD_SIZE
@@ -116,6 +117,37 @@ class TestXet:
         hub.corrupt.clear()
         assert pull("tiny").returncode == Exit.DONE
         assert path.read_bytes() == content(5 * MIB, 12)
+
+
+class TestAsking:
+    """How the hub keeps a file is asked before any comes."""
+
+    def test_errors_that_pass(self, pull, hub):
+        hub.repos["acme/tiny"] = replace(hub.repos["acme/tiny"], xet=frozenset({WEIGHTS}))
+        hub.head_errors[WEIGHTS] = [503, 429]
+        done = pull("tiny")
+        assert done.returncode == Exit.DONE, done.stderr
+        assert set(hub.xet_reads) == {WEIGHTS}
+        assert "Retrying" not in done.stderr, "the client's own words would be painted over ours"
+
+    @pytest.mark.parametrize(("status", "asked"), [(503, hub_download.ATTEMPTS), (404, 1)])
+    def test_errors_that_stay(self, pull, hub, status, asked):
+        hub.head_errors[WEIGHTS] = [status] * 50
+        done = pull("tiny")
+        assert done.returncode == Exit.FAILED
+        assert str(status) in done.stderr
+        assert 50 - len(hub.head_errors[WEIGHTS]) == asked
+
+    def test_ctrl_c_ends_it(self, pull, hub, tmp_path):
+        (tmp_path / "sitecustomize.py").write_text(
+            "from supervisor.io import hub_download\nhub_download.FIRST_PAUSE_S = 60\n"
+        )
+        hub.head_errors[WEIGHTS] = [503] * 50
+        with pull.start("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}") as process:
+            wait_until(lambda: len(hub.head_errors[WEIGHTS]) < 50)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == Exit.INTERRUPTED
+        assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
 
 
 class TestTooLarge:
