@@ -35,6 +35,9 @@ class TestChoice:
             (LIMIT + 1, False, False, True),
             (LIMIT + 1, True, False, True),
             (1000, True, True, False),
+            (LIMIT, True, True, False),
+            (LIMIT + 1, False, True, True),
+            (LIMIT + 1, True, True, True),
         ],
     )
     def test_of_each_file(self, size, xet, begun, hubs):
@@ -182,6 +185,29 @@ class TestTooLarge:
         assert copy.size_there(large) == 10
         assert (tmp_path / "deep/model.gguf").read_bytes() == b"all of it!"
         assert self.copy(tmp_path, large).missing() == []
+
+    @pytest.mark.parametrize(
+        ("there", "asked"), [(b"all", 1), (b"all of it?", 1), (b"all of it! And more", 1), (b"all of it!", 0)]
+    )
+    def test_what_is_there_of_it_counts_only_when_whole(self, monkeypatch, tmp_path, large, there, asked):
+        copy, names = self.copy(tmp_path, large), []
+        part = tmp_path / f"{large.name}.{large.digest[:12]}.part"
+        part.parent.mkdir()
+        part.write_bytes(there)
+
+        def download(repo, name, *, local_dir, **others):
+            names.append(name)
+            assert not part.exists()
+            path = local_dir / name
+            path.parent.mkdir(parents=True)
+            path.write_bytes(b"all of it!")
+            return str(path)
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        copy.fetch([large], lambda _line: None)
+        assert len(names) == asked
+        assert (tmp_path / large.name).read_bytes() == b"all of it!"
+        assert not part.exists()
 
     def test_what_it_delivers_is_checked(self, monkeypatch, tmp_path, large):
         def download(repo, name, *, local_dir, **others):
