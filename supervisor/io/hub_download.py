@@ -42,8 +42,8 @@ Told = Callable[[str], None]
 
 
 def takes_hubs_own(size: int, *, xet: bool, begun: bool, largest_plain: int) -> bool:
-    """Is the hub's own downloader the one for this file? Ours goes on with what it has begun."""
-    return not begun and (xet or size > largest_plain)
+    """Is the hub's own downloader the one for this file? Ours goes on with what it has begun and can end."""
+    return size > largest_plain or (xet and not begun)
 
 
 class Copy:
@@ -142,6 +142,9 @@ class Copy:
     def _download_by_hub(self, file: File, part: Path) -> None:
         """Let the hub's own downloader fill `part`. It works aside: it would remove an older file before it begins."""
         hub, listing = client(), self.listing
+        if part.exists() and part.stat().st_size == file.size:
+            return  # ended before it was hashed
+        part.unlink(missing_ok=True)  # of no use, and the room for the file counts on its going
         hub.utils.disable_progress_bars()
         self._with_hub = file
         try:

@@ -42,7 +42,7 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
     if not any(pinned(lock) for lock in recipe.locks(device)):
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --device.")
     program = find_uv()
-    links = wheel_folders() if recipe.torch is not None else ()
+    links = wheel_folders()
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     if links:
         environ["UV_FIND_LINKS"] = ",".join(links)

@@ -25,11 +25,10 @@ def quiet(_line):
 
 @pytest.fixture
 def lock(tmp_path, monkeypatch):
-    """Write a lock for a version of the package `worker`; the installers see only a local folder."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    """Write a lock for a version of the package `worker`; uv sees only a local folder, which pip's settings name."""
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
 
     def write(version="1.0", digest=None, name="demo"):
         actual = wheel(tmp_path / "wheels", "worker", version)

@@ -62,6 +62,7 @@ class Hub:
         self.token = "hf_good"
         self.cuts: dict[str, list[int]] = {}  # file → after how many bytes each of the next answers breaks off
         self.errors: dict[str, list[int]] = {}  # file → status of each of the next answers
+        self.head_errors: dict[str, list[int]] = {}  # large file → status of each of the next answers to how it is kept
         self.ranges = True
         self.corrupt: Counter[str] = Counter()  # file → how often it comes with a wrong byte
         self.hold: dict[str, threading.Event] = {}  # file → wait half way
@@ -212,6 +213,9 @@ class Hub:
                 content = repo.at(revision)[name]
                 if name not in repo.large:
                     self.file(name, content)
+                    return
+                if self.command == "HEAD" and hub.head_errors.get(name):
+                    self.refuse(hub.head_errors[name].pop(0), None)
                     return
                 self.send_response(302)
                 self.send_header("Location", f"{hub.cdn}/|{repo_name}|{revision}|{name}")

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 from supervisor.cli.exits import Exit
 from supervisor.io import hub_download
 from supervisor.io.hub import File, HubError, Listing
+from tests.daemon import wait_until
 from tests.pull.conftest import MIB, content
 
 LIMIT = constants.MAX_HTTP_DOWNLOAD_SIZE
@@ -34,6 +35,9 @@ class TestChoice:
             (LIMIT + 1, False, False, True),
             (LIMIT + 1, True, False, True),
             (1000, True, True, False),
+            (LIMIT, True, True, False),
+            (LIMIT + 1, False, True, True),
+            (LIMIT + 1, True, True, True),
         ],
     )
     def test_of_each_file(self, size, xet, begun, hubs):
@@ -118,6 +122,37 @@ class TestXet:
         assert path.read_bytes() == content(5 * MIB, 12)
 
 
+class TestAsking:
+    """How the hub keeps a file is asked before any comes."""
+
+    def test_errors_that_pass(self, pull, hub):
+        hub.repos["acme/tiny"] = replace(hub.repos["acme/tiny"], xet=frozenset({WEIGHTS}))
+        hub.head_errors[WEIGHTS] = [503, 429]
+        done = pull("tiny")
+        assert done.returncode == Exit.DONE, done.stderr
+        assert set(hub.xet_reads) == {WEIGHTS}
+        assert "Retrying" not in done.stderr, "the client's own words would be painted over ours"
+
+    @pytest.mark.parametrize(("status", "asked"), [(503, hub_download.ATTEMPTS), (404, 1)])
+    def test_errors_that_stay(self, pull, hub, status, asked):
+        hub.head_errors[WEIGHTS] = [status] * 50
+        done = pull("tiny")
+        assert done.returncode == Exit.FAILED
+        assert str(status) in done.stderr
+        assert 50 - len(hub.head_errors[WEIGHTS]) == asked
+
+    def test_ctrl_c_ends_it(self, pull, hub, tmp_path):
+        (tmp_path / "sitecustomize.py").write_text(
+            "from supervisor.io import hub_download\nhub_download.FIRST_PAUSE_S = 60\n"
+        )
+        hub.head_errors[WEIGHTS] = [503] * 50
+        with pull.start("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}") as process:
+            wait_until(lambda: len(hub.head_errors[WEIGHTS]) < 50)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == Exit.INTERRUPTED
+        assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
+
+
 class TestTooLarge:
     """Plain requests don't get files above a size, which is lowered for this."""
 
@@ -150,6 +185,29 @@ class TestTooLarge:
         assert copy.size_there(large) == 10
         assert (tmp_path / "deep/model.gguf").read_bytes() == b"all of it!"
         assert self.copy(tmp_path, large).missing() == []
+
+    @pytest.mark.parametrize(
+        ("there", "asked"), [(b"all", 1), (b"all of it?", 1), (b"all of it! And more", 1), (b"all of it!", 0)]
+    )
+    def test_what_is_there_of_it_counts_only_when_whole(self, monkeypatch, tmp_path, large, there, asked):
+        copy, names = self.copy(tmp_path, large), []
+        part = tmp_path / f"{large.name}.{large.digest[:12]}.part"
+        part.parent.mkdir()
+        part.write_bytes(there)
+
+        def download(repo, name, *, local_dir, **others):
+            names.append(name)
+            assert not part.exists()
+            path = local_dir / name
+            path.parent.mkdir(parents=True)
+            path.write_bytes(b"all of it!")
+            return str(path)
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        copy.fetch([large], lambda _line: None)
+        assert len(names) == asked
+        assert (tmp_path / large.name).read_bytes() == b"all of it!"
+        assert not part.exists()
 
     def test_what_it_delivers_is_checked(self, monkeypatch, tmp_path, large):
         def download(repo, name, *, local_dir, **others):
