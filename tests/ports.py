@@ -1,7 +1,7 @@
 """Ports for daemons and workers under test: out of the way of connections, and of every other process that runs tests.
 
 A port that is free when it is looked for may be taken when it is used, or between the end of a daemon and its next start.
-So each process that runs tests has two thousand ports of its own, by a lock that the kernel gives back when it ends.
+So each process that runs tests has 1250 ports of its own, by a lock that the kernel gives back when it ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO
 
 from tests.build_llama_server import CACHE
 
-_FIRST, _BLOCK, _BLOCKS, _SHARES = 10_000, 50, 40, 11  # below 32768, where the kernel's own for connections begin
+_FIRST, _BLOCK, _BLOCKS, _SHARES = 10_000, 50, 25, 18  # below 32768, where the kernel's own for connections begin
 
 
 def quiet_ports(count: int = 1) -> int:

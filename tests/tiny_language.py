@@ -33,7 +33,7 @@ def model(kind: str = "qwen3", **options: object) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.with_name(f"{folder.name}.{os.getpid()}")
         done = subprocess.run(
-            [python(), "-I", GENERATOR, draft, wanted], capture_output=True, text=True, timeout=120, check=False
+            [python(), "-I", GENERATOR, draft, wanted], capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
         try:

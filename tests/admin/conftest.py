@@ -70,7 +70,7 @@ class Listener:
     def of(self, name: str) -> list[Any]:
         return [data for event, data in self.events if event == name]
 
-    def wait(self, name: str, condition: Any = lambda _data: True, timeout_s: float = 20.0) -> Any:
+    def wait(self, name: str, condition: Any = lambda _data: True, timeout_s: float = 240.0) -> Any:
         """The first event of that name that satisfies the condition."""
         return wait_until(lambda: next((d for d in self.of(name) if condition(d)), None), timeout_s, f"{name} event")
 

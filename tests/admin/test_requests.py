@@ -44,7 +44,7 @@ def listed(site, request_id: str) -> dict | None:
 
 
 def cancel(site, entry: dict) -> httpx.Response:
-    return httpx.delete(f"{site.url}/v1/admin/requests/{entry['id']}", trust_env=False, timeout=60)
+    return httpx.delete(f"{site.url}/v1/admin/requests/{entry['id']}", trust_env=False, timeout=240)
 
 
 class TestList:

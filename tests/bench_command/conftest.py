@@ -45,7 +45,7 @@ class Bench:
 
     def __call__(self, *words: str, url: str = NOWHERE) -> subprocess.CompletedProcess[str]:
         shell = Shell(self.folder, url)
-        return shell("bench", *words, "--config", str(self.config), timeout=100, **self.variables)
+        return shell("bench", *words, "--config", str(self.config), timeout=240, **self.variables)
 
     def json(self, *words: str, code: int = 0, **keys: str) -> dict[str, Any]:
         done = self(*words, "--json", **keys)

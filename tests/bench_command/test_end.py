@@ -31,7 +31,7 @@ class TestSignals:
             if "--hang" in flags:
                 wait_until(lambda: "warming up" in bench.told.read_text(), what="it is asked")
             command.send_signal(number)
-            code = command.wait(30)
+            code = command.wait(240)
         finally:
             command.kill()
             command.wait()
@@ -52,7 +52,7 @@ class TestSignals:
             command.send_signal(signal.SIGINT)
             with contextlib.suppress(ProcessLookupError):
                 command.send_signal(signal.SIGINT)
-            assert command.wait(30) == Exit.INTERRUPTED
+            assert command.wait(240) == Exit.INTERRUPTED
         finally:
             command.kill()
             command.wait()

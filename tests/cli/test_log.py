@@ -31,7 +31,7 @@ def told(code: str, form: str = "json", level: str = "info") -> str:
         [sys.executable, "-c", f"{head}configure({level!r}, {form!r})\nlog = structlog.get_logger('x')\n{code}"],
         capture_output=True,
         cwd=REPOSITORY,
-        timeout=60,
+        timeout=240,
     )
     assert done.stdout == b""
     return done.stderr.decode()
@@ -132,7 +132,7 @@ class TestRealDaemon:
         daemon.program = Daemon.program
         daemon.start(wait=False)
         assert daemon.process is not None
-        assert daemon.process.wait(60) == 1
+        assert daemon.process.wait(240) == 1
         last = daemon.lines()[-1]
         assert last["event"] == "exception.uncaught"
         assert "FileExistsError" in last["exception"]
@@ -370,7 +370,7 @@ class TestWriting:
     @pytest.mark.parametrize("form", ["json", "auto"])
     def test_no_stderr(self, form):
         code = f"from supervisor.cli.log_setup import configure; configure('info', '{form}'); 1/0"
-        done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=REPOSITORY, timeout=60)
+        done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=REPOSITORY, timeout=240)
         assert done.returncode == 1
 
     def test_full_disk(self):

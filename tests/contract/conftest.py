@@ -26,7 +26,7 @@ from tests.ports import quiet_ports
 
 FAKE = Path(__file__).parents[1] / "fake_worker.py"
 BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-READY_S = 90.0
+READY_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class Worker:
         return {"Authorization": self.spec.auth} if self.spec.auth else {}
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=headers or self.headers(), timeout=60, trust_env=False)
+        return httpx.post(self.url + path, json=body, headers=headers or self.headers(), timeout=240, trust_env=False)
 
     def ask(self, question: Question, *, stream: bool = False) -> httpx.Response:
         keys = question.keys(stream)
-        return httpx.post(self.url + question.path, headers=self.headers(), timeout=60, trust_env=False, **keys)
+        return httpx.post(self.url + question.path, headers=self.headers(), timeout=240, trust_env=False, **keys)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=self.headers(), timeout=60, trust_env=False)
+        return httpx.get(self.url + path, headers=self.headers(), timeout=240, trust_env=False)
 
     def wait_ready(self) -> Worker:
         deadline = time.monotonic() + READY_S

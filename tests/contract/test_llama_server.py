@@ -58,7 +58,7 @@ class TestMapping:
         binary = tiny.llama_server()
         if binary is None:
             pytest.skip("there is no llama-server here")
-        text = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+        text = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=240, check=True).stdout
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text))
         assert set(KEY_OF_OPTION) | OWN_OPTIONS <= known
 
@@ -91,7 +91,7 @@ assert not params.fit_params
 print(" ".join(sorted(settings)))
 """
         python = tiny.runtimes_dir() / "llama_server" / "bin" / "python"
-        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
         assert set(done.stdout.split()) == set(FLAGS) - {"chat_template_file"}  # it is read, and takes another's place
 

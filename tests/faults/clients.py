@@ -59,7 +59,7 @@ class Stream(threading.Thread):
         """As far as a client can tell, the answer is complete."""
         return self.error is None and self.text.endswith("data: [DONE]\n\n")
 
-    def result(self, timeout_s: float = 30.0) -> Stream:
+    def result(self, timeout_s: float = 240.0) -> Stream:
         self.join(timeout_s)
         assert not self.is_alive(), f"the stream goes on: {self.text[-200:]!r}"
         return self
@@ -88,7 +88,7 @@ class Call(threading.Thread):
     def status(self) -> int | None:
         return None if self.response is None else self.response.status_code
 
-    def result(self, timeout_s: float = 60.0) -> Call:
+    def result(self, timeout_s: float = 240.0) -> Call:
         self.join(timeout_s)
         assert not self.is_alive(), "no answer"
         return self

@@ -99,7 +99,7 @@ class TestDescriptors:
             before, threads = descriptors(daemon) - pooled(), psutil.Process(daemon.process.pid).num_threads()
             with daemon.client() as client:
 
-                def ask(model: str, timeout_s: float = 60, **fields: object) -> int:
+                def ask(model: str, timeout_s: float = 240.0, **fields: object) -> int:
                     body = {"model": model, "messages": [], **fields}
                     return client.post("/v1/chat/completions", json=body, timeout=timeout_s).status_code
 

@@ -165,7 +165,7 @@ class TestWorkers:
         view = guarded.get("/v1/admin/models/fake", headers=bearer(ADMIN)).json()
         url = f"http://127.0.0.1:{view['worker']['port']}/echo"
         for headers in ({}, bearer(USER), bearer(ADMIN)):
-            told = httpx.post(url, json={}, headers=headers, trust_env=False, verify=False, timeout=60)
+            told = httpx.post(url, json={}, headers=headers, trust_env=False, verify=False, timeout=240)
             assert told.status_code == 401
 
     def test_llama_servers_port_is_none_either(self, site):

@@ -38,7 +38,7 @@ def llmux(daemon):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
         clean |= ({"LLMUX_URL": url} if url is not None else {}) | env
         command = [sys.executable, "-m", "supervisor.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=clean, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=clean, timeout=240)
 
     return run
 

@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 def stats(daemon, name):
     """What the worker itself has seen, asked without the daemon in between."""
     port = daemon.model(name)["worker"]["port"]
-    return httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False, verify=False, timeout=60).json()
+    return httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False, verify=False, timeout=240).json()
 
 
 class TestHeaders:

@@ -34,7 +34,7 @@ SOURCES = {
 def llmux(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "supervisor.cli", *map(str, words)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env=os.environ | env, check=False
+        command, capture_output=True, text=True, timeout=240, cwd=REPOSITORY, env=os.environ | env, check=False
     )
 
 

@@ -27,7 +27,7 @@ def test_both_devices(home, model, unit):
         env=kept | home.env | {"LLMUX_API_KEY": home.operator},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -82,7 +82,7 @@ class Installed:
                 yield json.loads(line)
             finally:
                 daemon.terminate()
-                assert daemon.wait(60) == Exit.DONE
+                assert daemon.wait(240) == Exit.DONE
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=240)
@@ -158,7 +158,7 @@ class TestCommands:
         pages = REPOSITORY / "supervisor" / "http" / "ui"
         with (
             llmux.serving("--demo") as told,
-            httpx.Client(base_url=told["url"], trust_env=False, timeout=120) as client,
+            httpx.Client(base_url=told["url"], trust_env=False, timeout=240) as client,
         ):
             body = {"model": "Tiny-Instruct", "messages": [{"role": "user", "content": "Hello"}]}
             answer = client.post("/v1/chat/completions", json=body).json()

@@ -31,7 +31,7 @@ def run(code, *argv):
     """Run `code` in a process of its own; its output."""
     prelude = "import asyncio, os, random, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.io.store import *\n"
     command = [sys.executable, "-c", prelude + code, *map(str, argv)]
-    return subprocess.run(command, cwd=REPOSITORY, check=True, timeout=100, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(command, cwd=REPOSITORY, check=True, timeout=240, stdout=subprocess.PIPE, text=True).stdout
 
 
 class TestRemembering:

@@ -15,6 +15,6 @@ def leave(http: httpx.Client, request: httpx.Request, when: Callable[[], Any]) -
     """Send a request built by `http`, on a connection of its own, and close that once `when()` is truthy."""
     fields = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n{fields}\r\n"
-    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=60) as connection:
+    with socket.create_connection((http.base_url.host, http.base_url.port), timeout=240) as connection:
         connection.sendall(head.encode() + request.read())
         wait_until(when)

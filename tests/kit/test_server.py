@@ -39,7 +39,7 @@ class Toy:
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {KEY}"},
-            timeout=60,
+            timeout=240,
             trust_env=False,
         )
 
@@ -100,14 +100,14 @@ class TestHealth:
 
     def test_a_model_that_fails_to_load(self, start):
         toy = start(broken=True)
-        _, text = toy.process.communicate(timeout=60)
+        _, text = toy.process.communicate(timeout=240)
         assert toy.process.returncode == 1
         assert "CUDA out of memory" in text
         assert "exiting" in text
 
     def test_a_taken_port(self, toy, start):
         other = start(port=toy.port)
-        _, text = other.process.communicate(timeout=60)
+        _, text = other.process.communicate(timeout=240)
         assert other.process.returncode == 1
         assert "couldn't bind HTTP server socket" in text
 
@@ -115,7 +115,7 @@ class TestHealth:
         toy = start(gate=str(tmp_path / "never"))
         wait_until(lambda: toy.health() == 503, 60)
         toy.process.send_signal(signal.SIGTERM)
-        assert toy.process.wait(30) == 0
+        assert toy.process.wait(240) == 0
 
     def test_sigterm_lets_a_request_end(self, toy, tmp_path):
         answers: list[httpx.Response] = []
@@ -127,7 +127,7 @@ class TestHealth:
         gate.touch()
         asking.join()
         assert answers[0].json() == [{"step": 0}, {"step": 1}, {"step": 2}]
-        assert toy.process.wait(30) == 0
+        assert toy.process.wait(240) == 0
 
 
 class TestKey:

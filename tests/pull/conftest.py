@@ -87,7 +87,7 @@ class Pull:
 
     def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **variables) as process:
-            stdout, stderr = process.communicate(timeout=60)
+            stdout, stderr = process.communicate(timeout=240)
         return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
     def rows(self, *words: str, **variables: str) -> list[dict]:

@@ -149,7 +149,7 @@ class TestAsking:
         with pull.start("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}") as process:
             wait_until(lambda: len(hub.head_errors[WEIGHTS]) < 50)
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == Exit.INTERRUPTED
+            assert process.wait(240) == Exit.INTERRUPTED
         assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
 
 
@@ -255,9 +255,9 @@ class TestInterrupted:
 
     def test_by_ctrl_c(self, pull, hub):
         with pull.start("tiny") as process:
-            assert hub.half_way[WEIGHTS].wait(30)
+            assert hub.half_way[WEIGHTS].wait(240)
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == Exit.INTERRUPTED
+            assert process.wait(240) == Exit.INTERRUPTED
         assert not (pull.models_dir / "acme/tiny" / hub_download.ASIDE).exists()
         assert pull.names("acme/tiny") == TINY - {WEIGHTS}
         hub.hold.pop(WEIGHTS).set()
@@ -267,7 +267,7 @@ class TestInterrupted:
     def test_by_being_killed(self, pull, hub):
         aside = pull.models_dir / "acme/tiny" / hub_download.ASIDE
         with pull.start("tiny") as process:
-            assert hub.half_way[WEIGHTS].wait(30)
+            assert hub.half_way[WEIGHTS].wait(240)
             process.kill()
         (left,) = aside.rglob("*.incomplete")
         left.write_bytes(content(2 * MIB))

@@ -27,7 +27,7 @@ PREFIX = "kernels/kernels-community"
 def run(python, script: str, *arguments: str, **environment: str) -> str:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_"))}
     argv = [str(python), "-I", "-c", script, *arguments]
-    done = subprocess.run(argv, env=own | environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, env=own | environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -134,7 +134,7 @@ print(kernel.answer(), kernel.__file__)
     @pytest.mark.parametrize("method", ["fp8", "mxfp4"])
     def test_a_worker_without_it_says_how_to_get_it(self, pull, method):
         argv, environment = self.launch(pull, method)
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240)
         assert done.returncode == 1
         assert f"quantization: {method} needs the kernel {KERNELS[method][0].repo}" in done.stderr
         assert f"llmux pull {method}" in done.stderr
@@ -146,10 +146,10 @@ print(kernel.answer(), kernel.__file__)
         argv, environment = self.launch(pull, "mxfp4", port)
         path = tmp_path / "log"
         own = {"Authorization": "Bearer key"}
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, headers=own, timeout=60)
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, headers=own, timeout=240)
         with client, path.open("w") as log, subprocess.Popen(argv, env=environment, stderr=log) as worker:
             try:
-                wait_until(lambda: is_ready(client, worker), 100, f"the worker is ready; its log: {path}")
+                wait_until(lambda: is_ready(client, worker), 240, f"the worker is ready; its log: {path}")
                 asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
                 assert client.post("/v1/chat/completions", json=asked).status_code == 200
             finally:

@@ -125,7 +125,7 @@ class TestBrokenLines:
         hub.half_way["model.safetensors"] = threading.Event()
         part = pull.models_dir / "acme/tiny"
         with pull.start("tiny") as process:
-            assert hub.half_way["model.safetensors"].wait(30)
+            assert hub.half_way["model.safetensors"].wait(240)
             wait_until(lambda: any(path.stat().st_size >= 2 * MIB for path in part.glob("model.safetensors.*.part")))
             process.send_signal(signal.SIGKILL)
         hub.hold.pop("model.safetensors").set()
@@ -138,12 +138,12 @@ class TestBrokenLines:
         hub.hold["model.safetensors"] = threading.Event()
         hub.half_way["model.safetensors"] = threading.Event()
         with pull.start("tiny") as first:
-            assert hub.half_way["model.safetensors"].wait(30)
+            assert hub.half_way["model.safetensors"].wait(240)
             with pull.start("tiny") as second:
                 assert second.stderr is not None
                 assert any("waiting for another pull" in line for line in second.stderr)
                 hub.hold["model.safetensors"].set()
-                assert second.wait(30) == first.wait(30) == Exit.DONE
+                assert second.wait(240) == first.wait(240) == Exit.DONE
         assert hub.sent["model.safetensors"] == 5 * MIB
         assert pull.names("acme/tiny") == TINY
 

@@ -49,7 +49,7 @@ def reload(daemon: Daemon) -> dict[str, Any]:
 def llmux(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "supervisor.cli", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env=os.environ | env, check=False
+        command, capture_output=True, text=True, timeout=240, cwd=REPOSITORY, env=os.environ | env, check=False
     )
 
 

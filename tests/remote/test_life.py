@@ -26,7 +26,7 @@ def llmux(daemon, *words: str) -> str:
         text=True,
         cwd=REPOSITORY,
         env=clean | {"LLMUX_URL": daemon.url},
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return done.stdout + done.stderr
@@ -175,7 +175,7 @@ class TestLoadAndUnload:
                     received += piece
                 raise AssertionError("it ended cleanly")
         assert b"upstream_broken" in received
-        assert secure.left.wait(30)
+        assert secure.left.wait(240)
 
     def test_reload_connects_to_another_address(self, start, plain):
         daemon = start({"far": remote(plain, allow_remote=True)})

@@ -253,5 +253,5 @@ class TestErrors:
         body = {"model": "far", "messages": [], "stream": True, **YES}
         with served.client().stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_raw())
-        assert secure.left.wait(30)
+        assert secure.left.wait(240)
         wait_until(lambda: served.model("far")["in_flight"] == 0)

@@ -297,7 +297,7 @@ def worker(tmp_path, runtimes_dir):
     said = tmp_path / "log"
     with said.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=240, trust_env=False)
 
     def healthy() -> bool:
         try:

@@ -52,7 +52,7 @@ def cross_encoder(labels: int = 1) -> Path:
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         python = environments.installed("embeddings") / "embeddings" / "bin" / "python"
         command = [str(python), "-c", CROSS_ENCODER, str(minilm.folder()), str(draft), str(labels)]
-        subprocess.run(command, check=True, timeout=120)
+        subprocess.run(command, check=True, timeout=240)
         try:
             draft.rename(path)
         except OSError:  # another run was quicker

@@ -37,7 +37,7 @@ def worker(python: Path, module: str, *words: str, **variables: str) -> subproce
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
 
 

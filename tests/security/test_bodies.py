@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 
 
 def connect(target):
-    return socket.create_connection(("127.0.0.1", target.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", target.port), timeout=240)
 
 
 def read_all(connection):

@@ -79,10 +79,10 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
             spec.argv, env={**BASE_ENVIRONMENT, **spec.env}, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
     headers = {"Authorization": spec.auth or ""}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60, trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=240, trust_env=False) as http:
         ears = Ears(process, http, log)
         try:
-            wait_until(ears.healthy, 90, "the worker is healthy")
+            wait_until(ears.healthy, 240, "the worker is healthy")
             yield ears
         finally:
             process.kill()

@@ -101,7 +101,7 @@ numpy.save(place, extractor(noise, sampling_rate=16000, return_tensors="pt")["in
         for runtime, root in (("transformers", Path(__file__).parents[2]), ("embeddings", "")):
             place = tmp_path / f"{runtime}.npy"
             argv = [hearing.python(runtime), "-I", "-c", script, root, hearing.cohere(), place]
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
             assert done.returncode == 0, done.stderr
             found.append(np.load(place))
         assert found[0].shape[-1] == 128

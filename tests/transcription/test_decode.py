@@ -38,7 +38,7 @@ print(json.dumps(found))
 def measured() -> dict[str, list]:
     paths = [str(hearing.sounds() / f"tone-{name}") for name in FORMATS if name != "stereo.wav"]
     command = [str(hearing.python("faster_whisper")), "-I", "-c", MEASURE, str(ROOT), *paths]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return {Path(path).name: value for path, value in json.loads(done.stdout).items()}
 

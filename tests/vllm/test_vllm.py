@@ -42,7 +42,7 @@ def daemon(tmp_path_factory):
     program = build_vllm.find()
     python = program.with_name("python")
     kind = json.dumps({"kind": "qwen3"})
-    subprocess.run([python, "-I", GENERATOR, folder / "qwen3", kind], check=True, timeout=120, capture_output=True)
+    subprocess.run([python, "-I", GENERATOR, folder / "qwen3", kind], check=True, timeout=240, capture_output=True)
     model = {
         "runtime": "vllm_serve",
         "path": str(folder / "qwen3"),
@@ -91,7 +91,7 @@ class TestOptions:
 
     def test_every_option_is_known(self):
         done = subprocess.run(
-            [build_vllm.find(), "serve", "--help=all"], capture_output=True, text=True, timeout=120, check=False
+            [build_vllm.find(), "serve", "--help=all"], capture_output=True, text=True, timeout=240, check=False
         )
         known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout))
         assert set() == (OWN_OPTIONS | KEY_OF_OPTION.keys()) - known
