@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 30.0
 CHUNK: Final = 1024 * 1024
+REFUSED: Final = (401, 403)
 
 # Beside safetensors that transformers can load: the same weights for other programs, and copies of other layouts.
 OTHER_WEIGHTS: Final = (
@@ -169,7 +170,7 @@ def explained(error: Exception, repo: str, revision: str) -> HubError:
             text = f"it has no revision {revision!r}"
         case hub.errors.RepositoryNotFoundError():
             text = "there is no such repository, or it is private and HF_TOKEN isn't a token that may read it"
-        case hub.errors.HfHubHTTPError() if error.response.status_code in (401, 403):
+        case hub.errors.HfHubHTTPError() if error.response.status_code in REFUSED:
             text = f"{endpoint} refuses it ({error.response.status_code}); HF_TOKEN must be a token that may read it"
         case hub.errors.OfflineModeIsEnabled():
             text = "HF_HUB_OFFLINE forbids asking the hub; unset it for this"

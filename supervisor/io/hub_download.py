@@ -28,7 +28,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from supervisor.io.hub import TIMEOUT_S, File, HubError, Listing, client, explained, line_of
+from supervisor.io.hub import REFUSED, TIMEOUT_S, File, HubError, Listing, client, explained, line_of
 
 RECORD: Final = ".llmux-pull.json"
 LOCK: Final = ".llmux-pull.lock"
@@ -166,12 +166,17 @@ class Copy:
     def _given_up(self, file: File, error: BaseException) -> HubError:
         """What it means that the hub's own downloader ended with this."""
         hub, largest = client(), client().constants.MAX_HTTP_DOWNLOAD_SIZE
-        if _is_final(error):
+        alone = f"files above {largest // 10**9} GB come by Xet alone"
+        if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in REFUSED:
             return explained(error, self.listing.repo, self.listing.commit)
         if file.size <= largest:
             remedy = "try again, or with HF_HUB_DISABLE_XET=1, which goes on where it was cut off"
         elif hub.constants.HF_HUB_DISABLE_XET:
-            remedy = f"unset HF_HUB_DISABLE_XET: files above {largest // 10**9} GB come by Xet alone"
+            remedy = f"unset HF_HUB_DISABLE_XET: {alone}"
+        elif importlib.util.find_spec("hf_xet") is None:
+            remedy = f"reinstall llmux, hf-xet comes along: {alone}"
+        elif isinstance(error, ValueError):
+            remedy = f"set HF_ENDPOINT to a hub that has it as Xet: {alone}"
         else:
             remedy = "try again: it begins anew"
         return HubError(

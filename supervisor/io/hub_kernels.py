@@ -45,14 +45,6 @@ def snapshot(cache: Path, listing: hub.Listing) -> Path:
     return _folder(cache, listing.repo) / "snapshots" / listing.commit
 
 
-def is_published(cache: Path, kernel: Kernel, listing: hub.Listing) -> bool:
-    """Would a worker take this commit?"""
-    try:
-        return _ref(cache, kernel).read_text(encoding="ascii") == listing.commit
-    except (OSError, ValueError):
-        return False
-
-
 def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
     """From now on workers take this commit, all of whose files are there. Raises OSError."""
     ref = _ref(cache, kernel)

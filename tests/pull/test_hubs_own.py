@@ -8,9 +8,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError
 
 from supervisor.cli.exits import Exit
 from supervisor.io import hub_download
@@ -223,17 +225,34 @@ class TestTooLarge:
         assert copy.missing() == [large]
 
     @pytest.mark.parametrize(
-        ("variables", "remedy"),
-        [({"HF_HUB_DISABLE_XET": "1"}, "unset HF_HUB_DISABLE_XET"), ({}, "try again: it begins anew")],
+        ("variables", "before", "remedy"),
+        [
+            ({"HF_HUB_DISABLE_XET": "1"}, "", "unset HF_HUB_DISABLE_XET"),
+            ({}, "", "set HF_ENDPOINT to a hub that has it as Xet"),
+            ({}, "import sys\nsys.modules['hf_xet'] = None\n", "reinstall llmux, hf-xet comes along"),
+        ],
     )
-    def test_the_real_one_refuses_without_xet(self, pull, tmp_path, variables, remedy):
+    def test_the_real_one_refuses_without_xet(self, pull, tmp_path, variables, before, remedy):
         lowered = "from huggingface_hub import constants\nconstants.MAX_HTTP_DOWNLOAD_SIZE = 1 << 20\n"
-        (tmp_path / "sitecustomize.py").write_text(lowered)
+        (tmp_path / "sitecustomize.py").write_text(before + lowered)
         done = pull("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}", **variables)
         assert done.returncode == Exit.FAILED
         assert "too large" in done.stderr
         assert remedy in done.stderr
+        assert "again" not in done.stderr
         assert pull.names("acme/tiny") == TINY - {WEIGHTS}
+
+    @pytest.mark.parametrize(("status", "told"), [(404, "gave up"), (403, "HF_TOKEN")])
+    def test_an_answer_that_stays(self, monkeypatch, tmp_path, large, status, told):
+        request = httpx2.Request("GET", "http://127.0.0.1:9")
+
+        def download(*_, **__):
+            raise HfHubHTTPError("gone", response=httpx2.Response(status, request=request))
+
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        with pytest.raises(HubError, match=told) as error:
+            self.copy(tmp_path, large).fetch([large], lambda _line: None)
+        assert "is kept" not in str(error.value)
 
     def test_a_storage_that_gives_up(self, pull, hub):
         hub.repos["acme/tiny"] = replace(hub.repos["acme/tiny"], xet=frozenset({WEIGHTS}))
