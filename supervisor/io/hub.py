@@ -157,7 +157,7 @@ def _chosen(source: Source, names: Sequence[str]) -> list[str]:
     return names
 
 
-def explained(error: Exception, repo: str, revision: str) -> HubError:
+def explained(error: BaseException, repo: str, revision: str) -> HubError:
     """What it means for a person, and what to do."""
     hub = client()
     endpoint = hub.constants.ENDPOINT
