@@ -45,9 +45,12 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
     asking = False  # neither by the making of a Live nor by its end, which is no time to wait for an answer
 
     def look() -> RenderableType:
-        nonlocal last
+        nonlocal last, asking
         if asking:
-            last = _laid_out([[spinner, *map(_cell, frame())]], console)
+            try:
+                last = _laid_out([[spinner, *map(_cell, frame())]], console)
+            except Exception:  # noqa: BLE001  # whatever it is, the thread would print its traceback
+                asking = False
         return last
 
     live = Live(
