@@ -125,6 +125,7 @@ class TestMemory:
             },
             limits={"max_loaded": {"llm": 1}, "min_residency_s": 0},
         )
+        daemon.wait_state("far", "ready")
         for name in ("a", "b", "far", "a"):
             assert daemon.chat(name).status_code == 200, name
             assert daemon.model("far")["state"] == "ready"
