@@ -58,6 +58,18 @@ def loaded(daemon: Daemon) -> set[str]:
     return {view["name"] for view in views if view["state"] == "ready"}
 
 
+def settled(daemon: Daemon) -> None:
+    """Wait until the driver's reading is of what is loaded now: a decision on an older one may be another."""
+
+    def shown() -> bool:
+        (device,) = daemon.get("/v1/admin/gpu-memory").json()["devices"]
+        return device["free_mib"] is not None and device["total_mib"] - device["free_mib"] == sum(
+            SIZES[name][1] for name in loaded(daemon)
+        )
+
+    wait_until(shown, what="the driver shows what is loaded")
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_situation(daemon, situation, measured):
     """What is asked for is answered; lowest priority goes first, and nothing goes that need not."""
@@ -65,8 +77,10 @@ def test_situation(daemon, situation, measured):
     for name in loaded(daemon) - set(before):
         daemon.post(f"/v1/admin/models/{name}/unload")
     for name in before:
+        settled(daemon)
         assert daemon.post(f"/v1/admin/models/{name}/load").status_code == 200
-    assert loaded(daemon) == set(before)
+    settled(daemon)
+    assert loaded(daemon) == set(before), daemon.decisions()
     last = max((decision["seq"] for decision in daemon.decisions()), default=-1)
 
     public = {LARGE: "GPT-OSS-20B-Low", MEDIUM: "Qwen3.5-9B-FP8-Instruct"}.get(asked, asked)
