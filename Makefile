@@ -50,7 +50,7 @@ test-fast: .venv/ready-dev ## What to run at each save: pure and in-process test
 
 costs: announced .venv/ready-dev ## Run all tests and note what each folder and file costs, in tests/costs.json
 	$(BIN)/python -m tests.environments
-	$(BIN)/pytest -n auto --costs=tests/costs.json
+	$(BIN)/pytest -n auto --costs-to=tests/costs.json
 	$(BIN)/python docs/generate.py
 
 fast: .venv/ready-dev

@@ -1,7 +1,7 @@
 """What each folder of tests costs: seconds, and processor seconds with its daemons and workers; and the slowest ten.
 
-    pytest --costs            prints it at the end
-    pytest --costs=FILE       writes it there as JSON, too
+    pytest --costs               prints it at the end
+    pytest --costs-to=FILE       writes it there as JSON, too
 
 A test's processor time is what its process and everything below it took between the test's start and its end. What a
 shared daemon takes counts for whoever was running meanwhile.
@@ -23,11 +23,12 @@ SLOWEST = 10
 
 
 def add_option(parser: pytest.Parser) -> None:
-    parser.addoption("--costs", nargs="?", const="", metavar="FILE", help="tell seconds and CPU seconds of each folder")
+    parser.addoption("--costs", action="store_true", help="tell seconds and CPU seconds of each folder")
+    parser.addoption("--costs-to", metavar="FILE", help="tell them, and write them there as JSON")
 
 
 def register(config: pytest.Config) -> None:
-    if config.getoption("--costs") is not None:
+    if config.getoption("--costs") or config.getoption("--costs-to"):
         config.pluginmanager.register(Costs(config), "costs")
 
 
@@ -86,7 +87,7 @@ class Costs:
         slowest = sorted(self._tests.items(), key=lambda row: -row[1][0])[:SLOWEST]
         for name, (seconds, _cpu) in slowest:
             write(f"{seconds:9.1f} s  {name}")
-        if path := self._config.getoption("--costs"):
+        if path := self._config.getoption("--costs-to"):
             files = {name: round(seconds, 1) for name, (_, seconds, _) in self._sums(str).items()}
             Path(path).write_text(json.dumps({"folders": folders, "files": files}, indent=1) + "\n")
 
