@@ -7,9 +7,10 @@ to the code itself (MPL, LGPL), `strong` of the whole work (GPL, AGPL).
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Final, Literal, NotRequired, TypedDict
+
+from runtimes.pins import pins
 
 FILE: Final = Path(__file__).with_name("licences.json")
 
@@ -29,8 +30,7 @@ def known() -> dict[str, Licence]:
 
 def copyleft(folder: Path) -> dict[str, str]:
     """Packages under strong copyleft that the locks in a runtime's folder pin, for whatever device, with their licences."""
-    text = "\n".join(lock.read_text(encoding="utf-8") for lock in sorted(folder.glob("requirements*.lock")))
-    pinned = {"==".join(found) for found in re.findall(r"^([\w.-]+)={2,3}([^\s;]+)", text, re.MULTILINE)}
+    pinned = pins(folder.glob("requirements*.lock"))
     strong = {pin: told["licence"] for pin, told in known().items() if told.get("copyleft") == "strong"}
     return {pin.partition("==")[0]: licence for pin, licence in strong.items() if pin in pinned}
 

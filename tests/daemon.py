@@ -17,6 +17,7 @@ import httpx
 import yaml
 
 from tests import tiny
+from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
 
 REPOSITORY = Path(__file__).parent.parent
@@ -35,7 +36,7 @@ def gguf(path: Path | None = None, **keys: object) -> dict[str, object]:
     return {"runtime": "llama_server", "program": "embedded", "path": str(path), "n_ctx": 2048, "threads": 1, **keys}
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 240.0, what: str = "") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = LIMIT_S, what: str = "") -> Any:
     """Poll until `condition()` is truthy, and return it."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -108,7 +109,7 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, timeout_s: float = 240.0) -> int:
+    def stop(self, timeout_s: float = LIMIT_S) -> int:
         """SIGTERM, and wait for the end; the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
@@ -127,13 +128,13 @@ class Daemon:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, **keys: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=240, **keys)
+        return httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=LIMIT_S, **keys)
 
     def get(self, path: str, **keys: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", trust_env=False, verify=False, timeout=240, **keys)
+        return httpx.get(f"{self.url}{path}", trust_env=False, verify=False, timeout=LIMIT_S, **keys)
 
     def post(self, path: str, **keys: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", trust_env=False, verify=False, timeout=240, **keys)
+        return httpx.post(f"{self.url}{path}", trust_env=False, verify=False, timeout=LIMIT_S, **keys)
 
     def chat(self, model: str, *, text: str = "Hello", **fields: Any) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": text}], **fields}
@@ -145,7 +146,7 @@ class Daemon:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def wait_state(self, name: str, state: str, timeout_s: float = 240.0) -> dict[str, Any]:
+    def wait_state(self, name: str, state: str, timeout_s: float = LIMIT_S) -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:
             view = self.model(name)
             return view if view["state"] == state else None
@@ -214,4 +215,4 @@ def running(folder: Path, config: dict[str, Any], **keys: Any) -> Iterator[Daemo
     finally:
         if daemon.process is not None:
             daemon.stop()
-            wait_until(lambda: not daemon.workers(), 20, "no worker is left")
+            wait_until(lambda: not daemon.workers(), what="no worker is left")

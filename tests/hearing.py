@@ -20,6 +20,7 @@ from pathlib import Path
 from tests import environments
 from tests.build_llama_server import CACHE
 from tests.generators import whisper as generator
+from tests.limits import LIMIT_S
 
 GENERATORS = Path(__file__).parent / "generators"
 SAID = generator.SAID  # by every Whisper, in every window
@@ -69,7 +70,7 @@ def sounds(language: str = "en") -> Path:
 def _speak(path: Path, language: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if shutil.which("espeak-ng"):
-        subprocess.run(["espeak-ng", "-v", language, "-w", path, SENTENCES[language]], check=True, timeout=240)
+        subprocess.run(["espeak-ng", "-v", language, "-w", path, SENTENCES[language]], check=True, timeout=LIMIT_S)
         return
     rate = 22050  # without a speaking program: a tone that rises and falls
     pitch = (sin(2 * pi * at * (220 + 40 * sin(at / 5000)) / rate) for at in range(5 * rate))

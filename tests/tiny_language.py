@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 from tests import environments, tiny
+from tests.limits import LIMIT_S
 
 GENERATOR = Path(__file__).parent / "generators" / "language.py"
 ANSWER = "Hello from a tiny model 🙂"
@@ -33,7 +34,7 @@ def model(kind: str = "qwen3", **options: object) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.with_name(f"{folder.name}.{os.getpid()}")
         done = subprocess.run(
-            [python(), "-I", GENERATOR, draft, wanted], capture_output=True, text=True, timeout=240, check=False
+            [python(), "-I", GENERATOR, draft, wanted], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         assert done.returncode == 0, done.stderr
         try:

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NotRequired, TypedDict
 
-from tools.locks import UV, all_pins, environments, pins
+from runtimes.pins import pins
+from tools.locks import UV, all_pins, environments
 
 PIP_AUDIT: Final = "pip-audit==2.10.1"
 FOUND: Final = 1

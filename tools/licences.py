@@ -23,7 +23,8 @@ from typing import Final
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from runtimes.licences import FILE, Licence, known
-from tools.locks import UV, all_pins, environments, pins
+from runtimes.pins import pins
+from tools.locks import UV, all_pins, environments
 
 PIP: Final = "pip==26.0"
 PYTHONS: Final = ("3.11", "3.13")  # some packages have wheels for one of them only

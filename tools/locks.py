@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from runtimes.pins import pins
+
 ROOT: Final = Path(__file__).parent.parent
 UV: Final = str(ROOT / ".venv/bin/uv")
-
-_PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)={2,3}([^\s;]+)", re.MULTILINE)
 
 
 def environments() -> dict[str, list[Path]]:
@@ -22,11 +20,6 @@ def environments() -> dict[str, list[Path]]:
 
 def _by_stem(folder: Path) -> list[Path]:
     return sorted(folder.glob("requirements*.lock"), key=lambda lock: lock.stem)
-
-
-def pins(locks: Iterable[Path]) -> set[str]:
-    """What they pin, as name==version; a build that is pinned with `===`, too."""
-    return {f"{name}=={version}" for lock in locks for name, version in _PIN.findall(lock.read_text(encoding="utf-8"))}
 
 
 def all_pins() -> set[str]:

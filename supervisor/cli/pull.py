@@ -166,8 +166,8 @@ def _object(text: bytes) -> Mapping[str, JsonValue]:
     return value if isinstance(value, dict) else {}
 
 
-def check_room(wanted: Sequence[Want]) -> None:
-    """Raises PullError where the disk is too small, once leftovers are gone."""
+def make_room(wanted: Sequence[Want]) -> None:
+    """Remove what earlier pulls left and nobody can use. Raises PullError where the disk is too small all the same."""
     needs: dict[int, tuple[Path, int]] = {}
     for want in wanted:
         if want.copy is not None:

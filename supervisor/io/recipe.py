@@ -21,6 +21,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from runtimes.pins import pins
+
 Device = Literal["cpu", "cuda", "rocm"]
 
 DEVICES: Final[tuple[Device, ...]] = get_args(Device)
@@ -78,7 +80,7 @@ class Recipe:
 
 def pinned(lock: Path) -> frozenset[str]:
     """The names of the packages of a lock."""
-    return frozenset(re.findall(r"^([A-Za-z0-9][\w.-]*)==", lock.read_text(encoding="utf-8"), re.MULTILINE))
+    return frozenset(pin.partition("==")[0] for pin in pins([lock]))
 
 
 def torch_backend(device: Device) -> str | None:

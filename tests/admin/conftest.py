@@ -15,6 +15,7 @@ import pytest
 from tests import tiny
 from tests.daemon import Daemon, fake, gguf, running, wait_until
 from tests.held import held
+from tests.limits import LIMIT_S
 
 GATE = "slow-may-come-up"
 ENDPOINTS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "GET /stats"]
@@ -70,7 +71,7 @@ class Listener:
     def of(self, name: str) -> list[Any]:
         return [data for event, data in self.events if event == name]
 
-    def wait(self, name: str, condition: Any = lambda _data: True, timeout_s: float = 240.0) -> Any:
+    def wait(self, name: str, condition: Any = lambda _data: True, timeout_s: float = LIMIT_S) -> Any:
         """The first event of that name that satisfies the condition."""
         return wait_until(lambda: next((d for d in self.of(name) if condition(d)), None), timeout_s, f"{name} event")
 
@@ -105,4 +106,4 @@ def listening(daemon: Daemon, path: str) -> Iterator[Listener]:
         yield listener
         # The reader blocks in recv; the stream is closed under it.
         response.extensions["network_stream"].get_extra_info("socket").shutdown(2)
-        thread.join(60)
+        thread.join(LIMIT_S)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from tests.daemon import wait_until
+from tests.limits import LIMIT_S
 
 LONG = {"model": "one", "messages": [], "fake": {"chunks": 40_000}}
 
@@ -44,7 +45,7 @@ def listed(site, request_id: str) -> dict | None:
 
 
 def cancel(site, entry: dict) -> httpx.Response:
-    return httpx.delete(f"{site.url}/v1/admin/requests/{entry['id']}", trust_env=False, timeout=240)
+    return httpx.delete(f"{site.url}/v1/admin/requests/{entry['id']}", trust_env=False, timeout=LIMIT_S)
 
 
 class TestList:
@@ -71,8 +72,8 @@ class TestList:
         assert site.model("one")["queued"] == 1
         cancel(site, listed(site, "waits"))
         cancel(site, entry)
-        queued.join(60)
-        running.join(60)
+        queued.join(LIMIT_S)
+        running.join(LIMIT_S)
         assert [e for e in site.get("/v1/admin/requests").json()["data"] if e["model"] == "one"] == []
 
 
@@ -85,7 +86,7 @@ class TestCancel:
         wait_until(lambda: client.text, what="it streams")
         told = cancel(site, listed(site, "stream"))
         assert (told.status_code, told.json()["cancelled"]) == (200, True)
-        client.join(60)
+        client.join(LIMIT_S)
         last = client.text.strip().split("\n\n")[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "request_cancelled"
         assert "[DONE]" not in client.text
@@ -101,19 +102,19 @@ class TestCancel:
         entry = wait_until(lambda: listed(site, "second"), what="the second is queued")
         assert entry["state"] == "queued"
         cancel(site, entry)
-        second.join(60)
+        second.join(LIMIT_S)
         assert second.status == 410
         assert json.loads(second.text)["error"]["code"] == "request_cancelled"
         assert listed(site, "first") is not None, "nobody else is touched"
         cancel(site, listed(site, "first"))
-        first.join(60)
+        first.join(LIMIT_S)
 
     def test_a_request_that_waits_for_its_answer_gets_an_error(self, site):
         site.post("/v1/admin/models/one/load")
         client = Client(site, "silent", stream=False, fake={"delay": 600})
         wait_until(lambda: (e := listed(site, "silent")) and e["state"] == "running", what="it runs")
         cancel(site, listed(site, "silent"))
-        client.join(60)
+        client.join(LIMIT_S)
         assert client.status == 410
         line = wait_until(
             lambda: [e for e in site.events("request.finished") if e["request_id"] == "silent"], what="its log line"

@@ -14,6 +14,7 @@ import yaml
 from tests import tiny
 from tests.cli.conftest import LLMUX, Shell, environment, heed_ctrl_c
 from tests.daemon import REPOSITORY
+from tests.limits import LIMIT_S
 from tests.runtimes.test_chatterbox import runtimes_dir as runtimes_dir  # a fixture
 
 PRETENDER = Path(__file__).with_name("pretender.py")
@@ -45,7 +46,7 @@ class Bench:
 
     def __call__(self, *words: str, url: str = NOWHERE) -> subprocess.CompletedProcess[str]:
         shell = Shell(self.folder, url)
-        return shell("bench", *words, "--config", str(self.config), timeout=240, **self.variables)
+        return shell("bench", *words, "--config", str(self.config), timeout=LIMIT_S, **self.variables)
 
     def json(self, *words: str, code: int = 0, **keys: str) -> dict[str, Any]:
         done = self(*words, "--json", **keys)

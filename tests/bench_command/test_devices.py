@@ -82,7 +82,6 @@ class TestGpu:
         assert cpu["rate"] > 0  # the other one was tried all the same
         assert found["ratio"] is None
 
-    @pytest.mark.timeout(600)  # the environment may have to be installed first
     def test_a_runtime_built_for_the_processor(self, bench, gpus):
         model = {"runtime": "faster_whisper", "type": "asr", "path": str(hearing.converted())}
         bench.write({"ear": model}, environments.installed("faster_whisper"))

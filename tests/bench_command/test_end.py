@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.cli.exits import Exit
 from tests.daemon import fake, wait_until
+from tests.limits import LIMIT_S
 
 STAGES = {"while it loads": ("--warmup", "3600"), "while it is asked": ("--hang",)}
 
@@ -31,7 +32,7 @@ class TestSignals:
             if "--hang" in flags:
                 wait_until(lambda: "warming up" in bench.told.read_text(), what="it is asked")
             command.send_signal(number)
-            code = command.wait(240)
+            code = command.wait(LIMIT_S)
         finally:
             command.kill()
             command.wait()
@@ -52,7 +53,7 @@ class TestSignals:
             command.send_signal(signal.SIGINT)
             with contextlib.suppress(ProcessLookupError):
                 command.send_signal(signal.SIGINT)
-            assert command.wait(240) == Exit.INTERRUPTED
+            assert command.wait(LIMIT_S) == Exit.INTERRUPTED
         finally:
             command.kill()
             command.wait()

@@ -83,7 +83,6 @@ class TestVectors:
 class TestSound:
     """Models that hear or speak."""
 
-    @pytest.mark.timeout(600)  # as above
     def test_a_real_model_that_hears(self, bench):
         model = {"runtime": "faster_whisper", "type": "asr", "path": str(hearing.converted())}
         bench.write({"ear": model}, environments.installed("faster_whisper"))
@@ -109,7 +108,6 @@ class TestSound:
         assert 0 < row["rate"] <= 10  # 2 s of speech, made in 200 ms or more
         assert 10 <= row["first_ms"] < row["rounds"][0]["seconds"] * 1000
 
-    @pytest.mark.timeout(600)  # as above
     def test_the_worker_of_chatterbox(self, bench, runtimes_dir):
         clip(bench.folder / "voices" / "anna.wav")
         model = {"path": str(checkpoint(bench.folder / "model", "default")), "voices": str(bench.folder / "voices")}

@@ -20,6 +20,7 @@ import pytest
 
 from tests.daemon import REPOSITORY, Daemon, fake, gguf, running
 from tests.held import held
+from tests.limits import LIMIT_S
 
 LLMUX = [sys.executable, "-m", "supervisor.cli"]
 GATE = "slow-may-come-up"
@@ -109,7 +110,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def wait_for(self, text: str, timeout_s: float = 240.0) -> None:
+    def wait_for(self, text: str, timeout_s: float = LIMIT_S) -> None:
         """Read until it stands there, behind what was waited for last."""
         deadline = time.monotonic() + timeout_s
         while text not in self.screen[self._seen :]:
@@ -118,7 +119,7 @@ class Terminal:
                 assert text in self.screen[self._seen :], f"ended without {text!r}: {self.screen!r}"
         self._seen = self.screen.index(text, self._seen) + len(text)
 
-    def end(self, timeout_s: float = 240.0) -> int:
+    def end(self, timeout_s: float = LIMIT_S) -> int:
         """Read until it ends; its exit code."""
         deadline = time.monotonic() + timeout_s
         while self._read(0.5):

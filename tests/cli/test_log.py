@@ -22,6 +22,7 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 from supervisor.cli import log_lines
 from supervisor.cli.log_lines import LONGEST, Lines, for_terminals, json_line
 from tests.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.limits import LIMIT_S
 
 
 def told(code: str, form: str = "json", level: str = "info") -> str:
@@ -31,7 +32,7 @@ def told(code: str, form: str = "json", level: str = "info") -> str:
         [sys.executable, "-c", f"{head}configure({level!r}, {form!r})\nlog = structlog.get_logger('x')\n{code}"],
         capture_output=True,
         cwd=REPOSITORY,
-        timeout=240,
+        timeout=LIMIT_S,
     )
     assert done.stdout == b""
     return done.stderr.decode()
@@ -132,7 +133,7 @@ class TestRealDaemon:
         daemon.program = Daemon.program
         daemon.start(wait=False)
         assert daemon.process is not None
-        assert daemon.process.wait(240) == 1
+        assert daemon.process.wait(LIMIT_S) == 1
         last = daemon.lines()[-1]
         assert last["event"] == "exception.uncaught"
         assert "FileExistsError" in last["exception"]
@@ -370,7 +371,9 @@ class TestWriting:
     @pytest.mark.parametrize("form", ["json", "auto"])
     def test_no_stderr(self, form):
         code = f"from supervisor.cli.log_setup import configure; configure('info', '{form}'); 1/0"
-        done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=REPOSITORY, timeout=240)
+        done = subprocess.run(
+            ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code], cwd=REPOSITORY, timeout=LIMIT_S
+        )
         assert done.returncode == 1
 
     def test_full_disk(self):

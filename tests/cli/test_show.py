@@ -16,6 +16,7 @@ from supervisor.cli import show
 from supervisor.cli.exits import Exit
 from tests.cli.conftest import LLMUX, Shell
 from tests.daemon import REPOSITORY
+from tests.limits import LIMIT_S
 
 MARKUP = "[red]red[/red] [link=http://evil.example]here[/link] [/] :smile: 'quoted' 127.0.0.1"
 CONTROLS = "\x1b]0;title\x07\x1b[2J\x9b31m\x1b]8;;http://evil.example\x1b\\\r\u202eback\x08\x7f"
@@ -181,7 +182,7 @@ class TestProgress:
             raise FileNotFoundError("gone")
 
         with show.progress(frame):
-            assert asked.acquire(timeout=30)
+            assert asked.acquire(timeout=LIMIT_S)
         assert "Traceback" not in capsys.readouterr().err
 
     def test_it_is_cut_to_the_terminal(self, monkeypatch, capsys):
@@ -194,8 +195,8 @@ class TestProgress:
             return [["load: ", show.state("starting")], "漢字" * 40]
 
         with show.progress(frame):
-            assert painted.acquire(timeout=30)
-            assert painted.acquire(timeout=30), "the first one stands there"
+            assert painted.acquire(timeout=LIMIT_S)
+            assert painted.acquire(timeout=LIMIT_S), "the first one stands there"
         lines = [line for line in re.split("[\r\n]", OURS.sub("\r", capsys.readouterr().err)) if "漢" in line]
         assert lines
         assert max(line.count("漢") for line in lines) < 8

@@ -22,11 +22,11 @@ import pytest
 from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
 from runtimes.registry import REGISTRY, AnyAdapter
 from tests import contributing, fake_vllm, hf_folder, tiny, tiny_language
+from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
 
 FAKE = Path(__file__).parents[1] / "fake_worker.py"
 BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-READY_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,19 @@ class Worker:
         return {"Authorization": self.spec.auth} if self.spec.auth else {}
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, headers=headers or self.headers(), timeout=240, trust_env=False)
+        return httpx.post(
+            self.url + path, json=body, headers=headers or self.headers(), timeout=LIMIT_S, trust_env=False
+        )
 
     def ask(self, question: Question, *, stream: bool = False) -> httpx.Response:
         keys = question.keys(stream)
-        return httpx.post(self.url + question.path, headers=self.headers(), timeout=240, trust_env=False, **keys)
+        return httpx.post(self.url + question.path, headers=self.headers(), timeout=LIMIT_S, trust_env=False, **keys)
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, headers=self.headers(), timeout=240, trust_env=False)
+        return httpx.get(self.url + path, headers=self.headers(), timeout=LIMIT_S, trust_env=False)
 
     def wait_ready(self) -> Worker:
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
             try:
@@ -109,7 +111,7 @@ class Worker:
             except httpx.TransportError:
                 pass
             time.sleep(0.01)
-        raise AssertionError(f"not ready after {READY_S} s:\n{self.log.read_text()}")
+        raise AssertionError(f"not ready after {LIMIT_S} s:\n{self.log.read_text()}")
 
 
 def llama(program: str) -> Subject:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runtimes.base import Endpoint
 from tests.contract.conftest import CHATTING
+from tests.limits import LIMIT_S
 
 
 class TestConfiguration:
@@ -97,7 +98,7 @@ class TestWorker:
 
     def test_a_taken_port_ends_it_with_a_telling_log(self, subject, worker, start, context):
         second = start(subject, replace(context, port=worker.spec.port))
-        assert second.process.wait(240) == 1
+        assert second.process.wait(LIMIT_S) == 1
         assert "couldn't bind HTTP server socket" in second.log.read_text()
         assert worker.get("/health").is_success, worker.log.read_text()
 
@@ -106,7 +107,7 @@ class TestWorker:
         if worker.process.poll() is not None:
             worker = start(subject).wait_ready()
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(240) in (0, -signal.SIGTERM)
+        assert worker.process.wait(LIMIT_S) in (0, -signal.SIGTERM)
 
     def test_ends_on_sigterm_while_it_starts(self, subject, start):
         worker = start(subject)
@@ -114,9 +115,9 @@ class TestWorker:
         while not worker.log.read_bytes() and time.monotonic() < deadline:  # the program runs, whatever it is doing
             time.sleep(0.001)
         worker.process.send_signal(signal.SIGTERM)
-        worker.process.wait(240)
+        worker.process.wait(LIMIT_S)
 
     def test_a_model_that_cant_be_loaded_ends_it_with_a_telling_log(self, subject, start):
         worker = start(subject, **subject.broken)
-        assert worker.process.wait(240) == 1
+        assert worker.process.wait(LIMIT_S) == 1
         assert subject.complaint in worker.log.read_text()

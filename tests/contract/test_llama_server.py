@@ -18,6 +18,7 @@ from runtimes.llama_server import config
 from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, LlamaServerConfig
 from supervisor.io.upstream import UpstreamPool
 from tests import tiny
+from tests.limits import LIMIT_S
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WEATHER = {
@@ -58,7 +59,7 @@ class TestMapping:
         binary = tiny.llama_server()
         if binary is None:
             pytest.skip("there is no llama-server here")
-        text = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=240, check=True).stdout
+        text = subprocess.run([binary, "--help"], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text))
         assert set(KEY_OF_OPTION) | OWN_OPTIONS <= known
 
@@ -91,7 +92,7 @@ assert not params.fit_params
 print(" ".join(sorted(settings)))
 """
         python = tiny.runtimes_dir() / "llama_server" / "bin" / "python"
-        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert done.returncode == 0, done.stderr
         assert set(done.stdout.split()) == set(FLAGS) - {"chat_template_file"}  # it is read, and takes another's place
 

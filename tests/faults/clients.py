@@ -14,6 +14,7 @@ import httpx
 
 from tests import fake_nvml
 from tests.daemon import Daemon
+from tests.limits import LIMIT_S
 
 SOAK = os.environ.get("LLMUX_SOAK") == "1"
 
@@ -59,7 +60,7 @@ class Stream(threading.Thread):
         """As far as a client can tell, the answer is complete."""
         return self.error is None and self.text.endswith("data: [DONE]\n\n")
 
-    def result(self, timeout_s: float = 240.0) -> Stream:
+    def result(self, timeout_s: float = LIMIT_S) -> Stream:
         self.join(timeout_s)
         assert not self.is_alive(), f"the stream goes on: {self.text[-200:]!r}"
         return self
@@ -88,7 +89,7 @@ class Call(threading.Thread):
     def status(self) -> int | None:
         return None if self.response is None else self.response.status_code
 
-    def result(self, timeout_s: float = 240.0) -> Call:
+    def result(self, timeout_s: float = LIMIT_S) -> Call:
         self.join(timeout_s)
         assert not self.is_alive(), "no answer"
         return self

@@ -23,6 +23,7 @@ from supervisor.catalog.keys import Keyring
 from supervisor.cli import daemon as daemon_module
 from tests.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.faults.clients import Call, Stream, stats, times
+from tests.limits import LIMIT_S
 
 MIB = 1024 * 1024
 
@@ -99,7 +100,7 @@ class TestDescriptors:
             before, threads = descriptors(daemon) - pooled(), psutil.Process(daemon.process.pid).num_threads()
             with daemon.client() as client:
 
-                def ask(model: str, timeout_s: float = 240.0, **fields: object) -> int:
+                def ask(model: str, timeout_s: float = LIMIT_S, **fields: object) -> int:
                     body = {"model": model, "messages": [], **fields}
                     return client.post("/v1/chat/completions", json=body, timeout=timeout_s).status_code
 

@@ -9,6 +9,7 @@ import httpx
 
 from tests.daemon import Daemon, fake, wait_until
 from tests.faults.clients import Call, Stream, code, stats
+from tests.limits import LIMIT_S
 
 MODELS = {
     "busy": fake(),
@@ -42,7 +43,7 @@ def test_drains(tmp_path, measured):
     assert [stream.result().ended_cleanly for stream in streams] == [True] * 5
     assert {stream.chunks for stream in streams} == {160}
     assert first.result().status == 200
-    assert daemon.process.wait(240) == 0
+    assert daemon.process.wait(LIMIT_S) == 0
     ended_s = time.monotonic() - asked_at
     assert daemon.workers() == []
     assert "Traceback" not in daemon.log_text()
@@ -74,7 +75,7 @@ def test_second_signal(tmp_path, measured):
     wait_until(lambda: daemon.get("/health").status_code == 503)
     asked_at = time.monotonic()
     daemon.signal(signal.SIGTERM)
-    assert daemon.process.wait(240) == 0
+    assert daemon.process.wait(LIMIT_S) == 0
     ended_s = time.monotonic() - asked_at
     assert not any(stream.result().ended_cleanly for stream in streams)
     assert all(isinstance(stream.error, httpx.RemoteProtocolError) for stream in streams)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.daemon import Daemon
+from tests.limits import LIMIT_S
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Reply:
 
 def request(daemon: Daemon, *lines: str, body: bytes = b"") -> Reply:
     """Send a head made of these lines, and a body; read one answer."""
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=240) as connection:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=LIMIT_S) as connection:
         connection.sendall("".join(f"{line}\r\n" for line in (*lines, "")).encode("latin-1") + body)
         with connection.makefile("rb") as answer:
             status = int(answer.readline().split()[1])
@@ -42,6 +43,6 @@ def pending(daemon: Daemon, path: str, body: dict[str, object]) -> Iterator[sock
     """A request that was sent and whose answer nobody reads; the client leaves at the end of the block, or by `close()`."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=240) as connection:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=LIMIT_S) as connection:
         connection.sendall(head.encode() + content)
         yield connection

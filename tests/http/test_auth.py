@@ -13,6 +13,7 @@ import yaml
 
 from tests.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.http import raw
+from tests.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 USER, ADMIN, METRICS, OLD = (f"sk-test-{name}-{'0' * 16}" for name in ("user", "admin", "metrics", "old"))
@@ -165,7 +166,7 @@ class TestWorkers:
         view = guarded.get("/v1/admin/models/fake", headers=bearer(ADMIN)).json()
         url = f"http://127.0.0.1:{view['worker']['port']}/echo"
         for headers in ({}, bearer(USER), bearer(ADMIN)):
-            told = httpx.post(url, json={}, headers=headers, trust_env=False, verify=False, timeout=240)
+            told = httpx.post(url, json={}, headers=headers, trust_env=False, verify=False, timeout=LIMIT_S)
             assert told.status_code == 401
 
     def test_llama_servers_port_is_none_either(self, site):

@@ -13,6 +13,7 @@ import pytest
 from supervisor.cli.exits import Exit
 from tests import tiny
 from tests.daemon import REPOSITORY, Daemon, fake, running
+from tests.limits import LIMIT_S
 
 ADMIN = "sk-test-admin-0000000000000000"
 
@@ -38,7 +39,7 @@ def llmux(daemon):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
         clean |= ({"LLMUX_URL": url} if url is not None else {}) | env
         command = [sys.executable, "-m", "supervisor.cli", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=clean, timeout=240)
+        return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=clean, timeout=LIMIT_S)
 
     return run
 

@@ -11,6 +11,7 @@ import pytest
 from tests.daemon import fake, running, wait_until
 from tests.held import held
 from tests.http import raw
+from tests.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 CHAT = "/v1/chat/completions"
@@ -19,7 +20,7 @@ CHAT = "/v1/chat/completions"
 def stats(daemon, name):
     """What the worker itself has seen, asked without the daemon in between."""
     port = daemon.model(name)["worker"]["port"]
-    return httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False, verify=False, timeout=240).json()
+    return httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False, verify=False, timeout=LIMIT_S).json()
 
 
 class TestHeaders:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.daemon import Daemon, fake, running, wait_until
 from tests.http import raw
+from tests.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 
@@ -30,7 +31,7 @@ class TestExposure:
     def test_refuses_to_start_on_another_address(self, tmp_path):
         daemon = Daemon(tmp_path, {"models": {"plain": fake()}, "server": {"host": "0.0.0.0"}})
         daemon.start(wait=False)
-        assert daemon.process.wait(240) == 2
+        assert daemon.process.wait(LIMIT_S) == 2
         log = daemon.log_text()
         assert "server.host is 0.0.0.0, which others can reach, and there are no API keys" in log
         assert "llmux keys add NAME" in log
@@ -155,7 +156,7 @@ class TestPaths:
             assert told.status in {403, 404, 405}, told
             assert "error" in json.loads(told.body)
         port = open_site.model("plain")["worker"]["port"]
-        seen = httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False, verify=False, timeout=240).json()
+        seen = httpx.get(f"http://127.0.0.1:{port}/stats", trust_env=False, verify=False, timeout=LIMIT_S).json()
         assert "trick" not in seen["ids"]
 
     def test_an_escaped_path_is_the_path(self, open_site):

@@ -22,6 +22,7 @@ from supervisor.catalog.importing.llama_options import Options
 from supervisor.errors import ConfigError
 from tests import tiny
 from tests.daemon import REPOSITORY, gguf, running
+from tests.limits import LIMIT_S
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SOURCES = {
@@ -34,7 +35,7 @@ SOURCES = {
 def llmux(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "supervisor.cli", *map(str, words)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, cwd=REPOSITORY, env=os.environ | env, check=False
+        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY, env=os.environ | env, check=False
     )
 
 

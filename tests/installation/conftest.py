@@ -131,8 +131,8 @@ class HomeServer(Daemon):
     def settled(self) -> int:
         """Wait until the driver shows what is loaded, and nothing is in demand any more; what is taken, in MiB."""
         expected = sum(self.sizes[name] for name in self.loaded())
-        wait_until(lambda: self.used_mib() == expected, 30, f"{expected} MiB are taken")
-        wait_until(lambda: all(map(_idle, self.models())), 30, "nobody is in demand")
+        wait_until(lambda: self.used_mib() == expected, what=f"{expected} MiB are taken")
+        wait_until(lambda: all(map(_idle, self.models())), what="nobody is in demand")
         return expected
 
     def reason(self, model: str, kind: str) -> str:
@@ -155,4 +155,4 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeServer]:
     finally:
         server.sdk.close()
         server.stop()
-        wait_until(lambda: not server.workers(), 20, "no worker is left")
+        wait_until(lambda: not server.workers(), what="no worker is left")

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.daemon import REPOSITORY
+from tests.limits import LIMIT_S
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_both_devices(home, model, unit):
         env=kept | home.env | {"LLMUX_API_KEY": home.operator},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

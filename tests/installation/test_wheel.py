@@ -18,6 +18,7 @@ import pytest
 
 from supervisor.cli.exits import Exit
 from tests.daemon import REPOSITORY
+from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
 from tests.wheels import wheel
 
@@ -25,8 +26,6 @@ UV = str(Path(sys.executable).with_name("uv"))
 CONFIG = REPOSITORY / "config"
 HOME_SERVER = CONFIG / "examples" / "home-16gb"
 SUPERVISORD = "supervisor==4.3.0"
-
-pytestmark = pytest.mark.timeout(300)  # with an empty cache the packages have to come first
 
 
 class Installed:
@@ -82,10 +81,10 @@ class Installed:
                 yield json.loads(line)
             finally:
                 daemon.terminate()
-                assert daemon.wait(240) == Exit.DONE
+                assert daemon.wait(LIMIT_S) == Exit.DONE
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=240)
+        return subprocess.run(command, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +157,7 @@ class TestCommands:
         pages = REPOSITORY / "supervisor" / "http" / "ui"
         with (
             llmux.serving("--demo") as told,
-            httpx.Client(base_url=told["url"], trust_env=False, timeout=240) as client,
+            httpx.Client(base_url=told["url"], trust_env=False, timeout=LIMIT_S) as client,
         ):
             body = {"model": "Tiny-Instruct", "messages": [{"role": "user", "content": "Hello"}]}
             answer = client.post("/v1/chat/completions", json=body).json()

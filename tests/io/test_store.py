@@ -12,6 +12,7 @@ import pytest
 
 from supervisor.io import store as store_module
 from supervisor.io.store import NotSavedError, Store
+from tests.limits import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -31,7 +32,9 @@ def run(code, *argv):
     """Run `code` in a process of its own; its output."""
     prelude = "import asyncio, os, random, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.io.store import *\n"
     command = [sys.executable, "-c", prelude + code, *map(str, argv)]
-    return subprocess.run(command, cwd=REPOSITORY, check=True, timeout=240, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        command, cwd=REPOSITORY, check=True, timeout=LIMIT_S, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 class TestRemembering:

@@ -16,6 +16,7 @@ import pytest
 from runtimes.worker_adapter import BOOTSTRAP
 from tests.daemon import wait_until
 from tests.kit.leaving import leave
+from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
 
 HERE = Path(__file__).parent
@@ -39,7 +40,7 @@ class Toy:
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {KEY}"},
-            timeout=240,
+            timeout=LIMIT_S,
             trust_env=False,
         )
 
@@ -81,7 +82,7 @@ def start():
 @pytest.fixture
 def toy(start):
     toy = start()
-    wait_until(lambda: toy.health() == 200, 60)
+    wait_until(lambda: toy.health() == 200)
     return toy
 
 
@@ -91,7 +92,7 @@ class TestHealth:
     def test_loading(self, start, tmp_path):
         gate = tmp_path / "gate"
         toy = start(gate=str(gate))
-        wait_until(lambda: toy.health() == 503, 60)
+        wait_until(lambda: toy.health() == 503)
         refused = toy.http.post("/count", json={})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
         assert refused.headers["retry-after"] == "1"
@@ -100,22 +101,22 @@ class TestHealth:
 
     def test_a_model_that_fails_to_load(self, start):
         toy = start(broken=True)
-        _, text = toy.process.communicate(timeout=240)
+        _, text = toy.process.communicate(timeout=LIMIT_S)
         assert toy.process.returncode == 1
         assert "CUDA out of memory" in text
         assert "exiting" in text
 
     def test_a_taken_port(self, toy, start):
         other = start(port=toy.port)
-        _, text = other.process.communicate(timeout=240)
+        _, text = other.process.communicate(timeout=LIMIT_S)
         assert other.process.returncode == 1
         assert "couldn't bind HTTP server socket" in text
 
     def test_sigterm_while_loading(self, start, tmp_path):
         toy = start(gate=str(tmp_path / "never"))
-        wait_until(lambda: toy.health() == 503, 60)
+        wait_until(lambda: toy.health() == 503)
         toy.process.send_signal(signal.SIGTERM)
-        assert toy.process.wait(240) == 0
+        assert toy.process.wait(LIMIT_S) == 0
 
     def test_sigterm_lets_a_request_end(self, toy, tmp_path):
         answers: list[httpx.Response] = []
@@ -127,7 +128,7 @@ class TestHealth:
         gate.touch()
         asking.join()
         assert answers[0].json() == [{"step": 0}, {"step": 1}, {"step": 2}]
-        assert toy.process.wait(240) == 0
+        assert toy.process.wait(LIMIT_S) == 0
 
 
 class TestKey:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from supervisor.io.spawn import SpawnOrder
+from tests.limits import LIMIT_S
 
 FAKE_WORKER = Path(__file__).parent.parent / "fake_worker.py"
 PYTHON = (sys.executable, "-I", "-S")
@@ -70,7 +71,7 @@ def zombies() -> list[int]:
     return found
 
 
-def wait_until(true: Callable[[], object], limit_s: float = 20.0) -> float:
+def wait_until(true: Callable[[], object], limit_s: float = LIMIT_S) -> float:
     """Seconds until it is true; fails after `limit_s`."""
     began = time.monotonic()
     while not true():
@@ -79,7 +80,7 @@ def wait_until(true: Callable[[], object], limit_s: float = 20.0) -> float:
     return time.monotonic() - began
 
 
-async def until(true: Callable[[], object], limit_s: float = 20.0) -> float:
+async def until(true: Callable[[], object], limit_s: float = LIMIT_S) -> float:
     """`wait_until` for coroutines."""
     began = time.monotonic()
     while not true():

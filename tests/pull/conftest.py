@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.daemon import REPOSITORY
+from tests.limits import LIMIT_S
 from tests.pull.stand_in import Hub, Repo
 
 MIB = 1 << 20
@@ -87,7 +88,7 @@ class Pull:
 
     def __call__(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **variables) as process:
-            stdout, stderr = process.communicate(timeout=240)
+            stdout, stderr = process.communicate(timeout=LIMIT_S)
         return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
 
     def rows(self, *words: str, **variables: str) -> list[dict]:

@@ -20,6 +20,8 @@ from pathlib import PurePosixPath
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
+from tests.limits import LIMIT_S
+
 COMMITS = {"main": "a" * 40, "v2": "b" * 40, "v1": "c" * 40, "v4": "d" * 40}
 
 
@@ -94,7 +96,7 @@ class Hub:
     def sent(self) -> Counter[str]:
         """Bytes of each file, when no answer is under way: a client has them all a moment before they are counted."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._under_way == 0, 30)
+            assert self._changed.wait_for(lambda: self._under_way == 0, LIMIT_S)
             return self._sent.copy()
 
     @contextlib.contextmanager
@@ -289,7 +291,7 @@ class Hub:
                     hub._sent[name] += len(piece)
                     if piece is not rest[half:] and name in hub.hold:
                         hub.half_way[name].set()
-                        hub.hold[name].wait(60)
+                        hub.hold[name].wait(LIMIT_S)
 
             def refuse(self, status: int, code: str | None) -> None:
                 self.answer(status, b'{"error": "no"}', "application/json", **({"X-Error-Code": code} if code else {}))

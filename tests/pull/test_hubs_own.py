@@ -18,6 +18,7 @@ from supervisor.cli.exits import Exit
 from supervisor.io import hub_download
 from supervisor.io.hub import File, HubError, Listing
 from tests.daemon import wait_until
+from tests.limits import LIMIT_S
 from tests.pull.conftest import MIB, content
 
 LIMIT = constants.MAX_HTTP_DOWNLOAD_SIZE
@@ -151,7 +152,7 @@ class TestAsking:
         with pull.start("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}") as process:
             wait_until(lambda: len(hub.head_errors[WEIGHTS]) < 50)
             process.send_signal(signal.SIGINT)
-            assert process.wait(240) == Exit.INTERRUPTED
+            assert process.wait(LIMIT_S) == Exit.INTERRUPTED
         assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
 
 
@@ -274,9 +275,9 @@ class TestInterrupted:
 
     def test_by_ctrl_c(self, pull, hub):
         with pull.start("tiny") as process:
-            assert hub.half_way[WEIGHTS].wait(240)
+            assert hub.half_way[WEIGHTS].wait(LIMIT_S)
             process.send_signal(signal.SIGINT)
-            assert process.wait(240) == Exit.INTERRUPTED
+            assert process.wait(LIMIT_S) == Exit.INTERRUPTED
         assert not (pull.models_dir / "acme/tiny" / hub_download.ASIDE).exists()
         assert pull.names("acme/tiny") == TINY - {WEIGHTS}
         hub.hold.pop(WEIGHTS).set()
@@ -286,7 +287,7 @@ class TestInterrupted:
     def test_by_being_killed(self, pull, hub):
         aside = pull.models_dir / "acme/tiny" / hub_download.ASIDE
         with pull.start("tiny") as process:
-            assert hub.half_way[WEIGHTS].wait(240)
+            assert hub.half_way[WEIGHTS].wait(LIMIT_S)
             process.kill()
         (left,) = aside.rglob("*.incomplete")
         left.write_bytes(content(2 * MIB))

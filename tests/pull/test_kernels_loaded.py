@@ -18,6 +18,7 @@ from runtimes.transformers.quantised import KERNELS
 from supervisor.cli.exits import Exit
 from tests import kernels_package, tiny_language
 from tests.daemon import wait_until
+from tests.limits import LIMIT_S
 from tests.pull.stand_in import COMMITS, Repo
 
 ADAPTER = TransformersAdapter()
@@ -27,7 +28,7 @@ PREFIX = "kernels/kernels-community"
 def run(python, script: str, *arguments: str, **environment: str) -> str:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_"))}
     argv = [str(python), "-I", "-c", script, *arguments]
-    done = subprocess.run(argv, env=own | environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(argv, env=own | environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -134,7 +135,7 @@ print(kernel.answer(), kernel.__file__)
     @pytest.mark.parametrize("method", ["fp8", "mxfp4"])
     def test_a_worker_without_it_says_how_to_get_it(self, pull, method):
         argv, environment = self.launch(pull, method)
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 1
         assert f"quantization: {method} needs the kernel {KERNELS[method][0].repo}" in done.stderr
         assert f"llmux pull {method}" in done.stderr
@@ -146,10 +147,10 @@ print(kernel.answer(), kernel.__file__)
         argv, environment = self.launch(pull, "mxfp4", port)
         path = tmp_path / "log"
         own = {"Authorization": "Bearer key"}
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, headers=own, timeout=240)
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, headers=own, timeout=LIMIT_S)
         with client, path.open("w") as log, subprocess.Popen(argv, env=environment, stderr=log) as worker:
             try:
-                wait_until(lambda: is_ready(client, worker), 240, f"the worker is ready; its log: {path}")
+                wait_until(lambda: is_ready(client, worker), what=f"the worker is ready; its log: {path}")
                 asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
                 assert client.post("/v1/chat/completions", json=asked).status_code == 200
             finally:

@@ -14,6 +14,7 @@ from supervisor.cli.exits import Exit
 from supervisor.io import hub as hub_files
 from supervisor.io import hub_download
 from tests.daemon import wait_until
+from tests.limits import LIMIT_S
 from tests.pull.conftest import MIB, content
 from tests.pull.stand_in import Repo
 
@@ -125,7 +126,7 @@ class TestBrokenLines:
         hub.half_way["model.safetensors"] = threading.Event()
         part = pull.models_dir / "acme/tiny"
         with pull.start("tiny") as process:
-            assert hub.half_way["model.safetensors"].wait(240)
+            assert hub.half_way["model.safetensors"].wait(LIMIT_S)
             wait_until(lambda: any(path.stat().st_size >= 2 * MIB for path in part.glob("model.safetensors.*.part")))
             process.send_signal(signal.SIGKILL)
         hub.hold.pop("model.safetensors").set()
@@ -138,12 +139,12 @@ class TestBrokenLines:
         hub.hold["model.safetensors"] = threading.Event()
         hub.half_way["model.safetensors"] = threading.Event()
         with pull.start("tiny") as first:
-            assert hub.half_way["model.safetensors"].wait(240)
+            assert hub.half_way["model.safetensors"].wait(LIMIT_S)
             with pull.start("tiny") as second:
                 assert second.stderr is not None
                 assert any("waiting for another pull" in line for line in second.stderr)
                 hub.hold["model.safetensors"].set()
-                assert second.wait(240) == first.wait(240) == Exit.DONE
+                assert second.wait(LIMIT_S) == first.wait(LIMIT_S) == Exit.DONE
         assert hub.sent["model.safetensors"] == 5 * MIB
         assert pull.names("acme/tiny") == TINY
 
@@ -292,7 +293,7 @@ class TestMistakes:
         )
         wanted.missing = list(wanted.files)
         with pytest.raises(pulling.PullError, match="make room"):
-            pulling.check_room([wanted])
+            pulling.make_room([wanted])
 
     def test_without_the_hubs_client(self, pull, tmp_path):
         (tmp_path / "huggingface_hub.py").write_text("raise ImportError('not here')\n")

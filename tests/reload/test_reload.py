@@ -17,6 +17,7 @@ from supervisor.catalog.keys import new_key
 from tests.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.faults.clients import Stream
 from tests.held import frozen
+from tests.limits import LIMIT_S
 
 SLOW = {"fake": {"chunks": 60, "chunk_delay": 0.1}}
 
@@ -49,7 +50,7 @@ def reload(daemon: Daemon) -> dict[str, Any]:
 def llmux(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "supervisor.cli", *words]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, cwd=REPOSITORY, env=os.environ | env, check=False
+        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY, env=os.environ | env, check=False
     )
 
 
@@ -230,13 +231,13 @@ class TestCauses:
     def test_watch(self, tmp_path):
         with running(tmp_path, {"models": {"one": fake()}, "server": {"watch": True}}) as daemon:
             write(daemon, models={"two": fake()})
-            wait_until(lambda: daemon.chat("two").status_code == 200, 60)
+            wait_until(lambda: daemon.chat("two").status_code == 200)
             (tmp_path / "local.yaml").write_text("limits: {queue_total: 3}\n")
-            wait_until(lambda: len(daemon.events("reload.finished")) == 2, 60)
+            wait_until(lambda: len(daemon.events("reload.finished")) == 2)
             assert daemon.events("reload.finished")[1]["settings"] == ["limits.queue_total"]
             with daemon.config_path.open("a") as file:
                 file.write("modles: {}\n")
-            wait_until(lambda: daemon.events("reload.refused"), 60)
+            wait_until(lambda: daemon.events("reload.refused"))
             assert daemon.chat("two").status_code == 200
 
 
@@ -280,7 +281,7 @@ class TestSystemd:
     def test_notifications(self, tmp_path):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(str(tmp_path / "notify"))
-            systemd.settimeout(60)
+            systemd.settimeout(LIMIT_S)
             env = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
             with running(tmp_path, {"models": {"one": fake()}}, env=env) as daemon:
                 assert systemd.recv(1000) == b"READY=1\nSTATUS=serving 1 models"

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import trustme
 
+from tests.limits import LIMIT_S
+
 KEY = "sk-theirs-4f9d1c0b7a6e5d38"
 MODEL = "provider-large"
 AUDIO = bytes(range(256)) * 40
@@ -87,7 +89,7 @@ class StandIn(ThreadingHTTPServer):
         if self.context is None:
             super().finish_request(request, client_address)
             return
-        request.settimeout(60)
+        request.settimeout(LIMIT_S)
         try:
             secured = self.context.wrap_socket(request, server_side=True)
         except OSError:  # a client that does not trust us

@@ -12,6 +12,7 @@ import threading
 import httpx
 
 from tests.daemon import REPOSITORY, fake, wait_until
+from tests.limits import LIMIT_S
 from tests.remote.conftest import VARIABLE, remote
 from tests.remote.stand_in import KEY, MODEL, Reply, StandIn, serving
 
@@ -26,7 +27,7 @@ def llmux(daemon, *words: str) -> str:
         text=True,
         cwd=REPOSITORY,
         env=clean | {"LLMUX_URL": daemon.url},
-        timeout=240,
+        timeout=LIMIT_S,
         check=False,
     )
     return done.stdout + done.stderr
@@ -176,7 +177,7 @@ class TestLoadAndUnload:
                     received += piece
                 raise AssertionError("it ended cleanly")
         assert b"upstream_broken" in received
-        assert secure.left.wait(240)
+        assert secure.left.wait(LIMIT_S)
 
     def test_reload_connects_to_another_address(self, start, plain):
         daemon = start({"far": remote(plain, allow_remote=True)})

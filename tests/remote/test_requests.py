@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.daemon import Daemon, running, wait_until
+from tests.limits import LIMIT_S
 from tests.remote.conftest import CLIENT_KEY, models_of
 from tests.remote.stand_in import AUDIO, KEY, MODEL, Reply, StandIn, serving
 
@@ -253,5 +254,5 @@ class TestErrors:
         body = {"model": "far", "messages": [], "stream": True, **YES}
         with served.client().stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_raw())
-        assert secure.left.wait(240)
+        assert secure.left.wait(LIMIT_S)
         wait_until(lambda: served.model("far")["in_flight"] == 0)

@@ -14,6 +14,7 @@ import pytest
 import trustme
 
 from tests.daemon import Daemon, running, wait_until
+from tests.limits import LIMIT_S
 from tests.remote.conftest import remote
 from tests.remote.stand_in import Reply, StandIn, serving
 
@@ -178,7 +179,7 @@ class TestPatience:
                 received += piece
             raise AssertionError("it ended cleanly")
         assert b"upstream_timeout" in received
-        assert plain.left.wait(240)
+        assert plain.left.wait(LIMIT_S)
 
 
 def silent_remote(url: str) -> dict[str, object]:

@@ -30,6 +30,7 @@ from runtimes.chatterbox.sentences import MOST, pieces
 from runtimes.worker_adapter import BOOTSTRAP
 from tests import environments
 from tests.daemon import running, wait_until
+from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
 from tests.runtimes import fake_chatterbox
 from tests.tiny import CACHE
@@ -270,7 +271,7 @@ class Stalled:
     def __init__(self, port: int, body: dict[str, object]) -> None:
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self.socket.settimeout(60)
+        self.socket.settimeout(LIMIT_S)
         self.socket.connect(("127.0.0.1", port))
         data = json.dumps(body).encode()
         head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
@@ -297,7 +298,7 @@ def worker(tmp_path, runtimes_dir):
     said = tmp_path / "log"
     with said.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=240, trust_env=False)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_S, trust_env=False)
 
     def healthy() -> bool:
         try:
@@ -306,7 +307,7 @@ def worker(tmp_path, runtimes_dir):
             return False
 
     try:
-        wait_until(healthy, 60)
+        wait_until(healthy)
         yield client, said
     finally:
         client.close()
@@ -332,7 +333,7 @@ class TestListeners:
             assert {answer.status_code for answer in answers} == {200}
             return before if spoken() == before else 0
 
-        before = wait_until(lambda: (found := at_rest()) > 1 and found, 60)
+        before = wait_until(lambda: (found := at_rest()) > 1 and found)
         assert before < total / 4
         stalled.read(before * 600_000)  # it goes on where it was
         wait_until(lambda: spoken() > before)

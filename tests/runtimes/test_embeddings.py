@@ -24,6 +24,7 @@ from runtimes.embeddings.batches import Batches
 from runtimes.kit.errors import WorkerError
 from tests import environments, minilm
 from tests.daemon import running, wait_until
+from tests.limits import LIMIT_S
 from tests.tiny import CACHE
 
 ADAPTER = EmbeddingsAdapter()
@@ -52,7 +53,7 @@ def cross_encoder(labels: int = 1) -> Path:
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         python = environments.installed("embeddings") / "embeddings" / "bin" / "python"
         command = [str(python), "-c", CROSS_ENCODER, str(minilm.folder()), str(draft), str(labels)]
-        subprocess.run(command, check=True, timeout=240)
+        subprocess.run(command, check=True, timeout=LIMIT_S)
         try:
             draft.rename(path)
         except OSError:  # another run was quicker

@@ -15,6 +15,7 @@ from supervisor.cli import environments as products
 from supervisor.cli import programs
 from tests import environments, hf_folder
 from tests.daemon import running
+from tests.limits import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = [name for name in REGISTRY.names() if isinstance(REGISTRY.get(name), WorkerAdapter)]
@@ -37,7 +38,7 @@ def worker(python: Path, module: str, *words: str, **variables: str) -> subproce
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=LIMIT_S,
     )
 
 

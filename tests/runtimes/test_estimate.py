@@ -13,6 +13,7 @@ import pytest
 from runtimes.base import DeviceAssignment, LaunchContext
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from tests import tiny
+from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
 
 ADAPTER = LlamaServerAdapter()
@@ -44,7 +45,7 @@ def measured_mib(config) -> int:
                 time.sleep(0.02)
             body = {"prompt": "hello world " * 60, "max_tokens": 4}
             headers = {"Authorization": "Bearer key"}
-            answer = httpx.post(url + "/v1/completions", json=body, headers=headers, timeout=240, trust_env=False)
+            answer = httpx.post(url + "/v1/completions", json=body, headers=headers, timeout=LIMIT_S, trust_env=False)
             assert answer.status_code == 200, answer.text
             return resident_mib(process.pid)
         finally:

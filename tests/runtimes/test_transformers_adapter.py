@@ -15,6 +15,7 @@ from runtimes.transformers.adapter import TransformersAdapter
 from runtimes.transformers.parameters import CHAT, COMPLETIONS
 from runtimes.transformers.speech import Speech
 from tests import environments, tiny_language
+from tests.limits import LIMIT_S
 
 ADAPTER = TransformersAdapter()
 HOST = DeviceAssignment("host", "host")
@@ -221,7 +222,7 @@ class TestKernels:
         folder = tiny_language.model(kind, dtype="bfloat16", quantised=method)
         spec = ADAPTER.launch(config(folder, quantization="none"), context())
         options = {**json.loads(spec.argv[-1]), "quantization": "auto", "port": 0}
-        done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=240)
+        done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 1
         assert f"quantization: {method} needs the package kernels>=" in done.stderr
         assert "llmux runtimes install transformers --device cuda" in done.stderr
@@ -229,7 +230,7 @@ class TestKernels:
     def test_missing_for_bitsandbytes(self):
         spec = ADAPTER.launch(config(), context())
         options = {**json.loads(spec.argv[-1]), "quantization": "bitsandbytes-4bit", "port": 0}
-        done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=240)
+        done = subprocess.run([*spec.argv[:-1], json.dumps(options)], capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 1
         assert "llmux runtimes install transformers --device cuda" in done.stderr
 

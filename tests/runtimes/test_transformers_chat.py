@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests import environments, tiny_language
 from tests.daemon import running, wait_until
+from tests.limits import LIMIT_S
 from tests.tiny_language import ANSWER, THOUGHT
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -665,7 +666,7 @@ class TestAtOnce:
     """Several clients are served together, and one that leaves ends only its own answer."""
 
     def test_nobody_waits_for_the_others_end(self, sdk):
-        began, ended = threading.Barrier(4, timeout=240), []
+        began, ended = threading.Barrier(4, timeout=LIMIT_S), []
 
         def ask(number: int) -> None:
             body = {"model": "endless", "messages": HELLO, "max_tokens": 100 + number}

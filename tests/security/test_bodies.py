@@ -13,13 +13,14 @@ from supervisor.errors import InvalidRequestError
 from supervisor.http.protocol import GuardedProtocol
 from tests.daemon import wait_until
 from tests.http import raw
+from tests.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 MIB = 1024 * 1024
 
 
 def connect(target):
-    return socket.create_connection(("127.0.0.1", target.port), timeout=240)
+    return socket.create_connection(("127.0.0.1", target.port), timeout=LIMIT_S)
 
 
 def read_all(connection):

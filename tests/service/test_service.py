@@ -203,4 +203,4 @@ class TestSocketActivation:
             assert answer.json()["status"] == "ok"
         finally:
             process.terminate()
-            wait_until(lambda: process.poll() is not None, 30)
+            wait_until(lambda: process.poll() is not None)

@@ -19,8 +19,6 @@ from tests.daemon import gguf, running, wait_until
 from tests.runtimes import fake_chatterbox
 from tests.runtimes.test_chatterbox import checkpoint, clip
 
-pytestmark = pytest.mark.timeout(300)  # five workers load one after the other
-
 LONG = "Please say all of this aloud, slowly. " * 100
 
 

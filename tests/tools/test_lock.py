@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtimes import lock
+from runtimes.pins import pins
 from tests.wheels import wheel
-from tools.locks import pins
 
 
 @pytest.fixture

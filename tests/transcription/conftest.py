@@ -18,6 +18,7 @@ from runtimes.registry import REGISTRY
 from tests import environments, hearing
 from tests.contract.conftest import BASE_ENVIRONMENT
 from tests.daemon import wait_until
+from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
 
 HEARD = "/v1/audio/transcriptions"
@@ -79,10 +80,10 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
             spec.argv, env={**BASE_ENVIRONMENT, **spec.env}, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
     headers = {"Authorization": spec.auth or ""}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=240, trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=LIMIT_S, trust_env=False) as http:
         ears = Ears(process, http, log)
         try:
-            wait_until(ears.healthy, 240, "the worker is healthy")
+            wait_until(ears.healthy, what="the worker is healthy")
             yield ears
         finally:
             process.kill()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests import hearing
+from tests.limits import LIMIT_S
 from tests.transcription.conftest import started
 
 
@@ -101,7 +102,7 @@ numpy.save(place, extractor(noise, sampling_rate=16000, return_tensors="pt")["in
         for runtime, root in (("transformers", Path(__file__).parents[2]), ("embeddings", "")):
             place = tmp_path / f"{runtime}.npy"
             argv = [hearing.python(runtime), "-I", "-c", script, root, hearing.cohere(), place]
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S)
             assert done.returncode == 0, done.stderr
             found.append(np.load(place))
         assert found[0].shape[-1] == 128

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import hearing
+from tests.limits import LIMIT_S
 from tests.transcription.test_files import FORMATS
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ print(json.dumps(found))
 def measured() -> dict[str, list]:
     paths = [str(hearing.sounds() / f"tone-{name}") for name in FORMATS if name != "stereo.wav"]
     command = [str(hearing.python("faster_whisper")), "-I", "-c", MEASURE, str(ROOT), *paths]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return {Path(path).name: value for path, value in json.loads(done.stdout).items()}
 

@@ -8,16 +8,12 @@ import threading
 import wave
 from collections.abc import Iterator
 
-import pytest
-
 from tests import hearing
 from tests.daemon import wait_until
 from tests.kit.leaving import leave
 from tests.transcription.conftest import HEARD, Ears, keys_of
 
 LONG_H = 1.9  # almost as much as a worker takes: many seconds of work
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def hours(count: float) -> bytes:

@@ -22,11 +22,9 @@ from runtimes.vllm_serve.config import KEY_OF_OPTION, OWN_OPTIONS
 from tests import build_vllm
 from tests import daemon as daemons
 from tests.daemon import wait_until
+from tests.limits import LIMIT_S
 
-pytestmark = [
-    pytest.mark.skipif(build_vllm.find() is None, reason="there is no vLLM here; make test-vllm installs one"),
-    pytest.mark.timeout(600),
-]
+pytestmark = pytest.mark.skipif(build_vllm.find() is None, reason="there is no vLLM here; make test-vllm installs one")
 GENERATOR = Path(__file__).parents[1] / "generators" / "language.py"
 LOAD_S = 300.0
 CACHE_BYTES = 64 << 20
@@ -42,7 +40,7 @@ def daemon(tmp_path_factory):
     program = build_vllm.find()
     python = program.with_name("python")
     kind = json.dumps({"kind": "qwen3"})
-    subprocess.run([python, "-I", GENERATOR, folder / "qwen3", kind], check=True, timeout=240, capture_output=True)
+    subprocess.run([python, "-I", GENERATOR, folder / "qwen3", kind], check=True, timeout=LIMIT_S, capture_output=True)
     model = {
         "runtime": "vllm_serve",
         "path": str(folder / "qwen3"),
@@ -91,7 +89,7 @@ class TestOptions:
 
     def test_every_option_is_known(self):
         done = subprocess.run(
-            [build_vllm.find(), "serve", "--help=all"], capture_output=True, text=True, timeout=240, check=False
+            [build_vllm.find(), "serve", "--help=all"], capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
         known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", done.stdout))
         assert set() == (OWN_OPTIONS | KEY_OF_OPTION.keys()) - known
@@ -188,8 +186,8 @@ class TestEnd:
         killed = time.monotonic()
         asking.join()
         assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (502, "upstream_error")
-        wait_until(lambda: not any(map(is_alive, family)), 30, "all are gone")
-        wait_until(lambda: not daemon.workers(), 30, "none is left that carries the daemon's mark")
+        wait_until(lambda: not any(map(is_alive, family)), what="all are gone")
+        wait_until(lambda: not daemon.workers(), what="none is left that carries the daemon's mark")
         left = [path for path in shared if path.exists()]
         sizes = {path.name: f"{path.stat().st_size >> 20} MiB, {path.stat().st_blocks // 2} KiB used" for path in left}
         print(f"gone after {time.monotonic() - killed:.2f} s; left in /dev/shm: {sizes}")

@@ -33,7 +33,7 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
         click.echo("No model of the configuration names a source.", err=as_json)
     try:
         if not dry_run:
-            pulling.check_room(wanted)
+            pulling.make_room(wanted)
             pulling.fetch(wanted, functools.partial(click.echo, err=True))
     finally:
         if as_json:

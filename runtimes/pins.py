@@ -1,0 +1,15 @@
+"""What lock files pin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+_PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)={2,3}([^\s;]+)", re.MULTILINE)
+
+
+def pins(locks: Iterable[Path]) -> set[str]:
+    """Every package as `name==version`; a build that is pinned with `===`, too."""
+    return {f"{name}=={version}" for lock in locks for name, version in _PIN.findall(lock.read_text(encoding="utf-8"))}
