@@ -311,8 +311,11 @@ class Engine:
             raise ticket.rejection
         return ticket
 
-    async def is_ending(self, ticket: Ticket, within_s: float) -> bool:
-        """Is the worker that was to serve this ticket found to take no more requests, now or within that time?"""
+    async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
+        """Is the worker that was to serve this ticket found to take no more requests, now or within that time?
+
+        Never for a request that was cut: it would load again what was just unloaded.
+        """
         records = self.journal.scheduler.world.records
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -322,7 +325,7 @@ class Engine:
                     and record.answering
                 ):
                     await self._change()
-                return True
+                return ticket.cut_reason is None
         return False
 
     def finish(self, ticket: Ticket) -> None:
@@ -355,14 +358,18 @@ class Engine:
             await self._change()
 
     async def unload(self, model: ModelId, *, force: bool = False) -> None:
-        """Unload `model` and return when its memory is back. Cancelling stops waiting only.
+        """Unload `model` and return when its memory is back, though requests may load it again. Cancelling stops waiting only.
 
         Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
         """
+        records = self.journal.scheduler.world.records
+        before = records[model].generation if model in records else None
         self.post(UnloadAsked(model, force))
         while True:
-            record = self.journal.scheduler.world.records.get(model)
-            if record is None or not record.has_worker or (record.stop_reason is None and record.state is State.READY):
+            record = records.get(model)
+            if record is None or not record.has_worker or record.generation != before:
+                return
+            if record.stop_reason is None and record.state is State.READY:
                 return
             self._check_quarantine(record)
             await self._change()

@@ -140,7 +140,7 @@ class Inference:
                 try:
                     await self._forward(scope, send, call, call.ticket, target, body)
                 except UnreachableError:
-                    if not await self._engine.is_ending(call.ticket, PATIENCE_S):
+                    if not await self._engine.may_go_to_another(call.ticket, PATIENCE_S):
                         raise
                     call.ticket = await self._engine.admit(call.ticket_id, route.model.id)
                     await self._forward(scope, send, call, call.ticket, target, body)
@@ -165,7 +165,7 @@ class Inference:
             try:
                 await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)
             except UnreachableError:
-                if not await self._engine.is_ending(call.ticket, PATIENCE_S):
+                if not await self._engine.may_go_to_another(call.ticket, PATIENCE_S):
                     raise
                 await self._wait(call, keepalive, model)
                 await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)

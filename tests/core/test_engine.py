@@ -171,6 +171,31 @@ class TestRequests:
         assert bench.left_behind() == (0, 0, 0)
 
 
+class TestAnother:
+    """A request that found nobody at its worker's port may go to the next worker, unless it was cut."""
+
+    @pytest.fixture
+    async def ticket(self, bench):
+        asked = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        return await asked
+
+    async def test_not_while_its_worker_serves(self, bench, ticket):
+        bench.engine.finish(ticket)
+        assert not await bench.engine.may_go_to_another(ticket, 0)
+
+    async def test_when_its_worker_has_ended(self, bench, ticket):
+        bench.engine.finish(ticket)
+        bench.exit(Crash(CrashClass.UNKNOWN, "killed"))
+        assert await bench.engine.may_go_to_another(ticket, 0)
+
+    async def test_not_when_it_was_unloaded_by_force(self, bench, ticket):
+        bench.engine.post(UnloadAsked(A, force=True))
+        bench.engine.finish(ticket)
+        assert not await bench.engine.may_go_to_another(ticket, 0)
+
+
 class TestMistakes:
     """A mistake of ours in one place costs what it touches, never the rest."""
 
@@ -283,6 +308,23 @@ class TestOperators:
         await bench.engine.sample()
         async with asyncio.timeout(10):
             await unloading
+
+    async def test_unload_does_not_wait_for_who_loads_it_again(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        await loading
+        unloading = asyncio.create_task(bench.engine.unload(A))
+        await soon(lambda: bool(bench.fleet.stopped))
+        asked = bench.ask()
+        await soon(lambda: len(bench.world.queue) == 1)
+        bench.exit()
+        await bench.engine.sample()
+        async with asyncio.timeout(10):
+            await unloading
+        await soon(lambda: len(bench.fleet.started) == 2)
+        bench.become_ready()
+        bench.engine.finish(await asked)
 
     async def test_load_that_crashes_for_good_says_why(self, bench):
         loading = asyncio.create_task(bench.engine.load(A))
