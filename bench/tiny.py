@@ -6,13 +6,13 @@ import argparse
 
 import uvicorn
 
-from supervisor.departure import Receive, Scope, Send, UntilGone
-from supervisor.envelope import error_body, error_headers
+from supervisor.dialects.error_shapes import error_body, error_headers
 from supervisor.errors import LlmuxError
-from supervisor.http.body import read_body
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.upstream import UpstreamPool
-from supervisor.proxy import Outcome, forward
+from supervisor.proxy.body import read_body
+from supervisor.proxy.disconnect import Receive, Scope, Send, UntilGone
+from supervisor.proxy.forward import Outcome, forward
 
 BODY_LIMIT = 64 * 1024 * 1024
 

@@ -1,6 +1,6 @@
 """Real models and real llama.cpp programs for tests, made once per machine and kept in the user's cache.
 
-`model(...)` is a scripted GGUF (see supervisor/demo/tiny.py); `projector(...)` gives one eyes; `runtimes_dir()` holds the
+`model(...)` is a scripted GGUF (see supervisor/cli/demo/tiny.py); `projector(...)` gives one eyes; `runtimes_dir()` holds the
 embedded llama.cpp, installed when first asked for; `llama_server()` is a real binary, where tests/build_llama_server.py
 has built one.
 """
@@ -13,7 +13,7 @@ from array import array
 from functools import cache
 from pathlib import Path
 
-from supervisor.demo import gguf, tiny
+from supervisor.cli.demo import gguf, tiny
 from tests import build_llama_server, environments
 
 CACHE = build_llama_server.CACHE

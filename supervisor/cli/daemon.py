@@ -26,13 +26,15 @@ from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import DeviceConfig, ServerConfig
 from supervisor.core.types import Configured, DeviceId, UnloadAsked
-from supervisor.engine import Engine
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.engine import Engine
+from supervisor.daemon.reload import Reloader
 from supervisor.errors import ConfigError, LlmuxError
+from supervisor.fleet.fleet import Workers
+from supervisor.fleet.worker import Surroundings
 from supervisor.http.app import Application
-from supervisor.http.context import Context
-from supervisor.http.gate import Gate
+from supervisor.http.auth import Gate
 from supervisor.http.protocol import GuardedProtocol
-from supervisor.http.reload import Reloader
 from supervisor.io import notify
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
 from supervisor.io.ports import PortRange, who_listens
@@ -40,8 +42,6 @@ from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
 from supervisor.io.store import Store
 from supervisor.io.venvs import sweep_aside
-from supervisor.worker import Surroundings
-from supervisor.workers import Workers
 
 log = structlog.get_logger("llmux.daemon")
 

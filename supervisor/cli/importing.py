@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from pydantic import JsonValue
 
-from supervisor.catalog import importing
-from supervisor.catalog.importing.draft import Draft
+from supervisor.cli import importers
+from supervisor.cli.importers.draft import Draft
 from supervisor.errors import InvalidRequestError
 
 
@@ -20,21 +20,21 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     Raises ConfigError for files that can't be imported, InvalidRequestError where `out` exists or no file is meant.
     """
     paths = list(paths)
-    if not paths and (form == importing.Format.LLM_POOL or (form is None and importing.has_settings(os.environ))):
-        form, paths = importing.Format.LLM_POOL, importing.sources(os.environ)
+    if not paths and (form == importers.Format.LLM_POOL or (form is None and importers.has_settings(os.environ))):
+        form, paths = importers.Format.LLM_POOL, importers.sources(os.environ)
     if not paths:
         raise click.UsageError("Name the file to import.")
-    kind = importing.Format(form) if form is not None else importing.format_of(paths[0])
-    if kind is importing.Format.LLM_POOL and len(paths) == 1:
-        paths = importing.sources(os.environ, paths[0])
-    if len(paths) > 1 and kind is not importing.Format.LLM_POOL:
+    kind = importers.Format(form) if form is not None else importers.format_of(paths[0])
+    if kind is importers.Format.LLM_POOL and len(paths) == 1:
+        paths = importers.sources(os.environ, paths[0])
+    if len(paths) > 1 and kind is not importers.Format.LLM_POOL:
         raise click.UsageError(f"{kind} has one file, not {len(paths)}.")
     if out is not None and out.exists():
         raise InvalidRequestError(f"{out} is there already: name another file with -o, or move it away.")
-    draft = importing.read(paths, kind)
+    draft = importers.read(paths, kind)
     names = " and ".join(path.name for path in paths)
     text = draft.text((f"Imported from {names} ({kind}) by llmux config import.",))
-    importing.check(text, Path.cwd())
+    importers.check(text, Path.cwd())
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("x", encoding="utf-8") as file:

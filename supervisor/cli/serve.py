@@ -12,10 +12,10 @@ import click
 
 from supervisor.catalog import Catalog, Configuration, find_config
 from supervisor.catalog.sections import state_dir
+from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure
 from supervisor.cli.options import counted, print_json_line
-from supervisor.demo import write_demo
 
 DEMO_RUNTIME = "llama_server"
 

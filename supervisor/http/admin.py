@@ -10,12 +10,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from supervisor.core.types import ModelId, PinAsked
+from supervisor.daemon import loading
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.pipeline import unknown_model
+from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError
-from supervisor.http import loading
-from supervisor.http.context import Context
-from supervisor.http.inference import unknown_model
-from supervisor.http.parameters import flag, json_object, number
-from supervisor.http.views import decision_view, memory_view, model_view
+from supervisor.proxy.parameters import flag, json_object, number
 
 MAX_DECISIONS = 1000
 

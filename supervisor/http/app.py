@@ -14,17 +14,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from supervisor.departure import Message, Receive, Scope, Send
-from supervisor.envelope import error_body, error_headers
+from supervisor.daemon import reload
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.feed import Feed
+from supervisor.daemon.reload import Reloader
+from supervisor.daemon.requests import Call
+from supervisor.dialects import llamacpp, openai_models, openai_speech
+from supervisor.dialects.error_shapes import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, llamacpp, openai, reload, speech, ui, watch
-from supervisor.http.context import Context
-from supervisor.http.feed import Feed
+from supervisor.http import admin, ui, watch
 from supervisor.http.metrics import Metrics
-from supervisor.http.reload import Reloader
 from supervisor.http.request_id import STATE_KEY, request_id_of
-from supervisor.http.requests import Call
-from supervisor.proxy import processing_ms
+from supervisor.proxy.disconnect import Message, Receive, Scope, Send
+from supervisor.proxy.forward import processing_ms
 
 
 class Application:
@@ -37,8 +39,8 @@ class Application:
         self._others = Starlette(
             routes=[
                 admin.health(context),
-                *openai.routes(context),
-                *speech.routes(context),
+                *openai_models.routes(context),
+                *openai_speech.routes(context),
                 *watch.routes(context, feed),
                 *admin.routes(context),
                 *reload.routes(reloader),

@@ -32,10 +32,10 @@ from supervisor.core.types import (
     WorkerExited,
     WorkerReady,
 )
+from supervisor.daemon.counters import FastCounter, FastHistogram
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.requests import Call
 from supervisor.errors import LlmuxError
-from supervisor.http.context import Context
-from supervisor.http.counting import FastCounter, FastHistogram
-from supervisor.http.requests import Call
 from supervisor.http.worker_metrics import together
 from supervisor.io.distribution import version
 

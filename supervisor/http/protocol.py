@@ -26,11 +26,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.departure import EXTENSION, Departure, ExchangeOverError, ResponseBrokenError
-from supervisor.envelope import error_body, error_headers
+from supervisor.dialects.error_shapes import error_body, error_headers
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
-from supervisor.http.exchange import Exchange
 from supervisor.http.request_id import STATE_KEY, request_id_of
+from supervisor.http.response_cycle import Exchange
+from supervisor.proxy.disconnect import EXTENSION, Departure, ExchangeOverError, ResponseBrokenError
 
 log = structlog.get_logger("llmux.http")
 

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.events import KINDS, Subscription
+from supervisor.daemon.feed import Feed
 from supervisor.http.admin import physical_model
-from supervisor.http.context import Context
-from supervisor.http.events import KINDS, Subscription
-from supervisor.http.feed import Feed
-from supervisor.http.parameters import choices, flag, number
-from supervisor.http.streaming import KEEPALIVE_S, EventStream
 from supervisor.io.log_follow import LogFollower
 from supervisor.io.logs import tail
+from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
+from supervisor.proxy.parameters import choices, flag, number
 
 MAX_LINES: Final = 10_000
 LINE_BYTES: Final = 512  # of a long line no more is shown anyway

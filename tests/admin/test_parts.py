@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.catalog.overrides import expected
+from supervisor.daemon.events import BACKLOG, SUBSCRIBERS, Hub
+from supervisor.daemon.history import History
 from supervisor.errors import UnavailableError
-from supervisor.http.events import BACKLOG, SUBSCRIBERS, Hub
-from supervisor.http.history import History
 from supervisor.io.log_follow import MOST_BYTES, LogFollower
 
 

@@ -17,7 +17,7 @@ from supervisor.cli import environments
 from supervisor.cli.commands.watch import KINDS
 from supervisor.cli.exits import MEANINGS, Exit
 from supervisor.cli.main import main as llmux
-from supervisor.http import events
+from supervisor.daemon import events
 from tests import tiny
 from tests.cli.conftest import LLMUX
 from tests.daemon import REPOSITORY, Daemon, fake, wait_until

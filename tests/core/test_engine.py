@@ -26,7 +26,7 @@ from supervisor.core.types import (
     WorkerReady,
     WorkerUnkillable,
 )
-from supervisor.engine import Engine
+from supervisor.daemon.engine import Engine
 from supervisor.errors import UnavailableError
 from tests.core.simulation import GPU, model
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from supervisor.catalog import load
-from supervisor.demo import gguf, tiny, write_demo
+from supervisor.cli.demo import gguf, tiny, write_demo
 
 
 class TestWriter:

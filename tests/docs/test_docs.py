@@ -20,11 +20,11 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog import load
 from supervisor.catalog.keys import _KeyConfig, load_keys
 from supervisor.catalog.schema import json_schema
+from supervisor.cli.demo import write_demo
 from supervisor.cli.main import main
 from supervisor.cli.serve import welcome
 from supervisor.core.types import CrashClass, FootprintSource, Reject, RejectCode, TicketId
-from supervisor.demo import write_demo
-from supervisor.engine import rejection
+from supervisor.daemon.engine import rejection
 from supervisor.errors import LlmuxError
 
 ROOT = Path(supervisor.__file__).parent.parent

@@ -12,15 +12,15 @@ import yaml
 
 from supervisor.catalog import Configuration
 from supervisor.catalog.keys import Keyring
-from supervisor.engine import Engine
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.engine import Engine
+from supervisor.daemon.reload import Reloader
+from supervisor.fleet.fleet import Workers
+from supervisor.fleet.worker import Surroundings
 from supervisor.http.app import Application
-from supervisor.http.context import Context
-from supervisor.http.gate import Gate
-from supervisor.http.reload import Reloader
+from supervisor.http.auth import Gate
 from supervisor.io.devices import HostWanted, open_sampler
 from supervisor.io.ports import PortRange
-from supervisor.worker import Surroundings
-from supervisor.workers import Workers
 from tests.daemon import fake
 from tests.proxy.wire import Front, front, talk
 

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from supervisor.departure import ResponseBrokenError
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.events import Subscription
+from supervisor.daemon.pipeline import Inference
 from supervisor.errors import UnavailableError
-from supervisor.http.context import Context
-from supervisor.http.events import Subscription
-from supervisor.http.inference import Inference
+from supervisor.proxy.disconnect import ResponseBrokenError
 from tests.http.application import ORIGIN, ask, get
 from tests.proxy.wire import post, talk, until
 

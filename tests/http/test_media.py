@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.catalog.rewrite import open_object
 from supervisor.errors import InvalidRequestError
-from supervisor.http.media import may_refer, refuse_remote_media
+from supervisor.proxy.media import may_refer, refuse_remote_media
 from tests import tiny
 from tests.daemon import gguf, running
 

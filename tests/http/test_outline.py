@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from supervisor.catalog.rewrite import Rewrite, open_object
 from supervisor.errors import InvalidRequestError
-from supervisor.http import outline
-from supervisor.http.media import may_refer, refuse_remote_media
-from supervisor.http.outline import Outline
+from supervisor.proxy import outline
+from supervisor.proxy.media import may_refer, refuse_remote_media
+from supervisor.proxy.outline import Outline
 from tests.daemon import fake, running
 
 MIB = 1024 * 1024

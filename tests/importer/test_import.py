@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from supervisor.catalog import load
-from supervisor.catalog.importing import llama_swap, llm_pool, presets
-from supervisor.catalog.importing.draft import Draft
-from supervisor.catalog.importing.llama_options import Options
+from supervisor.cli.importers import llama_swap, llm_pool, presets
+from supervisor.cli.importers.draft import Draft
+from supervisor.cli.importers.llama_options import Options
 from supervisor.errors import ConfigError
 from tests import tiny
 from tests.daemon import REPOSITORY, gguf, running

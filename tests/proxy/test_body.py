@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from supervisor.departure import ClientGoneError, UntilGone
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
-from supervisor.http.body import read_body
-from supervisor.http.form import read_form
-from supervisor.http.sse import Keepalive
+from supervisor.proxy.body import read_body
+from supervisor.proxy.disconnect import ClientGoneError, UntilGone
+from supervisor.proxy.form import read_form
+from supervisor.proxy.keepalive import Keepalive
 
 FORM = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
 FILE = b'--X\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n%s\r\n'

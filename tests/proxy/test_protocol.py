@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from supervisor.http.body import read_body
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.proxy.body import read_body
 from tests.proxy.wire import PATIENCE_S, front, post, talk, until
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervisor.envelope import error_body
+from supervisor.dialects.error_shapes import error_body
 from supervisor.errors import (
     AuthenticationError,
     ForbiddenError,

@@ -19,12 +19,12 @@ from supervisor.catalog import Catalog, CatalogModel
 from supervisor.cli.bench.places import BenchError
 from supervisor.core.types import Crash, Event, Generation, WorkerReady
 from supervisor.errors import UpstreamError
+from supervisor.fleet.worker import LOG_TAIL_LINES, Key, Surroundings, Worker, log_path
 from supervisor.io import venvs
 from supervisor.io.logs import tail
 from supervisor.io.memory import DeviceInfo, MemorySampler
 from supervisor.io.ports import PortRange
 from supervisor.io.upstream import UpstreamPool
-from supervisor.worker import LOG_TAIL_LINES, Key, Surroundings, Worker, log_path
 
 HOST = "127.0.0.1"
 END_S = 10.0  # from the moment its connections break to the end of a worker that dies

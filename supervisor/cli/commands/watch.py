@@ -63,12 +63,12 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 @daemon_options
 def events(types: str | None, url: str, key: str | None, as_json: bool) -> None:
     """Tell what happens as it happens, until Ctrl-C. With --json a line is an object."""
-    from supervisor.cli import happenings  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import event_view  # noqa: PLC0415  # not for declaring
 
     wanted = [word.strip() for word in types.split(",")] if types is not None else list(KINDS)
     if unknown := [word for word in wanted if word not in KINDS]:
         raise click.BadParameter(f"there are {', '.join(KINDS)}, not {unknown[0]!r}", param_hint="--types")
-    happenings.follow(url, key, wanted, as_json=as_json)
+    event_view.follow(url, key, wanted, as_json=as_json)
 
 
 @click.command()
@@ -77,14 +77,14 @@ def events(types: str | None, url: str, key: str | None, as_json: bool) -> None:
 @daemon_options
 def why(model: str | None, limit: int, url: str, key: str | None, as_json: bool) -> None:
     """Tell what was decided about MODEL (or all models), and why."""
-    from supervisor.cli import client, happenings, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import client, event_view, show  # noqa: PLC0415  # not for declaring
 
     query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
     answer = client.get(url, key, f"/v1/admin/decisions{query}")
     if as_json:
         print_json(answer)
     else:
-        show.say(happenings.decisions_table(client.rows(answer), with_model=model is None))
+        show.say(event_view.decisions_table(client.rows(answer), with_model=model is None))
 
 
 COMMANDS = (top, logs, events, why)

@@ -1,0 +1,182 @@
+r"""Scripted models: real llama-architecture GGUF files of a few MiB whose next token is a function of the last one.
+
+All blocks output zero, so the final hidden state is the embedding of the last token. Embeddings are random rows of ±1, nearly
+orthogonal to each other, and the output row of token *b* is the embedding of the token *a* that it follows in a script; so
+after *a* comes *b*, with all other logits far below. Every engine therefore gives the same text, ends with
+`finish_reason: stop`, and streams, thinks, calls tools and fills batches like with any other model.
+
+The chat template steers by the prompt's last token: `\n` after `assistant` thinks and answers, an empty thought
+(`enable_thinking: false`) answers at once, and `<|plan|>`, which stands there when its one tool is offered and the user
+spoke last, calls that tool. It is shaped like Qwen3's, so that llama.cpp recognises reasoning and tool calls.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from supervisor.cli.demo import gguf
+
+TEMPLATE: Final = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
+ANSWER: Final = "Hello from a tiny model"
+THOUGHT: Final = "pondering"
+TOOL_CALL: Final[Mapping[str, object]] = {"name": "get_weather", "arguments": {"city": "Paris"}}
+
+CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|plan|>")
+MARKS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_NORMAL_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 3, 4
+_NEWLINE, _SPACE = "\u010a", "\u0120"  # how GPT-2 vocabularies spell them
+
+Merge = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tiny:
+    """What to write. `size_mib` grows the file to about that by further blocks, which the engine really loads."""
+
+    answer: str = ANSWER
+    thought: str = THOUGHT
+    tool_call: Mapping[str, object] = field(default_factory=lambda: TOOL_CALL)
+    name: str = "tiny"
+    context: int = 32768
+    dim: int = 256
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    feed_forward: int = 128
+    seed: int = 0
+    size_mib: int = 0
+
+
+def write(path: Path, tiny: Tiny = Tiny()) -> None:
+    """Write the model; about 50 ms, whatever its size. Raises OSError."""
+    tokens, types, chains = _vocabulary(tiny)
+    layers, inner = _dimensions(tiny, len(tokens))
+    keys: dict[str, gguf.Scalar | Sequence[gguf.Scalar]] = {
+        "general.architecture": "llama",
+        "general.name": tiny.name,
+        "general.file_type": 0,
+        "llama.context_length": tiny.context,
+        "llama.embedding_length": tiny.dim,
+        "llama.block_count": layers,
+        "llama.feed_forward_length": inner,
+        "llama.attention.head_count": tiny.heads,
+        "llama.attention.head_count_kv": tiny.kv_heads,
+        "llama.rope.dimension_count": tiny.dim // tiny.heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [f"{_NEWLINE} {_NEWLINE}"],
+        "tokenizer.ggml.bos_token_id": tokens.index("<|endoftext|>"),
+        "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
+        "tokenizer.ggml.padding_token_id": tokens.index("<|endoftext|>"),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE.replace("@tool@", str(tiny.tool_call["name"])),
+    }
+    gguf.write(path, keys, _tensors(tiny, layers, inner, _embedding(tiny, len(tokens)), _follows(tokens, chains)))
+
+
+def _byte_alphabet() -> list[str]:
+    """Printable stand-ins for the 256 bytes: the vocabulary that every GPT-2 tokenizer begins with."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in printable)
+    table = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [table[byte] for byte in range(256)]
+
+
+def _spelt(text: str) -> str:
+    alphabet = _byte_alphabet()
+    return "".join(alphabet[byte] for byte in text.encode())
+
+
+def _words(text: str) -> list[str]:
+    """One token for each word, the blank before it included."""
+    return [_spelt(word if i == 0 else " " + word) for i, word in enumerate(text.split())]
+
+
+def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[list[str]]]:
+    """Tokens, their types, and the scripts as chains of tokens."""
+    call = _spelt("\n" + json.dumps(tiny.tool_call) + "\n")
+    # a token follows the one before it wherever it stands, so no token may be in two places of the scripts
+    answer = [_NEWLINE * 2, *_words(tiny.answer), "<|im_end|>"]
+    think = [_NEWLINE, "<think>", *_words(tiny.thought), "</think>", _NEWLINE * 2]
+    chains = [think, answer, ["<|plan|>", "<tool_call>", call, "</tool_call>", "<|im_end|>"]]
+    tokens = _byte_alphabet()
+    special = {*CONTROL, *MARKS}
+    tokens += sorted({token for chain in chains for token in chain} - special - set(tokens))
+    types = [_NORMAL_TYPE] * len(tokens) + [_CONTROL_TYPE] * len(CONTROL) + [_USER_DEFINED_TYPE] * len(MARKS)
+    return [*tokens, *CONTROL, *MARKS], types, chains
+
+
+def _follows(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]:
+    """Of each scripted token: the tokens it comes after."""
+    index = {token: i for i, token in enumerate(tokens)}
+    after: dict[int, list[int]] = {}
+    successor: dict[str, str] = {}
+    for chain in chains:
+        for left, right in pairwise(chain):
+            assert successor.setdefault(left, right) == right, f"{left} would have two successors"
+            after.setdefault(index[right], []).append(index[left])
+    return after
+
+
+def _dimensions(tiny: Tiny, vocabulary: int) -> tuple[int, int]:
+    """Blocks and their inner width, so that the whole is `size_mib` where that is asked for."""
+    wanted = tiny.size_mib * (1 << 18) - 2 * vocabulary * tiny.dim  # f32 values left for the blocks
+    if wanted <= 0:
+        return tiny.layers, tiny.feed_forward
+    kv = tiny.dim // tiny.heads * tiny.kv_heads
+    attention = 2 * tiny.dim * (tiny.dim + kv)
+    widest = 16 * tiny.dim
+    layers = max(tiny.layers, math.ceil(wanted / (attention + 3 * tiny.dim * widest)))
+    inner = max((wanted // layers - attention) // (3 * tiny.dim), 32)
+    return layers, inner // 32 * 32
+
+
+def _embedding(tiny: Tiny, vocabulary: int) -> list[array[float]]:
+    source = random.Random(tiny.seed)  # noqa: S311 - a fixture, not a secret
+    rows = []
+    for _ in range(vocabulary):
+        bits = source.getrandbits(tiny.dim)
+        rows.append(array("f", [1.0 if bits >> i & 1 else -1.0 for i in range(tiny.dim)]))
+    return rows
+
+
+def _tensors(
+    tiny: Tiny, layers: int, inner: int, embedding: list[array[float]], follows: Mapping[int, Sequence[int]]
+) -> dict[str, gguf.Tensor]:
+    dim, kv = tiny.dim, tiny.dim // tiny.heads * tiny.kv_heads
+    output = array("f", bytes(4 * dim * len(embedding)))
+    for token, predecessors in follows.items():
+        rows = zip(*(embedding[before] for before in predecessors), strict=True)
+        output[token * dim : (token + 1) * dim] = array("f", [2.0 * sum(column) for column in rows])
+    flat = array("f")
+    for row in embedding:
+        flat.extend(row)
+    tensors = {"token_embd.weight": gguf.Tensor((len(embedding), dim), flat)}
+    for i in range(layers):
+        tensors |= {
+            f"blk.{i}.attn_norm.weight": gguf.ones(dim),
+            f"blk.{i}.attn_q.weight": gguf.Tensor((dim, dim)),
+            f"blk.{i}.attn_k.weight": gguf.Tensor((kv, dim)),
+            f"blk.{i}.attn_v.weight": gguf.Tensor((kv, dim)),
+            f"blk.{i}.attn_output.weight": gguf.Tensor((dim, dim)),
+            f"blk.{i}.ffn_norm.weight": gguf.ones(dim),
+            f"blk.{i}.ffn_gate.weight": gguf.Tensor((inner, dim)),
+            f"blk.{i}.ffn_up.weight": gguf.Tensor((inner, dim)),
+            f"blk.{i}.ffn_down.weight": gguf.Tensor((dim, inner)),
+        }
+    return tensors | {
+        "output_norm.weight": gguf.ones(dim),
+        "output.weight": gguf.Tensor((len(embedding), dim), output),
+    }

@@ -1,0 +1,372 @@
+"""llama-swap's config.yaml: models with their commands, macros, aliases, filters, groups, hooks and peers.
+
+A command that is llama-server with a file becomes our llama_server runtime; every other one is run as it is. Where
+llama-swap swaps by groups, llmux goes by memory: what says the same is taken over, what doesn't is noted.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Final
+from urllib.parse import urlsplit
+
+from pydantic import JsonValue
+
+from supervisor.cli.importers import llama_swap_filters as filters
+from supervisor.cli.importers import llama_swap_peers as peers
+from supervisor.cli.importers.draft import Draft, Values, guess_type, text_of
+from supervisor.cli.importers.llama_options import Options
+from supervisor.cli.importers.macros import Macros, definitions
+from supervisor.errors import ConfigError
+
+KNOWN: Final = frozenset(
+    {
+        "macros",
+        "cmd",
+        "cmdStop",
+        "proxy",
+        "checkEndpoint",
+        "ttl",
+        "aliases",
+        "env",
+        "name",
+        "description",
+        "unlisted",
+        "useModelName",
+        "concurrencyLimit",
+        "filters",
+    }
+)
+_ELSEWHERE: Final = {
+    "metadata": "llmux shows what it knows of a model at GET /v1/admin/models",
+    "sendLoadingState": "clients that wait get comments that keep their connection alive",
+    "timeouts": "for all models together: limits.connect_s, limits.first_byte_s, limits.stream_idle_s",
+}
+_TOP: Final = {
+    "startPort": "workers' ports are those from server.worker_port_first to server.worker_port_last",
+    "logTimeFormat": "see server.log_format",
+    "logToStdout": "llmux logs to standard error, its workers to files",
+    "metricsMaxInMemory": "history is kept for half an hour; GET /metrics is for Prometheus",
+    "captureBuffer": "llmux keeps no requests",
+    "sendLoadingState": _ELSEWHERE["sendLoadingState"],
+    "matrix": "llmux decides by memory; limits.max_loaded, `pin` and `priority` say what may stay",
+}
+_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
+_LEVELS: Final = {"warn": "warning"}
+
+
+def convert(root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> Draft:
+    """The draft. Raises ConfigError for what llama-swap itself would refuse."""
+    return _Conversion(root, environ).draft
+
+
+class _Conversion:
+    def __init__(self, root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> None:
+        self.draft = Draft()
+        self._root = root
+        self._macros = Macros(environ)
+        self._problems = self._macros.problems
+        self._names: dict[str, str] = {}  # every name of theirs, aliases too → our model's
+        models = root.get("models") or {}
+        if not isinstance(models, dict) or not (models or root.get("peers")):
+            raise ConfigError(("there are no models",))
+        self._names = {name: self.draft.name(name) for name in models}
+        for name, values in models.items():
+            if isinstance(values, dict):
+                self._model(name, values)
+            else:
+                self._problems.append(f"models.{name}: expected a mapping")
+        if self._problems:
+            raise ConfigError(tuple(self._problems))
+        self._settings()
+        self._groups()
+        self._preload()
+        peers.add(self.draft, root.get("peers"), self._macros, definitions(root.get("macros")))
+        if self._problems:
+            raise ConfigError(tuple(self._problems))
+        self.draft.list_models()
+
+    # ------------------------------------------------------------------------------------------------------- models
+
+    def _model(self, theirs: str, values: Mapping[str, JsonValue]) -> None:
+        name, where = self._names[theirs], f"models.{theirs}"
+        known = {**definitions(self._root.get("macros")), **definitions(values.get("macros")), "MODEL_ID": theirs}
+        filled = {
+            key: self._macros.fill(_uncommented(item) if key in {"cmd", "cmdStop"} else item, known, f"{where}.{key}")
+            for key, item in values.items()
+            if key != "macros"
+        }
+        words = _words(str(filled.get("cmd", "")))
+        if not words:
+            self._problems.append(f"{where}.cmd: is missing")
+            return
+        model: Values = {}
+        self.draft.models[name] = model
+        if title := filled.get("name"):
+            self.draft.comment(name, text_of(title))
+        env = self._env(name, where, filled.get("env"))
+        if words[0] == "env":
+            words, more = _unwrapped(words)
+            env |= more
+        self._runtime(name, where, words, filled)
+        self._environment(name, where, env)
+        self._lifetime(name, where, filled)
+        self._names_of(name, theirs, where, filled)
+        filters.apply(self.draft, name, theirs, where, filled.get("filters"))
+        self.draft.spread(name)
+        for key in [key for key in filled if key not in KNOWN]:
+            self.draft.lose(f"{where}.{key}", _ELSEWHERE.get(key, "llmux has nothing like it"), model=name)
+
+    def _runtime(self, name: str, where: str, words: list[str], filled: Mapping[str, JsonValue]) -> None:
+        program = PurePath(words[0]).name
+        if "llama-server" in program:
+            options = Options.read(words[1:])
+            if "path" in options.keys:
+                self._llama_server(name, where, words[0], options, filled)
+                return
+        self._command(name, where, words, filled)
+
+    def _llama_server(
+        self, name: str, where: str, program: str, options: Options, filled: Mapping[str, JsonValue]
+    ) -> None:
+        model = self.draft.models[name]
+        path = str(options.keys.pop("path"))
+        if not path.lower().endswith(".gguf"):
+            model["runtime"] = "llama_server"
+        model["path"] = path
+        if "/" in program:
+            model["binary"] = program
+        model.update(options.keys)
+        self.draft.merge(name, name, "defaults", options.defaults)
+        for option, why in options.lost:
+            self.draft.lose(f"{where}.cmd.{option}", why, model=name)
+        if "n_ctx" not in model:
+            self.draft.look(f"{where}.cmd", "names no --ctx-size: n_ctx is 8192 unless you say otherwise", model=name)
+        if filled.get("useModelName"):
+            model["alias"] = filled["useModelName"]
+        if filled.get("checkEndpoint", "/health") != "/health":
+            self.draft.lose(f"{where}.checkEndpoint", "llama-server is asked at /health", model=name)
+        if filled.get("cmdStop"):
+            self.draft.lose(f"{where}.cmdStop", "llama-server is stopped by SIGTERM", model=name)
+
+    def _command(self, name: str, where: str, words: list[str], filled: Mapping[str, JsonValue]) -> None:
+        model = self.draft.models[name]
+        if kind := guess_type(words[0]):
+            model["type"] = kind
+        model["cmd"] = [_placeholders(word) for word in self._with_port(name, where, words, filled.get("proxy"))]
+        if "enabled" not in model:
+            self.draft.look(
+                f"{where}.cmd", "without vram_mib its memory is a guess until the first load measures it", model=name
+            )
+        check = filled.get("checkEndpoint")
+        if check == "none":
+            self.draft.lose(f"{where}.checkEndpoint", "llmux has to know when it is ready: set health_path", model=name)
+        elif check is not None:
+            model["health_path"] = check
+        if filled.get("useModelName"):
+            model["upstream_model"] = filled["useModelName"]
+        self._stop(name, where, filled.get("cmdStop"))
+
+    def _with_port(self, name: str, where: str, words: list[str], proxy: JsonValue) -> list[str]:
+        """The command with a placeholder for its port. One that can't have any is switched off."""
+        model = self.draft.models[name]
+        address = str(proxy or "").replace("${PORT}", "0")
+        try:
+            url = urlsplit(address)
+            fixed = url.port
+        except ValueError:
+            self._problems.append(f"{where}.proxy: {proxy} is no URL")
+            return words
+        if PurePath(words[0]).name in _ENGINES:
+            model["enabled"] = False
+            why = (
+                "a container's port belongs to its engine, not to the process that llmux starts: run the program itself"
+            )
+            self.draft.lose(f"{where}.cmd", why, model=name)
+        elif url.hostname not in {None, "localhost", "127.0.0.1", "::1"}:
+            model["enabled"] = False
+            self.draft.lose(f"{where}.proxy", "llmux reaches its workers on this machine only", model=name)
+        elif not any("${PORT}" in word for word in words):
+            port = str(fixed)
+            if fixed is not None and any(port in re.split(r"[=:]", word) for word in words):
+                words = [re.sub(rf"(?<!\d){port}(?!\d)", "${PORT}", word) for word in words]
+                self.draft.look(f"{where}.proxy", f"port {port} became one that llmux chooses", model=name)
+            else:
+                model["enabled"] = False
+                self.draft.lose(f"{where}.cmd", "llmux chooses the port: say where with ${port}", model=name)
+        elif url.path not in {"", "/"}:
+            self.draft.lose(
+                f"{where}.proxy", f"requests go to the paths they came for, not below {url.path}", model=name
+            )
+        return words
+
+    def _stop(self, name: str, where: str, command: JsonValue) -> None:
+        if not command:
+            return
+        if "${PID}" in str(command):
+            self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
+        elif words := _words(str(command)):
+            self.draft.models[name]["stop_cmd"] = [_placeholders(word) for word in words]
+
+    def _env(self, name: str, where: str, entries: JsonValue) -> dict[str, str]:
+        env = {}
+        for entry in entries if isinstance(entries, list) else []:
+            variable, equals, value = str(entry).partition("=")
+            if equals:
+                env[variable] = value
+            else:
+                self.draft.lose(f"{where}.env", f"{variable} has no value", model=name)
+        return env
+
+    def _environment(self, name: str, where: str, env: dict[str, str]) -> None:
+        model = self.draft.models[name]
+        visible = env.pop("CUDA_VISIBLE_DEVICES", None)
+        if visible is not None:
+            indexes = [part.strip() for part in visible.split(",") if part.strip()]
+            if all(index.isdecimal() for index in indexes):
+                model["devices"] = [f"gpu{index}" for index in indexes] or ["host"]
+                if len(indexes) > 1:
+                    self.draft.look(f"{where}.env", "it gets one of these devices, not all of them", model=name)
+            else:
+                self.draft.lose(f"{where}.env", f"CUDA_VISIBLE_DEVICES={visible}: name devices as gpu0", model=name)
+        if folders := env.pop("LD_LIBRARY_PATH", None):
+            model["library_path"] = [folder for folder in folders.split(":") if folder]
+        if env:
+            is_command = "cmd" in model
+            model["env"] = {key: _placeholders(value) if is_command else value for key, value in env.items()}
+
+    def _lifetime(self, name: str, where: str, filled: Mapping[str, JsonValue]) -> None:
+        model = self.draft.models[name]
+        ttl = filled.get("ttl", -1)
+        seconds = self._root.get("globalTTL", 0) if ttl == -1 else ttl
+        if isinstance(seconds, int | float) and seconds > 0:
+            model["keep_alive_s"] = seconds
+        if limit := self._root.get("healthCheckTimeout"):
+            model["startup_limit_s"] = limit
+        if limit := filled.get("concurrencyLimit"):
+            model["target_inflight"] = limit
+            self.draft.look(f"{where}.concurrencyLimit", "requests beyond it wait instead of getting 429", model=name)
+
+    def _names_of(self, name: str, theirs: str, where: str, filled: Mapping[str, JsonValue]) -> None:
+        unlisted = filled.get("unlisted") is True
+        if unlisted:
+            self.draft.models[name]["public"] = False
+        if description := filled.get("description"):
+            self.draft.virtual(name, name)["description"] = description
+        aliases = filled.get("aliases")
+        for entry in aliases if isinstance(aliases, list) else []:
+            alias = entry.get("id") if isinstance(entry, dict) else entry
+            if not isinstance(alias, str) or not alias or alias == theirs:
+                continue
+            if alias in self._names:
+                self._problems.append(f"{where}.aliases: {alias} is there already")
+                continue
+            self._names[alias] = name
+            ours = self.draft.virtual(self.draft.name(alias), name)
+            if isinstance(entry, dict) and (about := entry.get("description") or entry.get("name")) and about != alias:
+                ours["description"] = about
+            is_hidden = isinstance(entry, dict) and entry.get("unlisted") is True
+            if is_hidden or unlisted or self._root.get("includeAliasesInList") is not True:
+                self.draft.look(f"{where}.aliases", f"{alias} is in the list of models now", model=name)
+
+    # ------------------------------------------------------------------------------------------------- all together
+
+    def _settings(self) -> None:
+        level = self._root.get("logLevel")
+        if isinstance(level, str):
+            self.draft.server["log_level"] = _LEVELS.get(level, level)
+        keys = self._root.get("apiKeys")
+        if isinstance(keys, list) and keys:
+            self.draft.lose("apiKeys", "are not copied; make your clients new ones with: llmux keys add")
+        used = {
+            "macros",
+            "models",
+            "peers",
+            "groups",
+            "hooks",
+            "globalTTL",
+            "healthCheckTimeout",
+            "includeAliasesInList",
+            "logLevel",
+            "apiKeys",
+        }
+        for key in [key for key in self._root if key not in used]:
+            self.draft.lose(key, _TOP.get(key, "llmux has nothing like it"))
+
+    def _groups(self) -> None:
+        groups = self._root.get("groups")
+        if not isinstance(groups, dict) or not groups:
+            if len(self.draft.models) > 1 and "matrix" not in self._root:
+                advice = "for one at a time: limits.max_loaded: {llm: 1}"
+                self.draft.look("models", f"stay loaded as long as their memory isn't needed; {advice}")
+            return
+        for title, group in groups.items():
+            if isinstance(group, dict):
+                self._group(f"groups.{title}", group)
+
+    def _group(self, where: str, group: Mapping[str, JsonValue]) -> None:
+        listed = group.get("members")
+        members = [self._names[str(m)] for m in (listed if isinstance(listed, list) else []) if str(m) in self._names]
+        swap, exclusive = group.get("swap", True) is not False, group.get("exclusive", True) is not False
+        if swap and len(members) > 1:
+            types = {str(self.draft.models[member].get("type", "llm")) for member in members}
+            everyone = {name for name, model in self.draft.models.items() if model.get("type", "llm") in types}
+            if len(types) == 1 and everyone == set(members):
+                self.draft.limits["max_loaded"] = {**_object(self.draft.limits.get("max_loaded")), types.pop(): 1}
+            else:
+                self.draft.lose(f"{where}.swap", "one at a time is said by type (limits.max_loaded), not by group")
+        if exclusive:
+            self.draft.look(f"{where}.exclusive", "others have to go only if their memory is needed")
+        if group.get("persistent") is True:
+            if swap and len(members) > 1:
+                self.draft.lose(f"{where}.persistent", "members that swap with each other can't be pinned")
+            for member in members if not swap or len(members) == 1 else []:
+                self.draft.models[member]["pin"] = True
+
+    def _preload(self) -> None:
+        preload = _object(_object(self._root.get("hooks")).get("on_startup")).get("preload")
+        for theirs in preload if isinstance(preload, list) else []:
+            if name := self._names.get(str(theirs)):
+                self.draft.models[name]["preload"] = True
+            else:
+                self.draft.lose("hooks.on_startup.preload", f"there is no model {theirs}")
+
+
+def _object(value: JsonValue) -> Values:
+    return value if isinstance(value, dict) else {}
+
+
+def _uncommented(value: JsonValue) -> JsonValue:
+    """A command without the lines that are comments: those may have macros that are nowhere defined."""
+    if not isinstance(value, str):
+        return value
+    return "\n".join(line for line in value.splitlines() if not line.lstrip().startswith("#"))
+
+
+def _words(command: str) -> list[str]:
+    """A command of one or several lines, without comments and continuation marks. Raises ConfigError."""
+    text = " ".join(line.rstrip().removesuffix("\\") for line in str(_uncommented(command)).splitlines())
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError((f"{text[:80]}: {error}",)) from error
+
+
+def _unwrapped(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """`env A=1 program` without the `env`."""
+    rest = iter(words[1:])
+    env: dict[str, str] = {}
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not equals:
+            return [word, *rest], env
+        env[name] = value
+    return words, {}
+
+
+def _placeholders(word: str) -> str:
+    """`${PORT}` as ours, and every other `${` as it looks."""
+    return "${port}".join(part.replace("${", "$${") for part in word.split("${PORT}"))

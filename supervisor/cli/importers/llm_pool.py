@@ -1,0 +1,277 @@
+"""llm-pool's settings.json with local.json over it: each backend's fields, as far as a runtime here does the same.
+
+`llama_server` and the in-process GGUF backend become llama_server; both vLLM backends become vllm_serve.
+Shared decoding settings and `enable_thinking` belong to the requests, so they become a virtual model of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.llama_server.config import LlamaServerConfig
+from runtimes.vllm_serve.config import VllmServeConfig
+from supervisor.catalog.keys import is_loopback
+from supervisor.cli.importers.draft import Draft, Values, text_of
+from supervisor.cli.importers.llama_options import Options
+from supervisor.cli.importers.vllm_options import VllmOptions
+from supervisor.errors import ConfigError
+
+SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
+LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
+
+_COMMON: Final = frozenset({"backend", "model_path", "enabled", "target_inflight", "modalities", "enable_thinking"})
+_DECODING: Final = MappingProxyType(
+    {
+        "temperature": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "max_tokens": "max_tokens",
+        "repetition_penalty": "repeat_penalty",
+        "seed": "seed",
+        "stop": "stop",
+    }
+)
+_REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
+_OTHERWISE: Final = MappingProxyType(
+    {
+        "prompt_format": "the model's own chat template is used",
+        "replicas": "a model has one worker; its slots serve several requests at once (parallel)",
+        "replica_max": "a model has one worker",
+    }
+)
+_RENAMED: Final = MappingProxyType(
+    {
+        "mmproj_path": "mmproj",
+        "draft_model_path": "draft_model",
+        "type_k": "cache_type_k",
+        "type_v": "cache_type_v",
+        "start_timeout_s": "startup_limit_s",
+        "n_parallel": "parallel",
+    }
+)
+_RENAMED_REMOTE: Final = MappingProxyType(
+    {
+        "base_url": "base_url",
+        "api_key_env": "api_key_env",
+        "model": "upstream_model",
+        "timeout_s": "first_byte_s",
+        "max_retries": "max_retries",
+        "health_check": "health",
+    }
+)
+_OWN: Final = "llmux chooses it"
+_NOT_HERE: Final = MappingProxyType(
+    {
+        "ct2": "there is no runtime for CTranslate2",
+        "exllamav3": "there is no runtime for ExLlamaV3",
+    }
+)
+
+
+def merged(settings: Mapping[str, JsonValue], local: Mapping[str, JsonValue]) -> Values:
+    """`local` over `settings`, key by key."""
+    result = dict(settings)
+    for key, value in local.items():
+        known = result.get(key)
+        result[key] = merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return result
+
+
+def convert(root: Mapping[str, JsonValue]) -> Draft:
+    """The draft. Raises ConfigError where there are no models."""
+    draft = Draft()
+    engine, service = _object(root.get("engine")), _object(root.get("service"))
+    models = _object(engine.get("models"))
+    if not models:
+        raise ConfigError(("engine.models: there are no models",))
+    draft.server.update({key: service[key] for key in ("host", "port", "log_level") if key in service})
+    if isinstance(level := draft.server.get("log_level"), str):
+        draft.server["log_level"] = level.lower()
+    if isinstance(host := draft.server.get("host"), str) and not is_loopback(host):
+        draft.look("service.host", f"others reach {host}, so llmux wants keys: llmux keys add NAME")
+    for theirs, values in models.items():
+        if isinstance(values, dict):
+            _model(draft, theirs, values, str(engine.get("backend") or ""))
+        else:
+            draft.lose(f"engine.models.{theirs}", "expected an object")
+    decoding = _object(engine.get("decoding"))
+    for key in [key for key in decoding if key not in _DECODING]:
+        draft.lose(f"engine.decoding.{key}", "requests have no such field")
+    for name, model in draft.models.items():
+        # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
+        names = {
+            **_DECODING,
+            **({"repetition_penalty": "repetition_penalty"} if model.get("runtime") == "vllm_serve" else {}),
+        }
+        if model.get("runtime") == "openai_remote":
+            names = {key: key for key in _REMOTE_DECODING}
+        draft.merge(name, name, "defaults", {names[key]: item for key, item in decoding.items() if key in names})
+    for where, part, known in (("service", service, {"host", "port", "log_level"}), ("engine", engine, _ENGINE)):
+        for key in [key for key in part if key not in known]:
+            draft.lose(f"{where}.{key}", "llmux has nothing like it")
+    for key in [key for key in root if key not in {"service", "engine"}]:
+        draft.lose(key, "llmux has nothing like it")
+    draft.list_models()
+    return draft
+
+
+_ENGINE: Final = frozenset({"backend", "decoding", "models"})
+
+
+def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
+    backend = str(values.get("backend") or usual)
+    where = f"engine.models.{theirs}"
+    convert_backend = _BACKENDS.get(backend)
+    if convert_backend is None:
+        unknown = f'there is no runtime for backend "{backend}"' if backend else "it has no backend"
+        draft.lose(where, _NOT_HERE.get(backend, unknown))
+        return
+    if convert_backend is _vllm and not (values.get("vllm_model") or values.get("model_path")):
+        draft.lose(where, "it has no vllm_model")
+        return
+    name = draft.name(theirs)
+    model = draft.models[name] = {}
+    convert_backend(draft, name, where, values)
+    for key in ("target_inflight", "modalities"):
+        if values.get(key) is not None:
+            model[key] = values[key]
+    if values.get("enabled") is False:
+        model["enabled"] = False
+    if isinstance(values.get("enable_thinking"), bool):
+        draft.virtual(name, name)["enable_thinking"] = values["enable_thinking"]
+    for key, why in _OTHERWISE.items():
+        if key in values and values[key] not in (1, None, "generic"):
+            draft.look(f"{where}.{key}", why, model=name)
+
+
+def _rest(values: Values, prefix: str) -> dict[str, JsonValue]:
+    """The fields of a backend, without its prefix; nulls say nothing."""
+    return {
+        key.removeprefix(prefix): item for key, item in values.items() if key.startswith(prefix) and item is not None
+    }
+
+
+def _others(draft: Draft, name: str, where: str, values: Values, *prefixes: str) -> None:
+    for key in values:
+        if key not in _COMMON and key not in _OTHERWISE and not key.startswith(prefixes):
+            draft.lose(f"{where}.{key}", "not a field of this backend", model=name)
+
+
+def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
+    model = draft.models[name]
+    if isinstance(path := values.get("model_path"), str):
+        model |= {"path": path} if path.lower().endswith(".gguf") else {"runtime": "llama_server", "path": path}
+    for field, value in _rest(values, "llama_server_").items():
+        key = _RENAMED.get(field, field)
+        at = f"{where}.llama_server_{field}"
+        if key in {"host", "port"}:
+            draft.lose(at, _OWN, model=name)
+        elif key == "extra_args":
+            _extra(draft, name, at, value)
+        elif key in {"n_gpu_layers", "spec_draft_ngl"}:
+            model[key] = (
+                "all" if text_of(value) == "-1" else int(text_of(value)) if text_of(value).isdecimal() else value
+            )
+        elif (key, value) == ("spec_type", "draft"):
+            model[key] = "draft-simple"
+        elif key == "reasoning" and value not in ("on", "off", "auto"):
+            model["reasoning_format"] = value
+        elif key in LlamaServerConfig.model_fields:
+            model[key] = value
+        else:
+            draft.lose(at, "llama_server has no such key; try extra_args", model=name)
+    _others(draft, name, where, values, "llama_server_")
+
+
+def _extra(draft: Draft, name: str, where: str, value: JsonValue) -> None:
+    options = Options.read([text_of(word) for word in value] if isinstance(value, list) else [])
+    for key, item in options.keys.items():
+        draft.models[name].setdefault(key, item)
+    draft.merge(name, name, "defaults", options.defaults)
+    for option, why in options.lost:
+        draft.lose(f"{where}.{option}", why, model=name)
+
+
+def _gguf(draft: Draft, name: str, where: str, values: Values) -> None:
+    renamed = {
+        f"llama_server_{key.removeprefix('gguf_')}" if key.startswith("gguf_") else key: item
+        for key, item in values.items()
+    }
+    _llama_server(draft, name, where, renamed)
+    draft.look(f"{where}.backend", "runs in a llama.cpp server of its own now", model=name)
+
+
+def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
+    model = draft.models[name]
+    fields, serve = _rest(values, "vllm_"), _rest(values, "vllm_serve_")
+    what = text_of(fields.pop("model", None) or values.get("model_path"))
+    model["runtime"] = "vllm_serve"
+    model["path" if what.startswith(("/", ".", "~")) else "model"] = what
+    for field, value in fields.items():
+        if field.startswith("serve_"):
+            continue
+        if field in VllmServeConfig.model_fields:
+            model[field] = value
+        else:
+            draft.lose(f"{where}.vllm_{field}", "vllm_serve has no such key; try extra_args", model=name)
+    for field, value in serve.items():
+        key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
+        if key == "extra_args":
+            options = VllmOptions.read([text_of(word) for word in value] if isinstance(value, list) else [])
+            for option, item in options.keys.items():
+                model.setdefault(option, item)
+            for option, why in options.lost:
+                draft.lose(f"{at}.{option}", why, model=name)
+        elif key in {"binary", "env", "library_path", "startup_limit_s"}:
+            model[key] = value
+        else:
+            draft.lose(at, _OWN if key in {"host", "port", "api_key"} else "vllm_serve has no such key", model=name)
+    if "kv_cache_memory_bytes" not in model:
+        why = "the KV cache is as large as one longest request needs; set kv_cache_memory_bytes, or vram_mib for all"
+        draft.look(f"{where}.vllm_gpu_memory_utilization", why, model=name)
+        model.pop("gpu_memory_utilization", None)
+    for key, usual in (("max_model_len", "is the model's, at most 8192"), ("max_num_seqs", "is 8")):
+        if key not in model:
+            draft.look(f"{where}.vllm_{key}", f"{usual}, where it isn't set", model=name)
+    _others(draft, name, where, values, "vllm_")
+
+
+def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
+    model = draft.models[name]
+    model["runtime"] = "openai_remote"
+    for field, value in _rest(values, "remote_").items():
+        at = f"{where}.remote_{field}"
+        if field in _RENAMED_REMOTE:
+            model[_RENAMED_REMOTE[field]] = value
+        elif field == "thinking" and value in ("enabled", "disabled"):
+            model |= {"thinking_field": "thinking", "thinking": value}
+        elif field == "api_kind":
+            if value != "chat_completions":
+                draft.lose(at, "requests are passed on as they are", model=name)
+        else:
+            draft.lose(at, "openai_remote has no such key", model=name)
+    if isinstance(values.get("enable_thinking"), bool):
+        model["thinking_field"] = "thinking"
+    draft.look(f"{where}.backend", "requests must say allow_remote, as before, but are not translated", model=name)
+    _others(draft, name, where, values, "remote_")
+
+
+_BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = MappingProxyType(
+    {
+        "llama_server": _llama_server,
+        "llama_cpp": _gguf,
+        "gguf": _gguf,
+        "vllm": _vllm,
+        "vllm_serve": _vllm,
+        "openai_remote": _remote,
+    }
+)
+
+
+def _object(value: JsonValue) -> Values:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,144 @@
+"""llama.cpp's router presets: an INI file with a section for each model, options by their long names, `[*]` for all.
+
+Read as llama.cpp reads it: `;` and `#` begin a comment anywhere, a section that comes again replaces the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION
+from supervisor.cli.importers.draft import Draft
+from supervisor.cli.importers.llama_options import REMOTE, Options
+from supervisor.errors import ConfigError
+
+EVERY: Final = "*"
+PROGRAM: Final = "llama-server"
+
+Section = dict[str, str]
+
+_HEADER = re.compile(r"\[\s*([^\]]*?)\s*\]\s*(?:[;#].*)?")
+_ENTRY = re.compile(r"([A-Za-z_][\w.-]*)\s*=\s*(.*)")
+_COMMENT = re.compile(r"\s*[;#].*")
+_TRUE: Final = frozenset({"on", "enabled", "true", "1"})
+_FALSE: Final = frozenset({"off", "disabled", "false", "0"})
+_SWITCHES: Final = frozenset(
+    {"mmap", "mlock", "cont-batching", "warmup", "kv-offload", "context-shift", "op-offload", "repack", "swa-full"}
+    | {"slots", "props", "webui", "ui", "check-tensors", "perf", "escape", "special", "verbose", "no-host", "offline"}
+    | {"cpu-moe", "verbose-prompt", "prefill-assistant", "models-autoload", "direct-io", "spec-default"}
+)
+"""Options without a value that have no key of their own."""
+
+
+def parse(text: str) -> dict[str, Section]:
+    """The sections; entries before the first one are section "". Raises ConfigError with every line that is neither."""
+    sections: dict[str, Section] = {}
+    current = ""
+    problems = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if not line or line[0] in ";#":
+            continue
+        if header := _HEADER.fullmatch(line):
+            current = header[1]
+            sections[current] = {}
+        elif entry := _ENTRY.fullmatch(line):
+            sections.setdefault(current, {})[entry[1]] = _COMMENT.sub("", entry[2]).strip()
+        else:
+            problems.append(f"line {number}: neither [section] nor name = value")
+    if problems:
+        raise ConfigError(tuple(problems))
+    return sections
+
+
+def convert(sections: Mapping[str, Section]) -> Draft:
+    """The draft. Raises ConfigError where there are no models."""
+    draft = Draft()
+    if not sections.keys() - {"", EVERY}:
+        raise ConfigError(("there are no models: no section but [*]",))
+    for key in sections.get("", {}):
+        if key != "version":
+            draft.lose(key, "stands above all sections; llama.cpp makes a model `default` of it")
+    shared = _long(sections.get(EVERY, {}))
+    for theirs, own in sections.items():
+        if theirs not in {"", EVERY}:
+            _model(draft, theirs, shared | _long(own))
+    draft.list_models()
+    return draft
+
+
+def _model(draft: Draft, theirs: str, entries: Section) -> None:
+    name = draft.name(theirs)
+    model = draft.models[name] = {}
+    preload, stop = entries.pop("load-on-startup", "false"), entries.pop("stop-timeout", None)
+    idle = entries.pop("sleep-idle-seconds", "-1")
+    words = list(_words(entries))
+    options = Options.read(words)
+    if "path" in options.keys:
+        model["path"] = options.keys.pop("path")
+        if not str(model["path"]).lower().endswith(".gguf"):
+            model["runtime"] = "llama_server"
+        model.update(options.keys)
+        draft.merge(name, name, "defaults", options.defaults)
+        for option, why in options.lost:
+            draft.lose(f"{theirs}.{option.lstrip('-')}", why, model=name)
+        if "n_ctx" not in model:
+            draft.look(f"{theirs}.ctx-size", "is not set: n_ctx is 8192 unless you say otherwise", model=name)
+    else:
+        if not options.is_remote:
+            words = ["--hf-repo", theirs, *words]
+        model["cmd"] = [PROGRAM, "--host", "${host}", "--port", "${port}", *(w.replace("${", "$${") for w in words)]
+        why = "llama-server fetches it itself, so its memory can't be told: set vram_mib, or name its file by path"
+        draft.look(f"{theirs}.{'hf-repo' if options.is_remote else 'model'}", why, model=name)
+    if idle.isdecimal() and int(idle) > 0:
+        model["keep_alive_s"] = int(idle)
+    if preload in _TRUE:
+        model["preload"] = True
+    if stop is not None and stop.isdecimal():
+        model["grace_s"] = int(stop)
+
+
+def _long(entries: Section) -> Section:
+    """Environment names as options, and each option by its last spelling, so that a section's own goes over the shared."""
+    return dict(map(_canonical, (_option(key) for key in entries), entries.values()))
+
+
+def _option(key: str) -> str:
+    return key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if key.startswith("LLAMA_ARG_") else key
+
+
+def _canonical(key: str, value: str) -> tuple[str, str]:
+    known = KEY_OF_OPTION.get(f"--{key}") or KEY_OF_OPTION.get(f"-{key}")
+    if known is None:
+        return key, value
+    spelling = FLAGS[known]
+    if isinstance(spelling, str):
+        return spelling.removeprefix("--"), value
+    is_negative = key.startswith("no-")
+    return spelling[0].removeprefix("--"), _opposite(value) if is_negative else value
+
+
+def _opposite(value: str) -> str:
+    return "false" if value.lower() in _TRUE else "true"
+
+
+def _words(entries: Section) -> Iterator[str]:
+    """As a command line."""
+    for key, value in entries.items():
+        option = f"-{key}" if len(key) <= 2 or f"-{key}" in REMOTE else f"--{key}"
+        known = KEY_OF_OPTION.get(option)
+        positive = key.removeprefix("no-")
+        is_switch = {positive, key} & _SWITCHES or value.lower() in {"true", "false"}
+        if isinstance(FLAGS[known], tuple) if known is not None else is_switch:
+            wanted = value.lower() in _TRUE
+            if key.startswith("no-") and positive in _SWITCHES:
+                wanted, option = not wanted, f"--{positive}"
+            if wanted:
+                yield option
+            elif option not in {"--embeddings", "--rerank", "--mlock"}:
+                yield f"--no-{option.lstrip('-')}"
+        else:
+            yield option
+            yield value

@@ -1,0 +1,431 @@
+"""The single writer: it owns the scheduler, gives it events, and carries its effects out.
+
+`post()` is synchronous and runs on the event loop's thread, so one event is handled completely (state changed, effects
+started) before anything else can look. Effects never wait: workers are started and stopped by their own tasks, which
+answer with further events. An event posted from within an effect is handled right after the current one.
+
+A request's ticket is given out by `admit()` and given back by `finish()`; a ticket that was admitted is always finished,
+because `admit` finishes it itself when its caller is cancelled while waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+import structlog
+
+from supervisor.core.journal import Journal
+from supervisor.core.types import (
+    Alert,
+    Crash,
+    CrashClass,
+    CutRequest,
+    Decided,
+    DeviceId,
+    Dispatch,
+    Effect,
+    Event,
+    Generation,
+    Learn,
+    LoadAsked,
+    ModelId,
+    Reject,
+    RejectCode,
+    RequestArrived,
+    RequestFinished,
+    ShutdownAsked,
+    StartWorker,
+    State,
+    StopWorker,
+    Tick,
+    TicketId,
+    UnloadAsked,
+    WorkerExited,
+    WorkerReady,
+)
+from supervisor.core.world import Record
+from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
+from supervisor.io.memory import HolderPids, MemorySampler
+from supervisor.io.upstream import Upstream
+
+log = structlog.get_logger("llmux.engine")
+
+SAMPLE_IMPATIENT_S = 0.25
+SAMPLE_IDLE_S = 2.0
+
+
+Observer = Callable[[Event, Sequence[Effect]], None]
+"""Looks and returns at once; it posts nothing and raises nothing."""
+
+
+class Fleet(Protocol):
+    """The running workers, as the engine needs them; `supervisor.fleet.fleet.Workers` is the real one."""
+
+    def start(self, effect: StartWorker, post: Callable[[Event], None]) -> None:
+        """Begin to spawn; answers by events."""
+
+    def stop(self, effect: StopWorker) -> None:
+        """Begin to stop; answers by events."""
+
+    def upstream(self, model: ModelId, generation: Generation) -> Upstream:
+        """The way to a ready worker."""
+
+    def holders(self) -> Mapping[tuple[ModelId, Generation], HolderPids]:
+        """The processes of every worker that may hold memory."""
+
+
+class FootprintStore(Protocol):
+    """Where learned footprints are kept."""
+
+    async def learn(self, key: str, device: str, mib: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Ticket:
+    """An admitted request: where to send it, and whether it was cut short."""
+
+    id: TicketId
+    model: ModelId
+    arrived: float
+    generation: Generation | None = None
+    upstream: Upstream | None = None
+    admitted: float = 0.0
+    rejection: LlmuxError | None = None
+    cut_reason: str | None = None
+    waiter: asyncio.Future[None] | None = None
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds between arrival and admission."""
+        return self.admitted - self.arrived
+
+
+class Engine:
+    """Owns all scheduling state. Use from the event loop's thread only."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        sampler: MemorySampler,
+        store: FootprintStore | None = None,
+        *,
+        device_keys: Mapping[DeviceId, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.journal = Journal()
+        self.clock = clock
+        self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
+        self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
+        self._fleet = fleet
+        self._sampler = sampler
+        self._store = store
+        self._device_keys = device_keys or {}
+        self._tickets: dict[TicketId, Ticket] = {}
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._tick: asyncio.TimerHandle | None = None
+        self._tick_at = float("inf")
+        self._sample_now = asyncio.Event()
+        self._impatient = False
+        self._sampling: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchers: list[asyncio.Future[None]] = []
+
+    # --------------------------------------------------------------------------------------------------------- events
+
+    def post(self, event: Event) -> None:
+        """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble.
+
+        A mistake of ours in handling `event` is raised only after what followed from it was handled.
+        """
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        mistake: Exception | None = None
+        settled = True
+        while self._events:
+            following = self._events.popleft()
+            began = self.clock()
+            try:
+                effects = self.journal.handle(following, began)
+            except Exception as error:
+                log.critical("event.mishandled", happened=repr(following), exc_info=error)
+                mistake = error if following is event else mistake
+                continue
+            took = self.clock() - began
+            for effect in effects:
+                self._carry_out(effect)
+            if not self._is_settled(following, effects):
+                if settled:
+                    settled = False
+                    self.last_decision_s = took
+                if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
+                    self._sample_now.set()
+            for observe in self.observers:
+                observe(following, effects)
+        self._handling = False
+        if not settled:
+            self._look_ahead()
+        if self._watchers:
+            watchers, self._watchers = self._watchers, []
+            for watcher in watchers:
+                if not watcher.done():
+                    watcher.set_result(None)
+        if mistake is not None:
+            raise mistake
+
+    def _is_settled(self, event: Event, effects: list[Effect]) -> bool:
+        """A request that was dispatched at once, or that ended while nobody waited, moves no deadline. Most do."""
+        if type(event) is RequestArrived:
+            return len(effects) == 1 and type(effects[0]) is Dispatch
+        return type(event) is RequestFinished and not effects and not self.journal.scheduler.world.wanted
+
+    def _look_ahead(self) -> None:
+        """See to it that the next deadline is kept, and that memory is read soon when somebody waits for it."""
+        was_impatient, self._impatient = self._impatient, self.journal.scheduler.is_impatient()
+        if self._impatient and not was_impatient:
+            self._sample_now.set()
+        self._schedule_tick()
+
+    async def _change(self) -> None:
+        """Until the next event has been handled."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
+
+    def _schedule_tick(self) -> None:
+        deadline = self.journal.scheduler.deadline(self.clock())
+        if deadline >= self._tick_at:
+            return
+        if self._tick is not None:
+            self._tick.cancel()
+        self._tick_at = deadline
+        delay = max(0.0, deadline - self.clock())
+        self._tick = asyncio.get_running_loop().call_later(delay, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._tick, self._tick_at = None, float("inf")
+        self.post(Tick())
+
+    # -------------------------------------------------------------------------------------------------------- effects
+
+    def _carry_out(self, effect: Effect) -> None:
+        """See to the effect; one that fails must not keep those after it from being seen to."""
+        try:
+            self._do(effect)
+        except Exception as error:
+            log.exception("effect.failed", effect=repr(effect))
+            message = f"llmux failed to do it: {error!r}"
+            if isinstance(effect, StartWorker):
+                self._events.append(WorkerExited(effect.model, effect.generation, Crash(CrashClass.UNKNOWN, message)))
+            elif isinstance(effect, Dispatch):
+                self._reject(Reject(effect.ticket, RejectCode.LOAD_FAILED, message))
+                self._events.append(RequestFinished(effect.ticket))
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Dispatch():
+                self._dispatch(effect)
+            case Decided(kind, model, reason):
+                log.info("decision.made", kind=kind, model=model, reason=reason)
+            case Reject():
+                self._reject(effect)
+            case StartWorker():
+                self._fleet.start(effect, self.post)
+            case StopWorker():
+                self._fleet.stop(effect)
+            case CutRequest(ticket_id, reason):
+                self._cut(ticket_id, reason)
+            case Learn(model, device, key, mib):
+                if self._store is not None:
+                    self._spawn(self._learn(key, self._device_keys.get(device, device), mib))
+                log.info("footprint.learned", model=model, device=device, mib=mib)
+            case Alert(code, message, device, model):
+                log.warning("alert.raised", code=code, message=message, device=device, model=model)
+            case _:
+                assert_never(effect)
+
+    def _dispatch(self, effect: Dispatch) -> None:
+        ticket = self._tickets[effect.ticket]
+        ticket.generation = effect.generation
+        ticket.upstream = self._fleet.upstream(effect.model, effect.generation)
+        ticket.admitted = self.clock()
+        self._wake(ticket)
+
+    def _reject(self, effect: Reject) -> None:
+        ticket = self._tickets.get(effect.ticket)
+        if ticket is not None:
+            ticket.rejection = rejection(effect)
+            self._wake(ticket)
+
+    def _cut(self, ticket_id: TicketId, reason: str) -> None:
+        ticket = self._tickets.get(ticket_id)
+        if ticket is not None:
+            ticket.cut_reason = reason  # its stream breaks when the worker, stopped in this same turn, ends
+
+    @staticmethod
+    def _wake(ticket: Ticket) -> None:
+        if ticket.waiter is not None and not ticket.waiter.done():
+            ticket.waiter.set_result(None)
+
+    async def _learn(self, key: str, device: str, mib: int) -> None:
+        assert self._store is not None
+        await self._store.learn(key, device, mib)
+
+    def _spawn(self, coroutine: object) -> None:
+        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]  # a coroutine; typeshed wants it spelled out
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    async def admit(self, ticket_id: TicketId, model: ModelId, priority: int = 0) -> Ticket:
+        """Wait for a turn on a worker of `model`. Returns at once when one is ready and has room.
+
+        Cancelling it takes the request out of the queue. Raises NotFoundError or UnavailableError. Whoever gets the
+        ticket must `finish()` it.
+        """
+        ticket = Ticket(ticket_id, model, self.clock())
+        self._tickets[ticket_id] = ticket
+        try:
+            self.post(RequestArrived(ticket_id, model, priority))
+        except BaseException:
+            self.finish(ticket)
+            raise
+        if ticket.upstream is None and ticket.rejection is None:
+            ticket.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await ticket.waiter
+            except asyncio.CancelledError:
+                self.finish(ticket)
+                raise
+        if ticket.rejection is not None:
+            del self._tickets[ticket_id]
+            raise ticket.rejection
+        return ticket
+
+    async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
+        """Is the worker that was to serve this ticket found to take no more requests, now or within that time?
+
+        Never for a request that was cut: it would load again what was just unloaded.
+        """
+        records = self.journal.scheduler.world.records
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while (
+                    (record := records.get(ticket.model)) is not None
+                    and record.generation == ticket.generation
+                    and record.answering
+                ):
+                    await self._change()
+                return ticket.cut_reason is None
+        return False
+
+    def finish(self, ticket: Ticket) -> None:
+        """The request is over. Call exactly once for every admitted ticket."""
+        del self._tickets[ticket.id]
+        self.post(RequestFinished(ticket.id))
+
+    # ------------------------------------------------------------------------------------------------------ operators
+
+    async def load(self, model: ModelId) -> None:
+        """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only."""
+        self.post(LoadAsked(model))
+        while True:
+            record = self.journal.scheduler.world.records.get(model)
+            if record is None:
+                raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
+            if record.state is State.READY and record.answering:
+                return
+            if record.state is State.READY and record.spec.remote:
+                raise UnavailableError(f"{model}: {record.life.reason}", code="remote_unavailable")
+            self._check_quarantine(record)
+            if record.state is State.FAILED or (record.state is State.STOPPED and record.asked_at is None):
+                code = (
+                    "runtime_not_installed"
+                    if record.crash and record.crash.kind == "runtime_not_installed"
+                    else "load_failed"
+                )
+                detail = record.crash.log_tail if record.crash is not None else ()
+                raise UnavailableError(f"{model} was not loaded: {record.life.reason}", code=code, detail=detail)
+            await self._change()
+
+    async def unload(self, model: ModelId, *, force: bool = False) -> None:
+        """Unload `model` and return when its memory is back, though requests may load it again. Cancelling stops waiting only.
+
+        Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
+        """
+        records = self.journal.scheduler.world.records
+        before = records[model].generation if model in records else None
+        self.post(UnloadAsked(model, force))
+        while True:
+            record = records.get(model)
+            if record is None or not record.has_worker or record.generation != before:
+                return
+            if record.stop_reason is None and record.state is State.READY:
+                return
+            self._check_quarantine(record)
+            await self._change()
+
+    def _check_quarantine(self, record: Record) -> None:
+        """There is no telling when a worker goes that can't be killed, or memory comes back that is long overdue."""
+        reason = self.journal.scheduler.world.ledger.quarantined_by(record.holder)
+        if reason is not None:
+            raise UnavailableError(reason, code="device_quarantined")
+
+    # ---------------------------------------------------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Begin to sample memory. Call once, on the running loop."""
+        self._sampling = asyncio.create_task(self._sample_for_ever(), name="memory-sampling")
+
+    async def shutdown(self) -> None:
+        """Drain and stop every worker; returns when all are gone or can't be killed. Nobody needs their memory back."""
+        self.post(ShutdownAsked())
+        while any(
+            record.has_worker and not record.exited and not record.stuck
+            for record in self.journal.scheduler.world.records.values()
+        ):
+            await self._change()
+        if self._sampling is not None:
+            self._sampling.cancel()
+        if self._tick is not None:
+            self._tick.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _sample_for_ever(self) -> None:
+        while True:
+            self._sample_now.clear()
+            try:
+                await self.sample()
+            except Exception:
+                log.exception("memory.sampling_failed")  # a mistake of ours must not blind the daemon for good
+            pause = SAMPLE_IMPATIENT_S if self.journal.scheduler.is_impatient() else SAMPLE_IDLE_S
+            try:
+                async with asyncio.timeout(pause):
+                    await self._sample_now.wait()
+            except TimeoutError:
+                pass
+
+    async def sample(self) -> None:
+        """Read all devices and workers once, and let the scheduler know."""
+        self.post(await self._sampler.sample(self._fleet.holders()))
+
+
+def rejection(effect: Reject) -> LlmuxError:
+    """The error a client gets for a core's Reject."""
+    if effect.code is RejectCode.MODEL_NOT_FOUND:
+        return NotFoundError(effect.message, code="model_not_found", param="model")
+    return UnavailableError(
+        effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s, detail=effect.detail
+    )
+
+
+__all__ = ["Engine", "Fleet", "FootprintStore", "Ticket", "rejection"]

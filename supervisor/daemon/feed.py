@@ -1,0 +1,154 @@
+"""What the engine does, told to those who listen: decisions, alerts, models, memory; and written into the history.
+
+Decisions and alerts are told one by one. Models are told by state: after an event that may have changed some, those whose
+view differs from what was told last are told whole, at once after a change of state and at most five times a second for
+mere traffic. Memory is told when it changed, once a second at most. With nobody listening only the history is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from supervisor.core.types import (
+    Alert,
+    Decided,
+    Effect,
+    Event,
+    MemorySampled,
+    ModelId,
+    RequestArrived,
+    RequestFinished,
+)
+from supervisor.core.world import Record
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.events import SUBSCRIBERS, Kind, Subscription
+from supervisor.daemon.views import Json, decision_view, device_views, model_view
+
+TRAFFIC_INTERVAL_S: Final = 0.2
+MEMORY_INTERVAL_S: Final = 1.0
+
+Told = tuple[object, ...]
+
+
+class Feed:
+    """One for each daemon: `observe` is the engine's observer."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._told: dict[ModelId, Told] = {}
+        self._decisions_told = 0
+        self._devices_told: list[Json] = []
+        self._devices_at = float("-inf")
+        self._flush: asyncio.Handle | None = None
+        self._flush_soon = False
+        context.engine.observers.append(self.observe)
+
+    def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
+        """Listen to what happens from now on. Raises UnavailableError when `most` do already."""
+        context = self._context
+        if not context.hub.wants("decision"):
+            self._decisions_told = context.engine.journal.last_seq
+        if not context.hub.wants("model"):
+            self._told = {record.id: _told(context, record) for record in self._records()}
+        return context.hub.subscribe(kinds, most=most)
+
+    def observe(self, event: Event, effects: Sequence[Effect]) -> None:
+        """See `engine.Observer`."""
+        context = self._context
+        decided = False
+        for effect in effects:
+            if isinstance(effect, Decided):
+                decided = True
+                if effect.kind == "evicted":
+                    context.history.count("swaps", context.engine.clock())
+            elif isinstance(effect, Alert):
+                self._tell_alert(effect)
+        if decided and context.hub.wants("decision"):
+            self._tell_decisions()
+        if isinstance(event, MemorySampled):
+            self._keep_history()
+            self._tell_memory()
+        if context.hub.wants("model"):
+            self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
+
+    def _records(self) -> Iterable[Record]:
+        return self._context.engine.journal.scheduler.world.records.values()
+
+    def _tell_alert(self, alert: Alert) -> None:
+        at = round(self._context.wall_time(self._context.engine.clock()), 3)
+        message: Json = {"at": at, "code": alert.code, "message": alert.message}
+        self._context.hub.publish("alert", {**message, "device": alert.device, "model": alert.model})
+
+    def _tell_decisions(self) -> None:
+        for decision in self._context.engine.journal.decisions_since(self._decisions_told):
+            self._decisions_told = decision.seq
+            self._context.hub.publish("decision", decision_view(self._context, decision))
+
+    # models
+
+    def _flush_after(self, delay_s: float) -> None:
+        """Compare the models with what was told, not within the engine's turn."""
+        soon = delay_s == 0.0
+        if self._flush is not None:
+            if self._flush_soon or not soon:
+                return
+            self._flush.cancel()
+        self._flush_soon = soon
+        loop = asyncio.get_running_loop()
+        self._flush = loop.call_soon(self._tell_models) if soon else loop.call_later(delay_s, self._tell_models)
+
+    def _tell_models(self) -> None:
+        self._flush = None
+        context = self._context
+        if not context.hub.wants("model"):
+            return
+        before, self._told = self._told, {record.id: _told(context, record) for record in self._records()}
+        for model, told in self._told.items():
+            if before.get(model) != told and (view := model_view(context, model)) is not None:
+                context.hub.publish("model", view)
+        for model in before.keys() - self._told.keys():
+            context.hub.publish("model", {"name": model, "state": "removed"})
+
+    # memory
+
+    def _tell_memory(self) -> None:
+        hub, now = self._context.hub, self._context.engine.clock()
+        if not hub.wants("memory") or now - self._devices_at < MEMORY_INTERVAL_S:
+            return
+        devices = device_views(self._context)
+        if devices != self._devices_told:
+            self._devices_told, self._devices_at = devices, now
+            hub.publish("memory", {"devices": list(devices)})
+
+    def _keep_history(self) -> None:
+        engine = self._context.engine
+        world = engine.journal.scheduler.world
+        values: dict[str, float | None] = {
+            "queued": len(world.queue),
+            "in_flight": sum(len(record.in_flight) for record in world.records.values()),
+        }
+        for device in world.ledger.device_ids():
+            totals = world.ledger.totals(device)
+            free = totals.free_mib
+            values[f"memory_free_mib:{device}"] = free
+            values[f"memory_used_mib:{device}"] = None if free is None else max(0, totals.total_mib - free)
+        self._context.history.sample(engine.clock(), values)
+
+
+def _told(context: Context, record: Record) -> Told:
+    """What makes a difference to somebody who looks at the model."""
+    return (
+        record.state,
+        record.generation,
+        record.answering,
+        record.devices,
+        record.life.reason,
+        record.pinned,
+        record.crash,
+        record.claims,
+        len(record.in_flight),
+        context.engine.journal.scheduler.world.queue.count(record.id),
+        record.spec.definition,
+    )

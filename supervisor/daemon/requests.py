@@ -1,0 +1,161 @@
+"""The requests that are under way: what is known of each, who wants to see them, and how an operator ends one.
+
+A request is entered once its body was read and its model found, and is taken out at its end; nothing happens for the
+pieces of its answer in between. Its end is told to the event stream and the history as one canonical record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+from pydantic import JsonValue
+
+from supervisor.catalog.keys import Key
+from supervisor.core.types import TicketId
+from supervisor.daemon.engine import Ticket
+from supervisor.daemon.events import Hub
+from supervisor.daemon.history import History
+from supervisor.errors import RequestCancelledError
+from supervisor.io.upstream import Headers
+from supervisor.proxy.disconnect import UntilGone
+from supervisor.proxy.forward import NO_USAGE, Outcome, Usage
+from supervisor.proxy.keepalive import Keepalive
+
+logger = structlog.get_logger("llmux.request")
+
+Json = dict[str, JsonValue]
+
+
+@dataclass(slots=True)
+class Call:
+    """One request: who asks, what its answer carries, and what the canonical log line tells of it."""
+
+    request_id: bytes
+    arrived_at: float  # loop time
+    key: Key | None = None
+    extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
+    path: str = ""
+    name: str | None = None
+    stream: bool = False
+    ticket_id: TicketId | None = None  # once it is entered
+    ticket: Ticket | None = None  # once it is admitted
+    keepalive: Keepalive | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    ended_at: float = 0.0  # loop time; this and the usage once it has ended
+    usage: Usage = NO_USAGE
+    failure: str | None = None  # an error's code
+    failed_status: int = 0
+
+    @property
+    def answering(self) -> bool:
+        """Has the client seen the beginning of a response?"""
+        return self.outcome.started or (self.keepalive is not None and self.keepalive.started)
+
+    def record(self) -> Json:
+        """The canonical record of it, when it has ended."""
+        ticket, outcome = self.ticket, self.outcome
+        error = outcome.error
+        return {
+            "request_id": self.request_id.decode("latin-1"),
+            "path": self.path,
+            "model": self.name,
+            "worker": f"{ticket.model}:{ticket.generation}" if ticket is not None else None,
+            "key": self.key.name if self.key is not None else None,
+            "status": outcome.status or self.failed_status,
+            "error": error.code if error is not None else self.failure,
+            "cut": ticket.cut_reason if ticket is not None else None,
+            "queue_ms": round(ticket.queued_s * 1000, 1) if ticket is not None else None,
+            "first_byte_ms": round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
+            "total_ms": round((self.ended_at - self.arrived_at) * 1000, 1),
+            "bytes": outcome.bytes_sent,
+            "prompt_tokens": self.usage.prompt,
+            "completion_tokens": self.usage.completion,
+        }
+
+
+class InFlight:
+    """All requests that are queued or running. Outlives a reload."""
+
+    def __init__(self, hub: Hub, history: History) -> None:
+        self._hub = hub
+        self._history = history
+        self._calls: dict[TicketId, tuple[Call, UntilGone]] = {}
+        self._ended: list[Call] = []
+        self.listeners: list[
+            Callable[[Call, float], None]
+        ] = []  # told of each that ended, and how many seconds it took
+
+    def begin(self, call: Call, until_gone: UntilGone) -> None:
+        """Enter it. `finished` must follow."""
+        assert call.ticket_id is not None
+        self._calls[call.ticket_id] = (call, until_gone)
+        if self._hub.wants("request"):
+            self._hub.publish("request", {"id": call.ticket_id, "state": "started", **_about(call)})
+
+    def finished(self, call: Call) -> None:
+        """Take it out now, and tell of it soon. Also for those that were refused before they were entered."""
+        if call.ticket_id is not None:
+            self._calls.pop(call.ticket_id, None)
+        loop = asyncio.get_running_loop()
+        call.ended_at = loop.time()
+        if not self._ended:
+            loop.call_soon(self._tell)
+        self._ended.append(call)
+
+    def _tell(self) -> None:
+        """Of all that ended in one turn of the loop, after their answers have gone out."""
+        ended, self._ended = self._ended, []
+        log = logger.bind()  # once for them all: a logger not bound looks everything up at every line
+        quick_tokens = 0  # of answers that took no longer than a point of the history: added to it at once
+        for call in ended:
+            call.usage = call.outcome.usage()
+            record = call.record()
+            log.info("request.finished", **record)
+            for listener in self.listeners:
+                listener(call, call.ended_at - call.arrived_at)
+            if call.usage.completion is not None and call.ticket is not None:
+                if call.ended_at - call.ticket.admitted < self._history.interval_s:
+                    quick_tokens += call.usage.completion
+                else:
+                    self._history.spread("tokens_per_s", call.usage.completion, call.ticket.admitted, call.ended_at)
+            if self._hub.wants("request"):
+                self._hub.publish("request", {"id": call.ticket_id, "state": "finished", **record})
+        if quick_tokens:
+            now = ended[-1].ended_at
+            self._history.spread("tokens_per_s", quick_tokens, now, now)
+
+    def cancel(self, ticket_id: str) -> bool:
+        """End it at an operator's wish: its client gets an error. False: there is no such request (any more)."""
+        found = self._calls.get(TicketId(ticket_id))
+        if found is None:
+            return False
+        found[1].interrupt(RequestCancelledError("The request was cancelled by an operator."))
+        return True
+
+    def views(self) -> list[Json]:
+        """For the admin API, oldest first."""
+        now = asyncio.get_running_loop().time()
+        return [
+            {
+                "id": ticket_id,
+                "state": "queued" if call.ticket is None else "running",
+                **_about(call),
+                "worker": f"{call.ticket.model}:{call.ticket.generation}" if call.ticket is not None else None,
+                "age_s": round(now - call.arrived_at, 3),
+                "bytes": call.outcome.bytes_sent,
+            }
+            for ticket_id, (call, _) in self._calls.items()
+        ]
+
+
+def _about(call: Call) -> Json:
+    return {
+        "request_id": call.request_id.decode("latin-1"),
+        "model": call.name,
+        "path": call.path,
+        "key": call.key.name if call.key is not None else None,
+        "stream": call.stream,
+    }

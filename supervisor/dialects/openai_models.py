@@ -1,0 +1,53 @@
+"""The OpenAI-format model list: every public name, loaded or not."""
+
+from __future__ import annotations
+
+from typing import Final, get_args
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from runtimes.base import ModelType
+from supervisor.catalog import Listing
+from supervisor.daemon.daemon import Context
+from supervisor.daemon.pipeline import unknown_model
+from supervisor.daemon.views import Json
+from supervisor.dialects.llamacpp import status_view
+from supervisor.errors import InvalidRequestError
+
+TYPES: Final[tuple[str, ...]] = get_args(ModelType)
+
+
+def routes(context: Context) -> list[Route]:
+    """`GET /v1/models` and `GET /v1/models/{id}`."""
+    created = int(context.wall_time(context.started))
+
+    def view(listing: Listing) -> Json:
+        config = listing.model.config
+        about: Json = {
+            "id": listing.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "llmux",
+            "name": listing.name,
+        }
+        about |= {"type": config.type, "runtime": config.runtime, "status": status_view(context, listing.model.id)}
+        return about if listing.description is None else about | {"description": listing.description}
+
+    async def listing(request: Request) -> Response:
+        wanted = request.query_params.get("type")
+        if wanted is not None and wanted not in TYPES:
+            raise InvalidRequestError(f"type: expected one of {', '.join(TYPES)}, got {wanted[:50]!r}.", param="type")
+        data = [view(row) for row in context.catalog.listing() if wanted in {None, row.model.config.type}]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def one(request: Request) -> Response:
+        name: str = request.path_params["name"]
+        route = context.catalog.route(name)
+        if route is None:
+            raise unknown_model(context.catalog, name)
+        listed = next((row for row in context.catalog.listing() if row.name == name), Listing(name, route.model))
+        return JSONResponse(view(listed))
+
+    return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]

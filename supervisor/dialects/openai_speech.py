@@ -1,0 +1,49 @@
+"""Who can speak: `GET /v1/audio/voices` and `GET /v1/audio/models`, over all speech models, loaded or not.
+
+Both are open to all, as `/health` is: Open WebUI asks for them without its key, and without naming a model. They tell names
+of voices and of models, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from supervisor.catalog import Listing
+from supervisor.daemon.daemon import Context
+from supervisor.errors import NotFoundError
+
+
+def routes(context: Context) -> list[Route]:
+    """The listings."""
+
+    def speakers(request: Request) -> list[Listing]:
+        """All of them, or the one that the query names. Raises NotFoundError."""
+        found = [entry for entry in context.catalog.listing() if entry.model.config.type == "tts"]
+        if (wanted := request.query_params.get("model")) is None:
+            return found
+        chosen = [entry for entry in found if entry.name == wanted]
+        if not chosen:
+            raise NotFoundError(f"There is no speech model {wanted[:200]!r}.", code="model_not_found", param="model")
+        return chosen
+
+    async def voices(request: Request) -> Response:
+        names = await asyncio.to_thread(_names, speakers(request))  # reads folders
+        return JSONResponse({"voices": [{"id": name, "name": name} for name in names]})
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"models": [{"id": entry.name, "name": entry.name} for entry in speakers(request)]})
+
+    return [
+        Route("/v1/audio/voices", voices, methods=["GET"]),
+        Route("/v1/audio/models", models, methods=["GET"]),
+    ]
+
+
+def _names(speakers: Iterable[Listing]) -> list[str]:
+    models = {entry.model.id: entry.model for entry in speakers}.values()
+    return sorted({name for model in models for name in model.adapter.voices(model.config)})

@@ -1,0 +1,111 @@
+"""A remote model as the engine sees its workers: connected, watched, let go; there is no process.
+
+connect → ready → probe again and again → let go. Where it isn't probed it counts as there, and requests find out. A probe
+that fails at first, or three times in a row later, makes it unready until one succeeds. What can't be used as configured
+(no key in the environment) ends it with a crash that says what to set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import structlog
+from pydantic import JsonValue
+
+from runtimes.base import ModelUnusableError, RemoteAdapter, RemoteSpec
+from supervisor.catalog import CatalogModel
+from supervisor.catalog.sections import LimitsConfig
+from supervisor.core.types import Crash, CrashClass, WorkerReady, WorkerUnready
+from supervisor.fleet.worker import Key, Post
+from supervisor.io.probe import Readiness
+
+if TYPE_CHECKING:
+    from supervisor.io.remote import RemotePool
+
+log = structlog.get_logger("llmux.remote")
+
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Remote:
+    """One remote model's connection. `run()` once; `stop()` at any time."""
+
+    def __init__(self, key: Key, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
+        self.post = post
+        self.upstream: RemotePool | None = None
+        self._key = key
+        self._model = model
+        self._limits = limits
+        self._started = time.monotonic()
+        self._stop_asked = asyncio.Event()
+
+    def stop(self) -> None:
+        """Let it go; answers under way break off."""
+        self._stop_asked.set()
+
+    def facts(self) -> dict[str, JsonValue]:
+        """For the admin API; the address, never the key."""
+        return {
+            "pid": None,
+            "port": None,
+            "address": self.upstream.spec.base_url if self.upstream is not None else None,
+            "upstream_model": self._model.adapter.upstream_model(self._model.config),
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "connections": self.upstream.open_exchanges if self.upstream is not None else 0,
+        }
+
+    async def run(self) -> Crash | None:
+        """From connecting to the end. None: it was stopped; a Crash: it can't be used as configured."""
+        adapter = self._model.adapter
+        assert isinstance(adapter, RemoteAdapter)
+        try:
+            spec = adapter.connect(self._model.config, os.environ)
+            upstream = self.upstream = await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
+        except ModelUnusableError as error:
+            return Crash(CrashClass.BAD_ARGUMENTS, str(error))
+        except OSError as error:  # ssl.SSLError is one
+            return Crash(CrashClass.BAD_ARGUMENTS, f"ca_file: {self._model.config.model_dump()['ca_file']}: {error}")
+        self._warn_of_plain_text(spec)
+        probing = asyncio.create_task(self._watch(upstream, spec.probe_interval_s))
+        stopped = asyncio.create_task(self._stop_asked.wait())
+        try:
+            await asyncio.wait({probing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return (
+                None if stopped.done() else Crash(CrashClass.UNKNOWN, f"llmux can't watch it: {probing.exception()!r}")
+            )
+        finally:
+            for task in (probing, stopped):
+                task.cancel()
+            await asyncio.wait({probing, stopped})
+            await upstream.close()
+
+    def _pool(self, spec: RemoteSpec, loop: asyncio.AbstractEventLoop) -> RemotePool:
+        from supervisor.io.remote import RemotePool  # noqa: PLC0415  # 0.1 s that only daemons with remotes pay
+
+        limits = self._limits
+        return RemotePool(spec, loop, first_byte_s=limits.first_byte_s, idle_s=limits.stream_idle_s)
+
+    def _warn_of_plain_text(self, spec: RemoteSpec) -> None:
+        address = urlsplit(spec.base_url)
+        if address.scheme == "http" and spec.key is not None and address.hostname not in _LOOPBACK:
+            log.warning("remote.key_in_plain_text", model=self._key[0], address=spec.base_url)
+
+    async def _watch(self, upstream: RemotePool, interval_s: float | None) -> None:
+        """Say what the probes say; does not end."""
+        if interval_s is None:
+            self.post(WorkerReady(*self._key))
+            await asyncio.Event().wait()
+            return
+        first = await upstream.probe()
+        ready = first.ok or first.inconclusive
+        self.post(WorkerReady(*self._key) if ready else WorkerUnready(*self._key, first.detail))
+        readiness = Readiness(ready=ready)
+        while True:
+            await asyncio.sleep(interval_s)
+            probe = await upstream.probe()
+            if readiness.observe(probe):
+                self.post(WorkerReady(*self._key) if readiness.ready else WorkerUnready(*self._key, probe.detail))

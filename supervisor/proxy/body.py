@@ -1,0 +1,72 @@
+"""Reading request bodies within limits, and what they are said to be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from supervisor.errors import InvalidRequestError, TooLargeError
+from supervisor.proxy.disconnect import ClientGoneError, Receive, Scope
+
+NAME_LIMIT: Final = 512  # of the name of a model
+_UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytearray:
+    """The whole body. A client that stalls is disconnected by the protocol.
+
+    Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon
+    after the answer), and ClientGoneError.
+    """
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > limit:
+            raise _too_large(limit)
+    body, more = await _next(receive)
+    if len(body) > limit:
+        raise _too_large(limit)
+    if not more:
+        return body
+    grown = bytearray(body)  # grows in place: joining pieces would copy it all in one turn of the loop
+    while more:
+        body, more = await _next(receive)
+        grown += body
+        if len(grown) > limit:
+            raise _too_large(limit)
+    return grown
+
+
+def content_type_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """What the body is said to be; empty when nothing is. Raises InvalidRequestError where a worker could read another one."""
+    found = None
+    for name, value in headers:
+        if name == b"content-type":
+            if found is not None:
+                raise InvalidRequestError("The request has several Content-Type fields.")
+            found = value
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            raise InvalidRequestError("The request body is compressed; send it as it is, without Content-Encoding.")
+    return found or b""
+
+
+def refuse_other_charset(content_type: bytes) -> None:
+    """JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys in it than those that we look at.
+
+    Raises InvalidRequestError.
+    """
+    if b"charset" in content_type.lower() and _UTF8.fullmatch(content_type) is None:
+        raise InvalidRequestError(
+            "JSON is sent as UTF-8: leave the charset out of the Content-Type.", code="charset_not_supported"
+        )
+
+
+async def _next(receive: Receive) -> tuple[bytes, bool]:
+    """The next piece, and whether more follow."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def _too_large(limit: int) -> TooLargeError:
+    return TooLargeError(f"The request body is larger than {limit} bytes (limits.body_mib).")

@@ -1,0 +1,245 @@
+"""The data path: one client request, already admitted, to a worker and its answer back. Pure ASGI.
+
+Bodies are never parsed on their way: the last few pieces are kept, and `Outcome` looks for token counts in them when
+asked. A worker's error answers are the exception: those that are not in OpenAI's shape are put into it. An answer that
+broke off never ends cleanly: event streams carry one in-band error first, and then, as for all others, the connection is
+cut by raising `ResponseBrokenError` through the server.
+
+Leaving clients are not watched here: the caller wraps admission and forwarding in one `UntilGone`, and the cancellation
+that follows closes the worker's connection at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, NoReturn
+
+from supervisor.dialects.error_shapes import error_event
+from supervisor.errors import LlmuxError
+from supervisor.io.upstream import HOP_BY_HOP, Answer, Body, Headers, Upstream
+from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
+from supervisor.proxy.upstream_error import told_error, worker_error
+
+ERROR_LIMIT: Final = 64 * 1024
+TAIL_BYTES: Final = 4096
+TAIL_PIECES: Final = 4  # the usage event, `[DONE]`, and how reads may split them
+
+# The client's credentials are for us; framing fields are written anew; Expect was answered by the server.
+_NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"authorization",
+    b"x-api-key",
+    b"cookie",
+    b"expect",
+    b"x-request-id",
+    b"x-allow-remote",
+}
+_NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
+_SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
+_CORS: Final = b"access-control-"
+
+_TOKENS: Final = b'_tokens"'
+_COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d+)')
+# llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
+_TIMINGS: Final = b'"timings"'
+_TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d+)')
+
+
+class Usage(NamedTuple):
+    """Tokens, as an answer's own usage says; None where it doesn't."""
+
+    prompt: int | None = None
+    completion: int | None = None
+
+
+NO_USAGE: Final = Usage()
+
+
+def _timed(tail: bytes) -> Usage:
+    start = tail.rfind(_TIMINGS)
+    if start < 0:
+        return NO_USAGE
+    counts = {kind: int(number) for kind, number in _TIMED.findall(tail, start)}
+    prompt = counts.get(b"prompt")
+    return Usage(prompt if prompt is None else prompt + counts.get(b"cache", 0), counts.get(b"predicted"))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a forwarded request; filled in as it goes, so it tells the truth after a cancellation too."""
+
+    status: int = 0  # 0: no answer came
+    bytes_sent: int = 0  # of the body
+    first_byte_s: float | None = None  # from sending the request to the first piece of the body
+    error: LlmuxError | None = None
+    started: bool = False  # the client has the response's head
+    sse: bool = False
+    _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
+
+    def usage(self) -> Usage:
+        """What the end of the answer says. Looked for at every call."""
+        tail = b"".join(self._tail)
+        start = tail.find(_TOKENS)
+        if start < 0:
+            return _timed(tail)
+        counts = {kind: int(number) for kind, number in _COUNT.findall(tail, max(0, start - len(b'"completion')))}
+        return Usage(counts.get(b"prompt", counts.get(b"input")), counts.get(b"completion", counts.get(b"output")))
+
+    def keep(self, chunk: bytes) -> None:
+        """Count a piece of the body, and remember its end."""
+        size = len(chunk)
+        self.bytes_sent += size
+        self._tail.append(chunk if size <= TAIL_BYTES else chunk[-TAIL_BYTES:])
+
+    def ends_event(self) -> bool:
+        """What was sent so far ends with a whole server-sent event."""
+        tail = b"".join(self._tail)
+        return not tail or tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+
+
+async def forward(
+    scope: Scope,
+    send: Send,
+    outcome: Outcome,
+    *,
+    upstream: Upstream,
+    target: bytes,
+    body: Body,
+    request_id: bytes,
+    extra_headers: Sequence[tuple[bytes, bytes]] = (),
+    arrived_at: float | None = None,
+    sse_started: bool = False,
+    first_byte_s: float | None = None,
+) -> None:
+    """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
+
+    `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
+    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was sent already (see `Keepalive`).
+
+    Raises an LlmuxError (UpstreamError, UpstreamTimeoutError, or with `sse_started` what an error answer said) as long as
+    it has sent nothing itself, so that the caller can; ResponseBrokenError, after which nobody must send, otherwise.
+    Cancellation closes the worker's connection.
+    """
+    started_at = upstream.loop.time()
+    response = await upstream.request(
+        scope["method"],
+        target,
+        request_headers(scope["headers"], request_id),
+        body,
+        first_byte_s=first_byte_s,
+    )
+    try:
+        outcome.status = response.status
+        content_type = _header(response.headers, b"content-type")
+        sse = content_type.startswith(b"text/event-stream")
+        own = [(b"x-request-id", request_id), *extra_headers]
+        if arrived_at is not None:
+            own.append(processing_ms(arrived_at, upstream.loop.time()))
+        if sse_started and (response.status >= 400 or not sse):
+            raise worker_error(response.status, content_type, await response.read(ERROR_LIMIT))
+        if response.status >= 400 and not sse and not _encoded(response.headers) and scope["method"] != "HEAD":
+            await _send_error(send, response, content_type, own, outcome, scope["path"])
+            return
+        if not sse_started:
+            head = response_headers(response.headers, own, sse=sse)
+            await send({"type": "http.response.start", "status": response.status, "headers": head})
+        outcome.started, outcome.sse = True, sse
+        try:
+            await _send_body(send, response, outcome, started_at, upstream)
+        except LlmuxError as error:
+            await break_off(send, outcome, error, scope["path"])
+    finally:
+        response.close()
+
+
+async def break_off(send: Send, outcome: Outcome, error: LlmuxError, path: str) -> NoReturn:
+    """End a response that has begun and can't be completed: event streams tell why, and the connection is cut.
+
+    Raises ResponseBrokenError.
+    """
+    outcome.error = error
+    if outcome.sse:
+        event = error_event(error, path) if outcome.ends_event() else b"\n\n" + error_event(error, path)
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    raise ResponseBrokenError(error.message, told=outcome.sse) from error
+
+
+async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at: float, upstream: Upstream) -> None:
+    chunk = await response.next_chunk()
+    outcome.first_byte_s = upstream.loop.time() - started_at
+    while True:
+        outcome.keep(chunk)
+        if response.drained:  # the end came with this piece: one message instead of two
+            await send({"type": "http.response.body", "body": chunk, "more_body": False})
+            return
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        chunk = await response.next_chunk()
+
+
+async def _send_error(
+    send: Send, response: Answer, content_type: bytes, own: Headers, outcome: Outcome, path: str
+) -> None:
+    """Pass on an error answer in the shape that clients of `path` read as it is, any other one put into that shape."""
+    data = await response.read(ERROR_LIMIT)
+    headers = response_headers(response.headers, own, sse=False)
+    told = told_error(response.status, content_type, data, path)
+    if told is not data:
+        data = told
+        replaced = (b"content-type", b"content-length", b"etag")
+        headers = [item for item in headers if item[0] not in replaced]
+        headers += ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)))
+    outcome.keep(data)
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    outcome.started = True
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
+    """The header that tells how long the client waited for the head of its answer, as OpenAI's API has it."""
+    return (b"openai-processing-ms", b"%d" % round((now - arrived_at) * 1000))  # the loop's clock has whole ones
+
+
+def request_headers(headers: Headers, request_id: bytes) -> Headers:
+    """The client's headers (lowercase names) as the worker gets them: end-to-end fields without credentials."""
+    dropped = _NOT_FOR_WORKERS
+    kept = []
+    for item in headers:
+        if item[0] not in dropped:
+            kept.append(item)
+        elif item[0] == b"connection" and (named := _named_in(item[1])):
+            return request_headers([(n, v) for n, v in headers if n not in named and n != b"connection"], request_id)
+    kept.append((b"x-request-id", request_id))
+    return kept
+
+
+def response_headers(headers: Headers, own: Headers, *, sse: bool) -> Headers:
+    """The worker's headers as the client gets them: without its CORS policy, Server and Date, and with ours."""
+    dropped = _SSE_REPLACED if sse else _NOT_FOR_CLIENTS
+    kept = [item for item in headers if item[0] not in dropped and not item[0].startswith(_CORS)]
+    if sse:
+        kept.append((b"x-accel-buffering", b"no"))
+        if not _header(headers, b"cache-control"):
+            kept.append((b"cache-control", b"no-cache"))
+    kept += own
+    return kept
+
+
+def _named_in(connection: bytes) -> set[bytes]:
+    if connection in (b"keep-alive", b"Keep-Alive", b"close"):
+        return set()
+    return {token.strip().lower() for token in connection.split(b",")} - {b"keep-alive", b"close", b"connection"}
+
+
+def _header(headers: Headers, name: bytes) -> bytes:
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""
+
+
+def _encoded(headers: Headers) -> bool:
+    return _header(headers, b"content-encoding") not in (b"", b"identity")

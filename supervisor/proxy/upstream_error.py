@@ -1,0 +1,126 @@
+"""Putting a worker's error answers into the shape that the client reads: OpenAI's, or on its paths Anthropic's.
+
+Workers say what went wrong as plain text, as `{"error": "text"}`, as FastAPI's `{"detail": …}`, or in OpenAI's shape, which
+is all that OpenAI's clients can show to a person.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from supervisor.dialects.error_shapes import enveloped, error_body, is_anthropic
+from supervisor.errors import LlmuxError
+
+_TEXT_LIMIT: Final = 1000
+_TYPES: Final = {
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "forbidden"),
+    404: ("invalid_request_error", "not_found"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+}
+
+
+class WorkerAnswerError(LlmuxError):
+    """An error answer of a worker."""
+
+    def __init__(self, status: int, message: str, *, kind: str, code: str, param: str | None = None) -> None:
+        super().__init__(message, code=code, param=param)
+        try:
+            self.status = HTTPStatus(status)
+        except ValueError:  # a number of its own making
+            self.status = HTTPStatus.BAD_GATEWAY
+        self.type = kind
+
+
+def _openai_error(status: int, data: bytes) -> bytes | None:
+    """`data`, if it is `{"error": {"message": text, …}}`: as it is, or with what is missing or no text filled in.
+
+    llama.cpp leaves out `param` and repeats the status as `code`, but adds fields of its own, which are kept.
+    """
+    document = _decode(data)
+    error = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(error, dict) or not isinstance(error.get("message"), str):
+        return None
+    kind, code = _default(status)
+    defaults = {"type": kind, "param": None, "code": code}
+    filled = {key: value for key, value in defaults.items() if not _is_text_or_null(error.get(key, 0))}
+    if not filled:
+        return data
+    return msgspec.json.encode(document | {"error": error | filled})
+
+
+def told_error(status: int, content_type: bytes, data: bytes, path: str) -> bytes:
+    """The error answer `data` as clients of `path` read it; `data` itself where nothing had to be changed."""
+    told = _openai_error(status, data)
+    if told is None:
+        return error_body(worker_error(status, content_type, data), path)
+    document = _decode(told) if is_anthropic(path) else None
+    return enveloped(document["error"], status, path) if isinstance(document, dict) else told
+
+
+def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:
+    """The error an answer with `status` and (possibly cut off) body `data` speaks of.
+
+    A status below 400 means that the worker answered something else than the event stream it was asked for.
+    """
+    if status < 400:
+        return WorkerAnswerError(
+            502, "The worker did not answer with a stream.", kind="server_error", code="upstream_error"
+        )
+    kind, code = _default(status)
+    param: str | None = None
+    document = _decode(data)
+    message = _message(document)
+    error = document.get("error") if isinstance(document, dict) else None
+    if isinstance(error, dict):
+        kind = _text(error.get("type")) or kind
+        code = _text(error.get("code")) or code
+        param = _text(error.get("param")) or None
+    elif not message and b"html" not in content_type:
+        message = data[:_TEXT_LIMIT].decode("utf-8", "replace").strip()
+    return WorkerAnswerError(
+        status, message or f"The worker answered with status {status}.", kind=kind, code=code, param=param
+    )
+
+
+def _default(status: int) -> tuple[str, str]:
+    """`type` and `code` of an error that doesn't tell them."""
+    common = ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error")
+    return _TYPES.get(status, common)
+
+
+def _is_text_or_null(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _decode(data: bytes) -> object:
+    try:
+        document: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return document
+
+
+def _message(document: object) -> str:
+    if isinstance(document, str):
+        return document[:_TEXT_LIMIT]
+    if isinstance(document, list):  # FastAPI's list of validation errors
+        return "; ".join(filter(None, map(_message, document)))[:_TEXT_LIMIT]
+    if not isinstance(document, dict):
+        return ""
+    text = _text(document.get("message")) or _text(document.get("msg"))
+    if text:
+        place = document.get("loc")
+        return f"{'.'.join(map(str, place))}: {text}" if isinstance(place, list) else text
+    for key in ("error", "detail"):
+        if text := _message(document.get(key)):
+            return text
+    return ""
+
+
+def _text(value: object) -> str:
+    return value[:_TEXT_LIMIT] if isinstance(value, str) else ""
