@@ -11,7 +11,7 @@ from supervisor.errors import LlmuxError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.upstream import UpstreamPool
 from supervisor.proxy.body import read_body
-from supervisor.proxy.disconnect import Receive, Scope, Send, UntilGone
+from supervisor.proxy.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.proxy.forward import Outcome, forward
 
 BODY_LIMIT = 64 * 1024 * 1024
@@ -30,7 +30,7 @@ class Tiny:
         pool = self._pool = self._pool or UpstreamPool("127.0.0.1", self._port, "Bearer worker-key")
         try:
             body = await read_body(scope, receive, BODY_LIMIT)
-            with UntilGone(scope, receive):
+            with CancelOnDisconnect(scope, receive):
                 await forward(
                     scope, send, Outcome(), upstream=pool, target=scope["raw_path"], body=body, request_id=b"bench"
                 )

@@ -26,14 +26,14 @@ from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import DeviceConfig, ServerConfig
 from supervisor.core.types import Configured, DeviceId, UnloadAsked
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader
 from supervisor.errors import ConfigError, LlmuxError
-from supervisor.fleet.fleet import Workers
-from supervisor.fleet.worker import Surroundings
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.worker import WorkerDeps
 from supervisor.http.app import Application
-from supervisor.http.auth import Gate
+from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
@@ -114,14 +114,14 @@ async def serve(boot: Boot) -> None:
     for note in opened.notes:
         log.info("devices.note", message=note)
     try:
-        context = await _assemble(boot, opened, store)
-        reloader = Reloader(context, boot.configuration, boot.keyring)
-        application = Application(context, reloader)
+        daemon = await _assemble(boot, opened, store)
+        reloader = Reloader(daemon, boot.configuration, boot.keyring)
+        application = Application(daemon, reloader)
         application.metrics.orphans(boot.orphans)
         url = _url(*boot.listener.getsockname()[:2])
         boot.on_listening(url, len(boot.keyring.keys))
         log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
-        await _until_stopped(context, application, reloader, boot.listener)
+        await _until_stopped(daemon, application, reloader, boot.listener)
     finally:
         await store.close()
 
@@ -132,7 +132,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _assemble(boot: Boot, opened: Opened, store: Store) -> Context:
+async def _assemble(boot: Boot, opened: Opened, store: Store) -> Daemon:
     catalog, server = boot.catalog, boot.catalog.server
     devices = opened.devices
     specs = tuple(device.spec for device in devices)
@@ -148,24 +148,22 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Context:
         raise ConfigError(problems)
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
-    surroundings = Surroundings(
+    deps = WorkerDeps(
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
         runtimes_dir=server.runtimes_dir,
         log_dir=log_dir,
         instance=boot.instance,
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
-    workers = Workers(surroundings, catalog.models, catalog.limits)
-    engine = Engine(workers, opened.sampler, store, device_keys=keys)
-    gate = Gate.of(boot.keyring, server)
+    fleet = Fleet(deps, catalog.models, catalog.limits)
+    engine = Engine(fleet, opened.sampler, store, device_keys=keys)
+    auth = Auth.of(boot.keyring, server)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
-    return Context(engine, workers, opened.sampler, catalog, gate, learned=learned)
+    return Daemon(engine, fleet, opened.sampler, catalog, auth, learned=learned)
 
 
-async def _until_stopped(
-    context: Context, application: Application, reloader: Reloader, listener: socket.socket
-) -> None:
-    engine, catalog = context.engine, context.catalog
+async def _until_stopped(daemon: Daemon, application: Application, reloader: Reloader, listener: socket.socket) -> None:
+    engine, catalog = daemon.engine, daemon.catalog
     GuardedProtocol.configure(catalog.limits)
     config = uvicorn.Config(
         application,
@@ -194,7 +192,7 @@ async def _until_stopped(
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("daemon.stopping")
-    notify.stopping(_longest_stop_s(context.catalog))
+    notify.stopping(_longest_stop_s(daemon.catalog))
     await engine.shutdown()
     application.close()
     server.should_exit = True

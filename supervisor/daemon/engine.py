@@ -329,7 +329,7 @@ class Engine:
         return False
 
     def finish(self, ticket: Ticket) -> None:
-        """The request is over. Call exactly once for every admitted ticket."""
+        """The request is over. RequestContext exactly once for every admitted ticket."""
         del self._tickets[ticket.id]
         self.post(RequestFinished(ticket.id))
 
@@ -383,7 +383,7 @@ class Engine:
     # ---------------------------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Begin to sample memory. Call once, on the running loop."""
+        """Begin to sample memory. RequestContext once, on the running loop."""
         self._sampling = asyncio.create_task(self._sample_for_ever(), name="memory-sampling")
 
     async def shutdown(self) -> None:

@@ -22,7 +22,7 @@ from supervisor.core.types import (
     RequestFinished,
 )
 from supervisor.core.world import Record
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import SUBSCRIBERS, Kind, Subscription
 from supervisor.daemon.views import Json, decision_view, device_views, model_view
 
@@ -35,56 +35,56 @@ Told = tuple[object, ...]
 class Feed:
     """One for each daemon: `observe` is the engine's observer."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
         self._told: dict[ModelId, Told] = {}
         self._decisions_told = 0
         self._devices_told: list[Json] = []
         self._devices_at = float("-inf")
         self._flush: asyncio.Handle | None = None
         self._flush_soon = False
-        context.engine.observers.append(self.observe)
+        daemon.engine.observers.append(self.observe)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
         """Listen to what happens from now on. Raises UnavailableError when `most` do already."""
-        context = self._context
-        if not context.hub.wants("decision"):
-            self._decisions_told = context.engine.journal.last_seq
-        if not context.hub.wants("model"):
-            self._told = {record.id: _told(context, record) for record in self._records()}
-        return context.hub.subscribe(kinds, most=most)
+        daemon = self._daemon
+        if not daemon.hub.wants("decision"):
+            self._decisions_told = daemon.engine.journal.last_seq
+        if not daemon.hub.wants("model"):
+            self._told = {record.id: _told(daemon, record) for record in self._records()}
+        return daemon.hub.subscribe(kinds, most=most)
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""
-        context = self._context
+        daemon = self._daemon
         decided = False
         for effect in effects:
             if isinstance(effect, Decided):
                 decided = True
                 if effect.kind == "evicted":
-                    context.history.count("swaps", context.engine.clock())
+                    daemon.history.count("swaps", daemon.engine.clock())
             elif isinstance(effect, Alert):
                 self._tell_alert(effect)
-        if decided and context.hub.wants("decision"):
+        if decided and daemon.hub.wants("decision"):
             self._tell_decisions()
         if isinstance(event, MemorySampled):
             self._keep_history()
             self._tell_memory()
-        if context.hub.wants("model"):
+        if daemon.hub.wants("model"):
             self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
 
     def _records(self) -> Iterable[Record]:
-        return self._context.engine.journal.scheduler.world.records.values()
+        return self._daemon.engine.journal.scheduler.world.records.values()
 
     def _tell_alert(self, alert: Alert) -> None:
-        at = round(self._context.wall_time(self._context.engine.clock()), 3)
+        at = round(self._daemon.wall_time(self._daemon.engine.clock()), 3)
         message: Json = {"at": at, "code": alert.code, "message": alert.message}
-        self._context.hub.publish("alert", {**message, "device": alert.device, "model": alert.model})
+        self._daemon.hub.publish("alert", {**message, "device": alert.device, "model": alert.model})
 
     def _tell_decisions(self) -> None:
-        for decision in self._context.engine.journal.decisions_since(self._decisions_told):
+        for decision in self._daemon.engine.journal.decisions_since(self._decisions_told):
             self._decisions_told = decision.seq
-            self._context.hub.publish("decision", decision_view(self._context, decision))
+            self._daemon.hub.publish("decision", decision_view(self._daemon, decision))
 
     # models
 
@@ -101,29 +101,29 @@ class Feed:
 
     def _tell_models(self) -> None:
         self._flush = None
-        context = self._context
-        if not context.hub.wants("model"):
+        daemon = self._daemon
+        if not daemon.hub.wants("model"):
             return
-        before, self._told = self._told, {record.id: _told(context, record) for record in self._records()}
+        before, self._told = self._told, {record.id: _told(daemon, record) for record in self._records()}
         for model, told in self._told.items():
-            if before.get(model) != told and (view := model_view(context, model)) is not None:
-                context.hub.publish("model", view)
+            if before.get(model) != told and (view := model_view(daemon, model)) is not None:
+                daemon.hub.publish("model", view)
         for model in before.keys() - self._told.keys():
-            context.hub.publish("model", {"name": model, "state": "removed"})
+            daemon.hub.publish("model", {"name": model, "state": "removed"})
 
     # memory
 
     def _tell_memory(self) -> None:
-        hub, now = self._context.hub, self._context.engine.clock()
+        hub, now = self._daemon.hub, self._daemon.engine.clock()
         if not hub.wants("memory") or now - self._devices_at < MEMORY_INTERVAL_S:
             return
-        devices = device_views(self._context)
+        devices = device_views(self._daemon)
         if devices != self._devices_told:
             self._devices_told, self._devices_at = devices, now
             hub.publish("memory", {"devices": list(devices)})
 
     def _keep_history(self) -> None:
-        engine = self._context.engine
+        engine = self._daemon.engine
         world = engine.journal.scheduler.world
         values: dict[str, float | None] = {
             "queued": len(world.queue),
@@ -134,10 +134,10 @@ class Feed:
             free = totals.free_mib
             values[f"memory_free_mib:{device}"] = free
             values[f"memory_used_mib:{device}"] = None if free is None else max(0, totals.total_mib - free)
-        self._context.history.sample(engine.clock(), values)
+        self._daemon.history.sample(engine.clock(), values)
 
 
-def _told(context: Context, record: Record) -> Told:
+def _told(daemon: Daemon, record: Record) -> Told:
     """What makes a difference to somebody who looks at the model."""
     return (
         record.state,
@@ -149,6 +149,6 @@ def _told(context: Context, record: Record) -> Told:
         record.crash,
         record.claims,
         len(record.in_flight),
-        context.engine.journal.scheduler.world.queue.count(record.id),
+        daemon.engine.journal.scheduler.world.queue.count(record.id),
         record.spec.definition,
     )

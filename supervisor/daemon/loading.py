@@ -14,43 +14,43 @@ from pydantic import JsonValue
 from supervisor.catalog.catalog import misplaced
 from supervisor.catalog.overrides import Override, overridden
 from supervisor.core.types import LoadAsked, ModelId, ModelSpec, Respecified, UnloadAsked
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.errors import InvalidRequestError, UnavailableError
 
 
-async def load(context: Context, model: ModelId, overrides: Mapping[str, JsonValue] | None) -> None:
+async def load(daemon: Daemon, model: ModelId, overrides: Mapping[str, JsonValue] | None) -> None:
     """Load it and return when it is ready. `overrides` replace those it has (empty: none any more); None keeps them.
 
     Raises InvalidRequestError for overrides that can't be, UnavailableError when it can't be loaded.
     """
     if overrides:
-        await _override(context, model, overrides)
+        await _override(daemon, model, overrides)
     elif overrides is not None:
-        _drop(context, model)
-    await context.engine.load(model)
+        _drop(daemon, model)
+    await daemon.engine.load(model)
 
 
-async def unload(context: Context, model: ModelId, *, force: bool) -> None:
+async def unload(daemon: Daemon, model: ModelId, *, force: bool) -> None:
     """Unload it, drop its overrides, and return when its memory is back."""
-    _drop(context, model)
-    await context.engine.unload(model, force=force)
+    _drop(daemon, model)
+    await daemon.engine.unload(model, force=force)
 
 
-def ask_load(context: Context, model: ModelId) -> None:
+def ask_load(daemon: Daemon, model: ModelId) -> None:
     """Begin to load it."""
-    context.engine.post(LoadAsked(model))
+    daemon.engine.post(LoadAsked(model))
 
 
-def ask_unload(context: Context, model: ModelId) -> None:
+def ask_unload(daemon: Daemon, model: ModelId) -> None:
     """Begin to unload it, and drop its overrides."""
-    _drop(context, model)
-    context.engine.post(UnloadAsked(model))
+    _drop(daemon, model)
+    daemon.engine.post(UnloadAsked(model))
 
 
-async def _override(context: Context, model: ModelId, values: Mapping[str, JsonValue]) -> None:
-    configured = context.catalog.models[model]
-    runtimes_dir = context.catalog.server.runtimes_dir
-    learned = context.learned()
+async def _override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonValue]) -> None:
+    configured = daemon.catalog.models[model]
+    runtimes_dir = daemon.catalog.server.runtimes_dir
+    learned = daemon.learned()
 
     def prepare() -> Override:
         changed = overridden(configured, values, runtimes_dir=runtimes_dir)
@@ -58,23 +58,23 @@ async def _override(context: Context, model: ModelId, values: Mapping[str, JsonV
         return Override(changed, dict(values), changed.spec(learned), configured.spec(learned))
 
     override = await asyncio.to_thread(prepare)
-    if context.catalog.models.get(model) is not configured:
+    if daemon.catalog.models.get(model) is not configured:
         raise UnavailableError(f"The configuration was reloaded while {model} was looked at; try again.")
-    _refuse_too_large(context, override.spec)
-    context.workers.override(model, override)
-    context.engine.post(Respecified(override.spec))
+    _refuse_too_large(daemon, override.spec)
+    daemon.fleet.override(model, override)
+    daemon.engine.post(Respecified(override.spec))
 
 
-def _drop(context: Context, model: ModelId) -> None:
-    override = context.workers.override_of(model)
+def _drop(daemon: Daemon, model: ModelId) -> None:
+    override = daemon.fleet.override_of(model)
     if override is not None:
-        context.workers.override(model, None)
-        context.engine.post(Respecified(override.base))
+        daemon.fleet.override(model, None)
+        daemon.engine.post(Respecified(override.base))
 
 
-def _refuse_too_large(context: Context, spec: ModelSpec) -> None:
+def _refuse_too_large(daemon: Daemon, spec: ModelSpec) -> None:
     """The running worker must not go for one that fits nowhere."""
-    found = misplaced(spec, context.engine.journal.scheduler.world.ledger.devices())
+    found = misplaced(spec, daemon.engine.journal.scheduler.world.ledger.devices())
     if found is not None:
         message = f"With these overrides {spec.id} has no place here: {found[1]}."
         raise InvalidRequestError(message, code="invalid_override", param="overrides")

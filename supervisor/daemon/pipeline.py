@@ -1,4 +1,4 @@
-"""Inference requests, as a pure ASGI application: read the body, find the model, wait for a turn, pass it through.
+"""Pipeline requests, as a pure ASGI application: read the body, find the model, wait for a turn, pass it through.
 
 Which paths exist is what the configured models' runtimes serve, exact path and method; everything else is not inference.
 The model is named by the body's `model` (JSON or multipart), by `?model=` for requests that don't name one in their body,
@@ -18,11 +18,11 @@ from supervisor.catalog import Catalog, CatalogModel, Route, model_of
 from supervisor.catalog.rewrite import open_object
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.engine import Engine, Ticket
-from supervisor.daemon.requests import Call, InFlight
+from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError, RequestCancelledError, UnreachableError
 from supervisor.proxy import permission
 from supervisor.proxy.body import NAME_LIMIT, content_type_of, read_body, refuse_other_charset
-from supervisor.proxy.disconnect import ClientGoneError, Receive, Scope, Send, UntilGone
+from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import Form, read_form
 from supervisor.proxy.forward import break_off, forward, processing_ms
 from supervisor.proxy.keepalive import Keepalive
@@ -51,7 +51,7 @@ class _Asked:
     form: Form | None = None
 
 
-class Inference:
+class Pipeline:
     """Serves one catalog; a reload makes another."""
 
     _numbers = itertools.count(1)  # tickets are ours: a client's x-request-id may repeat
@@ -75,21 +75,21 @@ class Inference:
         """The methods this path is served with; for error messages."""
         return tuple(sorted(method for method, served in self._table if served == path))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         """Serve one request. Raises LlmuxError as long as nothing was sent; see `proxy.forward` for what follows."""
         try:
-            await self._serve(scope, receive, send, call)
+            await self._serve(scope, receive, send, context)
         except LlmuxError as error:
-            call.failure, call.failed_status = error.code, int(error.status)
+            context.failure, context.failed_status = error.code, int(error.status)
             raise
-        except ClientGoneError:
-            call.failure = "client_gone"
+        except ClientDisconnectedError:
+            context.failure = "client_gone"
             raise
         finally:
-            self._requests.finished(call)
+            self._requests.finished(context)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
-        call.path = scope["path"]
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        context.path = scope["path"]
         body = await read_body(scope, receive, self._body_limit)
         content_type = content_type_of(scope["headers"])
         outline: Outline | None = None
@@ -101,7 +101,7 @@ class Inference:
             asked = self._asked(scope, outline.text if outline is not None else body, content_type)
         if len(asked.name) > NAME_LIMIT or not asked.name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
-        call.name, call.stream = asked.name, asked.stream
+        context.name, context.stream = asked.name, asked.stream
         route, endpoint = self._route(scope, asked.name)
         path: str = scope["path"]
         text = outline.text if outline is not None else body
@@ -128,70 +128,72 @@ class Inference:
         target = (endpoint.upstream_path or path).encode()
         if scope["query_string"]:
             target += b"?" + scope["query_string"]
-        call.ticket_id = TicketId(f"{next(self._numbers)}")
-        until_gone = UntilGone(scope, receive)
-        self._requests.begin(call, until_gone)
+        context.ticket_id = TicketId(f"{next(self._numbers)}")
+        cancelling = CancelOnDisconnect(scope, receive)
+        self._requests.begin(context, cancelling)
         try:
-            with until_gone:
+            with cancelling:
                 if asked.stream:
-                    await self._stream(scope, send, call, route.model.id, target, body)
+                    await self._stream(scope, send, context, route.model.id, target, body)
                     return
-                call.ticket = await self._engine.admit(call.ticket_id, route.model.id)
+                context.ticket = await self._engine.admit(context.ticket_id, route.model.id)
                 try:
-                    await self._forward(scope, send, call, call.ticket, target, body)
+                    await self._forward(scope, send, context, context.ticket, target, body)
                 except UnreachableError:
-                    if not await self._engine.may_go_to_another(call.ticket, PATIENCE_S):
+                    if not await self._engine.may_go_to_another(context.ticket, PATIENCE_S):
                         raise
-                    call.ticket = await self._engine.admit(call.ticket_id, route.model.id)
-                    await self._forward(scope, send, call, call.ticket, target, body)
+                    context.ticket = await self._engine.admit(context.ticket_id, route.model.id)
+                    await self._forward(scope, send, context, context.ticket, target, body)
         except RequestCancelledError as error:
-            if not call.answering:
+            if not context.answering:
                 raise
-            call.outcome.sse = call.outcome.sse or call.stream
-            await break_off(send, call.outcome, error, path)
+            context.outcome.sse = context.outcome.sse or context.stream
+            await break_off(send, context.outcome, error, path)
 
-    async def _stream(self, scope: Scope, send: Send, call: Call, model: ModelId, target: bytes, body: Bytes) -> None:
+    async def _stream(
+        self, scope: Scope, send: Send, context: RequestContext, model: ModelId, target: bytes, body: Bytes
+    ) -> None:
         """Keep the client's connection alive while it waits; from its first comment on, failures are told in-band."""
         now = asyncio.get_running_loop().time()
         headers = [
-            (b"x-request-id", call.request_id),
-            processing_ms(call.arrived_at, now + self._keepalive_s),  # that is when it will go out
-            *call.extra,
+            (b"x-request-id", context.request_id),
+            processing_ms(context.arrived_at, now + self._keepalive_s),  # that is when it will go out
+            *context.extra,
         ]
-        keepalive = call.keepalive = Keepalive(send, headers, interval_s=self._keepalive_s)
+        keepalive = context.keepalive = Keepalive(send, headers, interval_s=self._keepalive_s)
         try:
-            await self._wait(call, keepalive, model)
-            assert call.ticket is not None
+            await self._wait(context, keepalive, model)
+            assert context.ticket is not None
             try:
-                await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)
+                await self._forward(scope, send, context, context.ticket, target, body, sse_started=keepalive.started)
             except UnreachableError:
-                if not await self._engine.may_go_to_another(call.ticket, PATIENCE_S):
+                if not await self._engine.may_go_to_another(context.ticket, PATIENCE_S):
                     raise
-                await self._wait(call, keepalive, model)
-                await self._forward(scope, send, call, call.ticket, target, body, sse_started=keepalive.started)
+                await self._wait(context, keepalive, model)
+                await self._forward(scope, send, context, context.ticket, target, body, sse_started=keepalive.started)
         except LlmuxError as error:
             if not keepalive.started:
                 raise
-            call.failure, call.failed_status = error.code, int(error.status)
+            context.failure, context.failed_status = error.code, int(error.status)
             await keepalive.fail(error, scope["path"])
 
-    async def _wait(self, call: Call, keepalive: Keepalive, model: ModelId) -> None:
+    async def _wait(self, context: RequestContext, keepalive: Keepalive, model: ModelId) -> None:
         """For a ticket, with comments to the client meanwhile."""
-        assert call.ticket_id is not None
-        call.ticket = None
+        assert context.ticket_id is not None
+        context.ticket = None
         try:
             async with keepalive:
-                call.ticket = await self._engine.admit(call.ticket_id, model)
+                context.ticket = await self._engine.admit(context.ticket_id, model)
         except BaseException:
-            if call.ticket is not None:  # the client left while the last comment was being taken back
-                self._engine.finish(call.ticket)
+            if context.ticket is not None:  # the client left while the last comment was being taken back
+                self._engine.finish(context.ticket)
             raise
 
     async def _forward(
         self,
         scope: Scope,
         send: Send,
-        call: Call,
+        context: RequestContext,
         ticket: Ticket,
         target: bytes,
         body: Bytes,
@@ -203,13 +205,13 @@ class Inference:
             await forward(
                 scope,
                 send,
-                call.outcome,
+                context.outcome,
                 upstream=ticket.upstream,
                 target=target,
                 body=body,
-                request_id=call.request_id,
-                extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *call.extra],
-                arrived_at=call.arrived_at,
+                request_id=context.request_id,
+                extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *context.extra],
+                arrived_at=context.arrived_at,
                 sse_started=sse_started,
                 first_byte_s=self._first_byte_s,
             )

@@ -1,6 +1,6 @@
 """Reload: the configuration is read again, and what is different about it takes effect.
 
-Everything that can be wrong is looked for off the loop, before anything is changed; then catalog, routes, gate, limits and
+Everything that can be wrong is looked for off the loop, before anything is changed; then catalog, routes, auth, limits and
 the core's specifications are replaced within one turn. Workers of models that are run otherwise now end after their
 streams and come back, those of models that are gone end, all others don't notice. What only a start can change (addresses,
 directories, devices) stays as it is and is reported.
@@ -27,10 +27,10 @@ from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.core.types import Configured, ModelSpec
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
-from supervisor.http.auth import Gate
+from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
 
@@ -72,8 +72,8 @@ class _Prepared:
 class Reloader:
     """One for each daemon. Use from the event loop's thread."""
 
-    def __init__(self, context: Context, configuration: Configuration, keyring: Keyring) -> None:
-        self._context = context
+    def __init__(self, daemon: Daemon, configuration: Configuration, keyring: Keyring) -> None:
+        self._daemon = daemon
         self._configuration = configuration
         self._keyring = keyring
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
@@ -99,7 +99,7 @@ class Reloader:
         before = self._read
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            if not self._context.catalog.server.watch:
+            if not self._daemon.catalog.server.watch:
                 continue
             now = await asyncio.to_thread(self._stamps)
             if now == before and now != self._read:
@@ -115,35 +115,35 @@ class Reloader:
             return UnavailableError("llmux is shutting down.", code="shutting_down")
         notify.reloading()
         try:
-            prepared = await asyncio.to_thread(self._prepare, self._context.learned())
+            prepared = await asyncio.to_thread(self._prepare, self._daemon.learned())
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
             difference = self._apply(prepared)
         except ConfigError as error:
             log.error("reload.refused", cause=cause, problems=error.problems)  # noqa: TRY400  # a file's mistake, not ours
-            self._context.hub.publish("reload", {"problems": list(error.problems)})
+            self._daemon.hub.publish("reload", {"problems": list(error.problems)})
             return error
         except Exception:
             log.exception("reload.failed", cause=cause)
             raise
         finally:
             if not self._is_stopping():
-                notify.notify("READY=1", f"STATUS=serving {len(self._context.catalog.listing())} models")
+                notify.notify("READY=1", f"STATUS=serving {len(self._daemon.catalog.listing())} models")
         log.info("reload.finished", cause=cause, **difference.view())
-        self._context.hub.publish("reload", difference.view())
+        self._daemon.hub.publish("reload", difference.view())
         return difference
 
     def _is_stopping(self) -> bool:
-        return self._context.engine.journal.scheduler.world.shutting_down
+        return self._daemon.engine.journal.scheduler.world.shutting_down
 
     # ------------------------------------------------------------------------------------------------- off the loop
 
     def _stamps(self) -> dict[Path, Stamp]:
-        return {path: _stamp(path) for path in self._configuration.files(self._context.catalog)}
+        return {path: _stamp(path) for path in self._configuration.files(self._daemon.catalog)}
 
     def _prepare(self, learned: Learned) -> _Prepared:
         """All that is slow or may fail. Blocks on files. Raises ConfigError."""
-        running = self._context.catalog
+        running = self._daemon.catalog
         self._read = self._stamps()
         wanted = self._configuration.read()
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
@@ -160,7 +160,7 @@ class Reloader:
         if not problems and (exposed := refuse_exposed(server, keyring)) is not None:
             problems.append(exposed)
         specs = catalog.model_specs(learned)
-        problems += check_devices(catalog, [device.spec for device in self._context.sampler.devices()], specs)
+        problems += check_devices(catalog, [device.spec for device in self._daemon.sampler.devices()], specs)
         if problems:
             raise ConfigError(tuple(problems))
         for model in catalog.models.values():
@@ -170,7 +170,7 @@ class Reloader:
     # -------------------------------------------------------------------------------------------- in one turn of it
 
     def _apply(self, prepared: _Prepared) -> Difference:
-        context, before, after = self._context, self._context.catalog, prepared.catalog
+        daemon, before, after = self._daemon, self._daemon.catalog, prepared.catalog
         settings = [f"server.{key}" for key in _different(before.server, after.server)]
         settings += [f"limits.{key}" for key in _different(before.limits, after.limits)]
         if prepared.keyring.keys != self._keyring.keys and "server.api_keys" not in settings:
@@ -179,20 +179,20 @@ class Reloader:
             log.warning("keys.exposed", message=warning)
         self._keyring = prepared.keyring
         GuardedProtocol.configure(after.limits)
-        context.workers.models = after.models
-        context.workers.limits = after.limits
-        context.configure(after, Gate.of(prepared.keyring, after.server))
+        daemon.fleet.models = after.models
+        daemon.fleet.limits = after.limits
+        daemon.configure(after, Auth.of(prepared.keyring, after.server))
         specs = tuple(map(self._overridden, prepared.specs))
-        devices = tuple(device.spec for device in context.sampler.devices())
-        context.engine.post(Configured(specs, devices, after.limits.limits(), after.limits.policy()))
+        devices = tuple(device.spec for device in daemon.sampler.devices())
+        daemon.engine.post(Configured(specs, devices, after.limits.limits(), after.limits.policy()))
         return self._difference(before, after, tuple(settings), prepared.needs_restart)
 
     def _overridden(self, spec: ModelSpec) -> ModelSpec:
         """An operator's settings of an unchanged model stay."""
-        override = self._context.workers.override_of(spec.id)
+        override = self._daemon.fleet.override_of(spec.id)
         if override is None:
             return spec
-        self._context.workers.override(spec.id, replace(override, base=spec))
+        self._daemon.fleet.override(spec.id, replace(override, base=spec))
         return override.spec
 
     def _difference(
@@ -200,7 +200,7 @@ class Reloader:
     ) -> Difference:
         old, new = _names(before), _names(after)
         changed = tuple(name for name, about in new.items() if name in old and old[name] != about)
-        records = self._context.engine.journal.scheduler.world.records
+        records = self._daemon.engine.journal.scheduler.world.records
         return Difference(
             added=tuple(name for name in new if name not in old),
             removed=tuple(name for name in old if name not in new),

@@ -20,7 +20,7 @@ from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.errors import RequestCancelledError
 from supervisor.io.upstream import Headers
-from supervisor.proxy.disconnect import UntilGone
+from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.forward import NO_USAGE, Outcome, Usage
 from supervisor.proxy.keepalive import Keepalive
 
@@ -30,7 +30,7 @@ Json = dict[str, JsonValue]
 
 
 @dataclass(slots=True)
-class Call:
+class RequestContext:
     """One request: who asks, what its answer carries, and what the canonical log line tells of it."""
 
     request_id: bytes
@@ -82,47 +82,49 @@ class InFlight:
     def __init__(self, hub: Hub, history: History) -> None:
         self._hub = hub
         self._history = history
-        self._calls: dict[TicketId, tuple[Call, UntilGone]] = {}
-        self._ended: list[Call] = []
+        self._calls: dict[TicketId, tuple[RequestContext, CancelOnDisconnect]] = {}
+        self._ended: list[RequestContext] = []
         self.listeners: list[
-            Callable[[Call, float], None]
+            Callable[[RequestContext, float], None]
         ] = []  # told of each that ended, and how many seconds it took
 
-    def begin(self, call: Call, until_gone: UntilGone) -> None:
+    def begin(self, context: RequestContext, cancelling: CancelOnDisconnect) -> None:
         """Enter it. `finished` must follow."""
-        assert call.ticket_id is not None
-        self._calls[call.ticket_id] = (call, until_gone)
+        assert context.ticket_id is not None
+        self._calls[context.ticket_id] = (context, cancelling)
         if self._hub.wants("request"):
-            self._hub.publish("request", {"id": call.ticket_id, "state": "started", **_about(call)})
+            self._hub.publish("request", {"id": context.ticket_id, "state": "started", **_about(context)})
 
-    def finished(self, call: Call) -> None:
+    def finished(self, context: RequestContext) -> None:
         """Take it out now, and tell of it soon. Also for those that were refused before they were entered."""
-        if call.ticket_id is not None:
-            self._calls.pop(call.ticket_id, None)
+        if context.ticket_id is not None:
+            self._calls.pop(context.ticket_id, None)
         loop = asyncio.get_running_loop()
-        call.ended_at = loop.time()
+        context.ended_at = loop.time()
         if not self._ended:
             loop.call_soon(self._tell)
-        self._ended.append(call)
+        self._ended.append(context)
 
     def _tell(self) -> None:
         """Of all that ended in one turn of the loop, after their answers have gone out."""
         ended, self._ended = self._ended, []
         log = logger.bind()  # once for them all: a logger not bound looks everything up at every line
         quick_tokens = 0  # of answers that took no longer than a point of the history: added to it at once
-        for call in ended:
-            call.usage = call.outcome.usage()
-            record = call.record()
+        for context in ended:
+            context.usage = context.outcome.usage()
+            record = context.record()
             log.info("request.finished", **record)
             for listener in self.listeners:
-                listener(call, call.ended_at - call.arrived_at)
-            if call.usage.completion is not None and call.ticket is not None:
-                if call.ended_at - call.ticket.admitted < self._history.interval_s:
-                    quick_tokens += call.usage.completion
+                listener(context, context.ended_at - context.arrived_at)
+            if context.usage.completion is not None and context.ticket is not None:
+                if context.ended_at - context.ticket.admitted < self._history.interval_s:
+                    quick_tokens += context.usage.completion
                 else:
-                    self._history.spread("tokens_per_s", call.usage.completion, call.ticket.admitted, call.ended_at)
+                    self._history.spread(
+                        "tokens_per_s", context.usage.completion, context.ticket.admitted, context.ended_at
+                    )
             if self._hub.wants("request"):
-                self._hub.publish("request", {"id": call.ticket_id, "state": "finished", **record})
+                self._hub.publish("request", {"id": context.ticket_id, "state": "finished", **record})
         if quick_tokens:
             now = ended[-1].ended_at
             self._history.spread("tokens_per_s", quick_tokens, now, now)
@@ -141,21 +143,21 @@ class InFlight:
         return [
             {
                 "id": ticket_id,
-                "state": "queued" if call.ticket is None else "running",
-                **_about(call),
-                "worker": f"{call.ticket.model}:{call.ticket.generation}" if call.ticket is not None else None,
-                "age_s": round(now - call.arrived_at, 3),
-                "bytes": call.outcome.bytes_sent,
+                "state": "queued" if context.ticket is None else "running",
+                **_about(context),
+                "worker": f"{context.ticket.model}:{context.ticket.generation}" if context.ticket is not None else None,
+                "age_s": round(now - context.arrived_at, 3),
+                "bytes": context.outcome.bytes_sent,
             }
-            for ticket_id, (call, _) in self._calls.items()
+            for ticket_id, (context, _) in self._calls.items()
         ]
 
 
-def _about(call: Call) -> Json:
+def _about(context: RequestContext) -> Json:
     return {
-        "request_id": call.request_id.decode("latin-1"),
-        "model": call.name,
-        "path": call.path,
-        "key": call.key.name if call.key is not None else None,
-        "stream": call.stream,
+        "request_id": context.request_id.decode("latin-1"),
+        "model": context.name,
+        "path": context.path,
+        "key": context.key.name if context.key is not None else None,
+        "stream": context.stream,
     }

@@ -15,26 +15,26 @@ from supervisor.core.journal import Decision
 from supervisor.core.placement import RELOAD_MIB_PER_S
 from supervisor.core.types import DeviceId, Footprint, ModelId, State
 from supervisor.core.world import Record
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 
 Json = dict[str, JsonValue]
 
 
-def model_view(context: Context, model: ModelId) -> Json | None:
+def model_view(daemon: Daemon, model: ModelId) -> Json | None:
     """One model's whole state; None when it isn't configured."""
-    engine = context.engine
+    engine = daemon.engine
     world = engine.journal.scheduler.world
     record = world.records.get(model)
-    if record is None or model not in context.catalog.models:
+    if record is None or model not in daemon.catalog.models:
         return None
     now = engine.clock()
-    effective = context.workers.effective(model)
-    override = context.workers.override_of(model)
-    leases = _leases(context, record)
-    worker = context.workers.facts(model, record.generation)
+    effective = daemon.fleet.effective(model)
+    override = daemon.fleet.override_of(model)
+    leases = _leases(daemon, record)
+    worker = daemon.fleet.facts(model, record.generation)
     return {
         "name": model,
-        "virtual_models": [name for name, virtual in context.catalog.virtual.items() if virtual.model.id == model],
+        "virtual_models": [name for name, virtual in daemon.catalog.virtual.items() if virtual.model.id == model],
         "runtime": effective.config.runtime,
         "type": record.spec.type,
         "priority": record.spec.priority,
@@ -63,8 +63,8 @@ def model_view(context: Context, model: ModelId) -> Json | None:
     }
 
 
-def _leases(context: Context, record: Record) -> tuple[Lease, ...]:
-    return context.engine.journal.scheduler.world.ledger.leases_of(record.holder)
+def _leases(daemon: Daemon, record: Record) -> tuple[Lease, ...]:
+    return daemon.engine.journal.scheduler.world.ledger.leases_of(record.holder)
 
 
 def _place(record: Record) -> Json:
@@ -127,7 +127,7 @@ def _footprint(footprint: Footprint) -> Json:
 
 
 def _capabilities(model: CatalogModel) -> Json | None:
-    """None until the model's metadata was read: see `Context.know_capabilities`."""
+    """None until the model's metadata was read: see `Daemon.know_capabilities`."""
     known = model.known_capabilities
     if known is None:
         return None
@@ -147,11 +147,11 @@ def definition(config: ModelConfig) -> Json:
     return {key: masked(value, key) for key, value in config.model_dump(mode="json").items()}
 
 
-def device_views(context: Context) -> list[Json]:
+def device_views(daemon: Daemon) -> list[Json]:
     """Every device: totals, what others use, and who holds how much."""
-    ledger = context.engine.journal.scheduler.world.ledger
+    ledger = daemon.engine.journal.scheduler.world.ledger
     devices: list[Json] = []
-    for info in context.sampler.devices():
+    for info in daemon.sampler.devices():
         device = DeviceId(info.id)
         totals = ledger.totals(device)
         devices.append(
@@ -183,26 +183,26 @@ def device_views(context: Context) -> list[Json]:
     return devices
 
 
-def memory_view(context: Context) -> Json:
+def memory_view(daemon: Daemon) -> Json:
     """Every device, and what each model holds, may take, and was measured to take there."""
-    world = context.engine.journal.scheduler.world
+    world = daemon.engine.journal.scheduler.world
     models: list[JsonValue] = [
         {
             "name": record.id,
             **_place(record),
             "need": {device.id: _footprint(device.need(record.spec)) for device in world.ledger.devices()},
-            **_memory(record, _leases(context, record)),
+            **_memory(record, _leases(daemon, record)),
         }
         for record in world.records.values()
     ]
-    return {"devices": list(device_views(context)), "models": models}
+    return {"devices": list(device_views(daemon)), "models": models}
 
 
-def decision_view(context: Context, decision: Decision) -> Json:
+def decision_view(daemon: Daemon, decision: Decision) -> Json:
     """One decision, its time as seconds since the epoch."""
     return {
         "seq": decision.seq,
-        "at": round(context.wall_time(decision.at), 3),
+        "at": round(daemon.wall_time(decision.at), 3),
         "kind": decision.kind,
         "model": decision.model,
         "reason": decision.reason,

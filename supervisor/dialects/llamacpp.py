@@ -19,7 +19,7 @@ from starlette.routing import Route
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import ModelId, State
 from supervisor.daemon import loading
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import CLIENTS, Subscription
 from supervisor.daemon.feed import Feed
 from supervisor.errors import InvalidRequestError
@@ -31,9 +31,9 @@ Json = dict[str, JsonValue]
 Status = Literal["unloaded", "loading", "loaded", "failed"]
 
 
-def routes(context: Context, feed: Feed) -> list[Route]:
+def routes(daemon: Daemon, feed: Feed) -> list[Route]:
     """`GET /models`, `POST /models/load`, `POST /models/unload`, `GET /models/sse`."""
-    created = int(context.wall_time(context.started))
+    created = int(daemon.wall_time(daemon.started))
 
     def entry(name: str, model: CatalogModel) -> Json:
         return {
@@ -42,24 +42,24 @@ def routes(context: Context, feed: Feed) -> list[Route]:
             "object": "model",
             "owned_by": "llmux",
             "created": created,
-            "status": status_view(context, model.id),
+            "status": status_view(daemon, model.id),
         }
 
     async def models(_request: Request) -> Response:
-        data = [entry(row.name, row.model) for row in context.catalog.listing()]
+        data = [entry(row.name, row.model) for row in daemon.catalog.listing()]
         return JSONResponse({"object": "list", "data": data})
 
     async def load(request: Request) -> Response:
-        loading.ask_load(context, await _named(context, request))
+        loading.ask_load(daemon, await _named(daemon, request))
         return JSONResponse({"success": True})
 
     async def unload(request: Request) -> Response:
-        loading.ask_unload(context, await _named(context, request))
+        loading.ask_unload(daemon, await _named(daemon, request))
         return JSONResponse({"success": True})
 
     async def sse(_request: Request) -> Response:
         subscription = feed.subscribe(("model",), most=CLIENTS)
-        return EventStream(_changes(context, subscription), subscription)
+        return EventStream(_changes(daemon, subscription), subscription)
 
     return [
         Route("/models", models, methods=["GET"]),
@@ -69,18 +69,18 @@ def routes(context: Context, feed: Feed) -> list[Route]:
     ]
 
 
-def status_view(context: Context, model: ModelId) -> Json:
+def status_view(daemon: Daemon, model: ModelId) -> Json:
     """A model's `status`, with what a failed one died of."""
-    record = context.engine.journal.scheduler.world.records.get(model)
-    value = status(context, model)
+    record = daemon.engine.journal.scheduler.world.records.get(model)
+    value = status(daemon, model)
     if value != "failed" or record is None or record.crash is None:
         return {"value": value}
     return {"value": value, "failed": True, "exit_code": record.crash.exit_code, "reason": record.crash.summary}
 
 
-def status(context: Context, model: ModelId) -> Status:
+def status(daemon: Daemon, model: ModelId) -> Status:
     """A model's state in llama.cpp's words."""
-    world = context.engine.journal.scheduler.world
+    world = daemon.engine.journal.scheduler.world
     record = world.records.get(model)
     if record is None:
         return "unloaded"
@@ -96,21 +96,21 @@ def status(context: Context, model: ModelId) -> Status:
             return "loading" if is_wanted else "unloaded"
 
 
-async def _named(context: Context, request: Request) -> ModelId:
+async def _named(daemon: Daemon, request: Request) -> ModelId:
     name = (await json_object(request, ("model",))).get("model")
     if not isinstance(name, str):
         raise InvalidRequestError('The body must be {"model": "NAME"}; GET /models lists the choice.', param="model")
-    return physical_model(context, name)
+    return physical_model(daemon, name)
 
 
-async def _changes(context: Context, subscription: Subscription) -> AsyncGenerator[bytes, None]:
+async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator[bytes, None]:
     """Every model's status first, then each change."""
     told: dict[str, Status] = {}
 
     def news(kind: str) -> bytes:
         lines = []
-        for row in context.catalog.listing():
-            now = status(context, row.model.id)
+        for row in daemon.catalog.listing():
+            now = status(daemon, row.model.id)
             if told.get(row.name) != now:
                 told[row.name] = now
                 lines.append(_line(row.name, kind, now))

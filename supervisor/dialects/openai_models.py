@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from runtimes.base import ModelType
 from supervisor.catalog import Listing
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.pipeline import unknown_model
 from supervisor.daemon.views import Json
 from supervisor.dialects.llamacpp import status_view
@@ -19,9 +19,9 @@ from supervisor.errors import InvalidRequestError
 TYPES: Final[tuple[str, ...]] = get_args(ModelType)
 
 
-def routes(context: Context) -> list[Route]:
+def routes(daemon: Daemon) -> list[Route]:
     """`GET /v1/models` and `GET /v1/models/{id}`."""
-    created = int(context.wall_time(context.started))
+    created = int(daemon.wall_time(daemon.started))
 
     def view(listing: Listing) -> Json:
         config = listing.model.config
@@ -32,22 +32,22 @@ def routes(context: Context) -> list[Route]:
             "owned_by": "llmux",
             "name": listing.name,
         }
-        about |= {"type": config.type, "runtime": config.runtime, "status": status_view(context, listing.model.id)}
+        about |= {"type": config.type, "runtime": config.runtime, "status": status_view(daemon, listing.model.id)}
         return about if listing.description is None else about | {"description": listing.description}
 
     async def listing(request: Request) -> Response:
         wanted = request.query_params.get("type")
         if wanted is not None and wanted not in TYPES:
             raise InvalidRequestError(f"type: expected one of {', '.join(TYPES)}, got {wanted[:50]!r}.", param="type")
-        data = [view(row) for row in context.catalog.listing() if wanted in {None, row.model.config.type}]
+        data = [view(row) for row in daemon.catalog.listing() if wanted in {None, row.model.config.type}]
         return JSONResponse({"object": "list", "data": data})
 
     async def one(request: Request) -> Response:
         name: str = request.path_params["name"]
-        route = context.catalog.route(name)
+        route = daemon.catalog.route(name)
         if route is None:
-            raise unknown_model(context.catalog, name)
-        listed = next((row for row in context.catalog.listing() if row.name == name), Listing(name, route.model))
+            raise unknown_model(daemon.catalog, name)
+        listed = next((row for row in daemon.catalog.listing() if row.name == name), Listing(name, route.model))
         return JSONResponse(view(listed))
 
     return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]

@@ -14,16 +14,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from supervisor.catalog import Listing
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.errors import NotFoundError
 
 
-def routes(context: Context) -> list[Route]:
+def routes(daemon: Daemon) -> list[Route]:
     """The listings."""
 
     def speakers(request: Request) -> list[Listing]:
         """All of them, or the one that the query names. Raises NotFoundError."""
-        found = [entry for entry in context.catalog.listing() if entry.model.config.type == "tts"]
+        found = [entry for entry in daemon.catalog.listing() if entry.model.config.type == "tts"]
         if (wanted := request.query_params.get("model")) is None:
             return found
         chosen = [entry for entry in found if entry.name == wanted]

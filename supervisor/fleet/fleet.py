@@ -26,23 +26,21 @@ from supervisor.core.types import (
     WorkerExited,
 )
 from supervisor.fleet.remote import Remote
-from supervisor.fleet.worker import Key, Post, Surroundings, Worker, log_path
+from supervisor.fleet.worker import Key, Post, Worker, WorkerDeps, log_path
 from supervisor.io.memory import HolderPids
 from supervisor.io.upstream import Upstream, UpstreamPool
 
 log = structlog.get_logger("llmux.worker")
 
 
-class Workers:
+class Fleet:
     """All workers, by model and generation. `catalog` may be replaced; running workers keep what they were started with."""
 
-    def __init__(
-        self, surroundings: Surroundings, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig
-    ) -> None:
+    def __init__(self, deps: WorkerDeps, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig) -> None:
         self._models = models
         self._overrides: dict[ModelId, Override] = {}
         self.limits = limits
-        self._surroundings = surroundings
+        self._deps = deps
         self._workers: dict[Key, Worker | Remote] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,7 +80,7 @@ class Workers:
         worker = (
             Remote(key, model, self.limits, post)
             if isinstance(model.adapter, RemoteAdapter)
-            else Worker(key, model, effect.devices, self._surroundings, self.limits, post)
+            else Worker(key, model, effect.devices, self._deps, self.limits, post)
         )
         self._workers[key] = worker
         task = asyncio.create_task(self._run(key, worker), name=f"worker {effect.model}:{effect.generation}")
@@ -129,4 +127,4 @@ class Workers:
 
     def log_path(self, model: ModelId) -> Path:
         """Where the model's workers log."""
-        return log_path(self._surroundings.log_dir, model)
+        return log_path(self._deps.log_dir, model)

@@ -77,7 +77,7 @@ Post = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WorkerDeps:
     """What all workers share."""
 
     ports: PortRange
@@ -95,7 +95,7 @@ class Worker:
         key: Key,
         model: CatalogModel,
         devices: Devices,
-        surroundings: Surroundings,
+        deps: WorkerDeps,
         limits: LimitsConfig,
         post: Post,
     ) -> None:
@@ -105,9 +105,9 @@ class Worker:
         self._key = key
         self._model = model
         self._devices = devices
-        self._around = surroundings
+        self._deps = deps
         self._limits = limits
-        self._log = log_path(surroundings.log_dir, key[0])
+        self._log = log_path(deps.log_dir, key[0])
         self._process: WorkerProcess | None = None
         self._port: int | None = None
         self._environment: EnvLease | None = None
@@ -149,7 +149,7 @@ class Worker:
         model, generation = self._key
         holder = f"{model}:{generation}"
         try:
-            self._port = self._around.ports.lease(holder)
+            self._port = self._deps.ports.lease(holder)
             launch = await asyncio.to_thread(self._prepare, self._port)
             process = await spawn(self._order(launch))
         except RuntimeNotInstalledError as error:
@@ -167,31 +167,31 @@ class Worker:
         else:
             self._process = process
             log.info("worker.spawned", model=model, generation=generation, pid=process.pid, port=self._port)
-            return await self._accompany(process, launch)
+            return await self._supervise(process, launch)
         finally:
             if self.upstream is not None:
                 self.upstream.close()
             if self._port is not None:
-                self._around.ports.release(holder)
+                self._deps.ports.release(holder)
             if self._environment is not None:
                 give_back(self._environment)
 
-    async def _accompany(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
+    async def _supervise(self, process: WorkerProcess, launch: LaunchSpec) -> Crash | None:
         exited = asyncio.create_task(process.wait())
         watched = asyncio.create_task(self._watch(process, launch))
         stopped = asyncio.create_task(self._stop_asked.wait())
-        mourned = asyncio.create_task(self._mourn(process))
+        exit_watch = asyncio.create_task(self._watch_exit(process))
         await asyncio.wait({exited, watched, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        mourned.cancel()
+        exit_watch.cancel()
         if exited.done():
             await _cancel(watched)
-            self._retract("it ended")
+            self._mark_unready("it ended")
             return await asyncio.to_thread(self._classify, exited.result())
         crash = None
         if watched.done():
             crash = self._verdict(watched)
-            self._retract(crash.summary)
+            self._mark_unready(crash.summary)
         else:
             await _cancel(watched)
         self._ready = False
@@ -210,11 +210,11 @@ class Worker:
         log.error("worker.unwatched", model=self._key[0], generation=self._key[1], exc_info=error)
         return Crash(CrashClass.UNKNOWN, f"it could not be watched any more: {error!r}")
 
-    async def _mourn(self, process: WorkerProcess) -> None:
+    async def _watch_exit(self, process: WorkerProcess) -> None:
         await process.leader_ended.wait()
-        self._retract("it ended")
+        self._mark_unready("it ended")
 
-    def _retract(self, reason: str) -> None:
+    def _mark_unready(self, reason: str) -> None:
         """Nothing new goes to a worker that is ending by itself, while its remains are cleared away."""
         if self._ready:
             self._ready = False
@@ -246,11 +246,11 @@ class Worker:
     def _launch(self, port: int) -> LaunchSpec:
         context = LaunchContext(
             model=self._key[0],
-            host=self._around.ports.host,
+            host=self._deps.ports.host,
             port=port,
             key=secrets.token_urlsafe(32),
-            devices=tuple(self._around.devices[device] for device in self._devices),
-            runtimes_dir=self._around.runtimes_dir,
+            devices=tuple(self._deps.devices[device] for device in self._devices),
+            runtimes_dir=self._deps.runtimes_dir,
         )
         return self._model.adapter.launch(self._model.config, context)
 
@@ -260,7 +260,7 @@ class Worker:
         if launch.library_path:
             env["LD_LIBRARY_PATH"] = ":".join(filter(None, (*launch.library_path, env.get("LD_LIBRARY_PATH"))))
         return SpawnOrder(
-            instance=self._around.instance,
+            instance=self._deps.instance,
             model=self._key[0],
             generation=self._key[1],
             argv=launch.argv,

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from supervisor.core.types import ModelId, PinAsked
 from supervisor.daemon import loading
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.pipeline import unknown_model
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError
@@ -20,20 +20,20 @@ from supervisor.proxy.parameters import flag, json_object, number
 MAX_DECISIONS = 1000
 
 
-def routes(context: Context) -> list[Route]:
+def routes(daemon: Daemon) -> list[Route]:
     """What is below `/v1/admin` and answers at once, or when a load or unload is done."""
 
     def physical(request: Request) -> ModelId:
-        return physical_model(context, request.path_params["name"])
+        return physical_model(daemon, request.path_params["name"])
 
     async def models(_request: Request) -> Response:
-        await context.know_capabilities()
-        views = (model_view(context, model) for model in context.catalog.models)
+        await daemon.know_capabilities()
+        views = (model_view(daemon, model) for model in daemon.catalog.models)
         return JSONResponse({"object": "list", "data": [view for view in views if view is not None]})
 
     async def view(name: ModelId) -> Response:
-        await context.know_capabilities()
-        return JSONResponse(model_view(context, name))
+        await daemon.know_capabilities()
+        return JSONResponse(model_view(daemon, name))
 
     async def model(request: Request) -> Response:
         return await view(physical(request))
@@ -43,12 +43,12 @@ def routes(context: Context) -> list[Route]:
         overrides = (await json_object(request, ("overrides",))).get("overrides")
         if overrides is not None and not isinstance(overrides, dict):
             raise InvalidRequestError('"overrides" must be an object of keys and values.', param="overrides")
-        await loading.load(context, name, overrides)
+        await loading.load(daemon, name, overrides)
         return await view(name)
 
     async def unload(request: Request) -> Response:
         name = physical(request)
-        await loading.unload(context, name, force=flag(request, "force"))
+        await loading.unload(daemon, name, force=flag(request, "force"))
         return await view(name)
 
     async def pin(request: Request) -> Response:
@@ -56,36 +56,36 @@ def routes(context: Context) -> list[Route]:
         wanted = (await json_object(request, ("pin",))).get("pin")
         if not isinstance(wanted, bool):
             raise InvalidRequestError('The body must be {"pin": true} or {"pin": false}.', param="pin")
-        context.engine.post(PinAsked(name, wanted))
+        daemon.engine.post(PinAsked(name, wanted))
         return await view(name)
 
     async def gpu_memory(_request: Request) -> Response:
-        return JSONResponse(memory_view(context))
+        return JSONResponse(memory_view(daemon))
 
     async def decisions(request: Request) -> Response:
-        journal = context.engine.journal
+        journal = daemon.engine.journal
         name = request.query_params.get("model")
-        about = physical_model(context, name) if name is not None else None
+        about = physical_model(daemon, name) if name is not None else None
         limit = number(request, "limit", 100, MAX_DECISIONS)
         if "after" in request.query_params:
             newer = journal.decisions_since(number(request, "after", 0, sys.maxsize, least=0))
             kept = [decision for decision in newer if about in {None, decision.model}][:limit]
         else:
             kept = journal.decisions(about, limit=limit)
-        return JSONResponse({"object": "list", "data": [decision_view(context, decision) for decision in kept]})
+        return JSONResponse({"object": "list", "data": [decision_view(daemon, decision) for decision in kept]})
 
     async def requests(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": context.requests.views()})
+        return JSONResponse({"object": "list", "data": daemon.requests.views()})
 
     async def cancel(request: Request) -> Response:
         number_ = request.path_params["id"]
-        if not context.requests.cancel(number_):
+        if not daemon.requests.cancel(number_):
             raise NotFoundError(f"There is no request {number_[:50]!r} under way; GET /v1/admin/requests lists them.")
         return JSONResponse({"id": number_, "cancelled": True})
 
     async def history(_request: Request) -> Response:
-        began, series = context.history.series()
-        body = {"interval_s": context.history.interval_s, "from": round(context.wall_time(began), 3), "series": series}
+        began, series = daemon.history.series()
+        body = {"interval_s": daemon.history.interval_s, "from": round(daemon.wall_time(began), 3), "series": series}
         return JSONResponse(body)
 
     return [
@@ -102,19 +102,19 @@ def routes(context: Context) -> list[Route]:
     ]
 
 
-def physical_model(context: Context, name: str) -> ModelId:
+def physical_model(daemon: Daemon, name: str) -> ModelId:
     """The model a public name stands for. Raises NotFoundError."""
-    route = context.catalog.route(name)
+    route = daemon.catalog.route(name)
     if route is None:
-        raise unknown_model(context.catalog, name)
+        raise unknown_model(daemon.catalog, name)
     return route.model.id
 
 
-def health(context: Context) -> Route:
+def health(daemon: Daemon) -> Route:
     """`GET /health`: alive, and what is loaded. Open to all, so it names nothing that a key protects but model names."""
 
     async def answer(_request: Request) -> Response:
-        world = context.engine.journal.scheduler.world
+        world = daemon.engine.journal.scheduler.world
         loaded = [record.id for record in world.records.values() if record.answering]
         status = "stopping" if world.shutting_down else "ok"
         code = HTTPStatus.SERVICE_UNAVAILABLE if world.shutting_down else HTTPStatus.OK

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from supervisor.daemon import reload
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.reload import Reloader
-from supervisor.daemon.requests import Call
+from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import llamacpp, openai_models, openai_speech
 from supervisor.dialects.error_shapes import error_body, error_headers
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
@@ -32,19 +32,19 @@ from supervisor.proxy.forward import processing_ms
 class Application:
     """The daemon's ASGI application."""
 
-    def __init__(self, context: Context, reloader: Reloader) -> None:
-        self._context = context
-        self.metrics = Metrics(context)
-        feed = Feed(context)
+    def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
+        self._daemon = daemon
+        self.metrics = Metrics(daemon)
+        feed = Feed(daemon)
         self._others = Starlette(
             routes=[
-                admin.health(context),
-                *openai_models.routes(context),
-                *openai_speech.routes(context),
-                *watch.routes(context, feed),
-                *admin.routes(context),
+                admin.health(daemon),
+                *openai_models.routes(daemon),
+                *openai_speech.routes(daemon),
+                *watch.routes(daemon, feed),
+                *admin.routes(daemon),
                 *reload.routes(reloader),
-                *llamacpp.routes(context, feed),
+                *llamacpp.routes(daemon, feed),
                 self.metrics.route(),
                 *ui.routes(),
             ],
@@ -54,28 +54,28 @@ class Application:
 
     def close(self) -> None:
         """End what would go on for ever: the event streams."""
-        self._context.hub.close()
+        self._daemon.hub.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
         loop = asyncio.get_running_loop()
-        call = Call(request_id_of(scope["headers"]), loop.time())
+        context = RequestContext(request_id_of(scope["headers"]), loop.time())
         try:
-            call.extra = self._context.gate.cors(scope)
-            if scope["method"] == "OPTIONS" and call.extra:
-                await Response(status_code=204)(scope, receive, _signed(send, call))
+            context.extra = self._daemon.auth.cors(scope)
+            if scope["method"] == "OPTIONS" and context.extra:
+                await Response(status_code=204)(scope, receive, _signed(send, context))
                 return
-            call.key = self._context.gate.admit(scope)
-            inference = self._context.inference
-            if inference.serves(scope["method"], scope["path"]):
-                await inference(scope, receive, send, call)
+            context.key = self._daemon.auth.authorize(scope)
+            pipeline = self._daemon.pipeline
+            if pipeline.serves(scope["method"], scope["path"]):
+                await pipeline(scope, receive, send, context)
             else:
-                await self._route(scope, receive, _signed(send, call))
+                await self._route(scope, receive, _signed(send, context))
         except LlmuxError as error:
-            await error_response(error, scope["path"])(scope, receive, _signed(send, call))
+            await error_response(error, scope["path"])(scope, receive, _signed(send, context))
         except Exception:
-            scope.setdefault("state", {})[STATE_KEY] = call.request_id
+            scope.setdefault("state", {})[STATE_KEY] = context.request_id
             raise
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +93,7 @@ class Application:
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]
-        allowed = allowed or ", ".join(self._context.inference.methods(scope["path"]))
+        allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"]))
         if allowed:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
         return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.")
@@ -118,13 +118,13 @@ async def _left_to_the_server(_request: Request, error: Exception) -> Response:
     raise error
 
 
-def _signed(send: Send, call: Call) -> Send:
+def _signed(send: Send, context: RequestContext) -> Send:
     """`send`, for responses that bear the request's id, how long it took, and what else belongs to every response."""
 
     async def signed(message: Message) -> None:
         if message["type"] == "http.response.start":
             now = asyncio.get_running_loop().time()
-            own = ((b"x-request-id", call.request_id), processing_ms(call.arrived_at, now), *call.extra)
+            own = ((b"x-request-id", context.request_id), processing_ms(context.arrived_at, now), *context.extra)
             message["headers"] = [*message["headers"], *own]
         await send(message)
 

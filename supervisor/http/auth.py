@@ -57,7 +57,7 @@ def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return found.pop() if found else None
 
 
-class Gate:
+class Auth:
     """Checks every request before anything else looks at it."""
 
     def __init__(self, keyring: Keyring, allowed_hosts: Iterable[str], allowed_origins: Iterable[str]) -> None:
@@ -66,11 +66,11 @@ class Gate:
         self._origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
 
     @classmethod
-    def of(cls, keyring: Keyring, server: ServerConfig) -> Gate:
+    def of(cls, keyring: Keyring, server: ServerConfig) -> Auth:
         """The gate that these settings ask for."""
         return cls(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
 
-    def admit(self, scope: Scope) -> Key | None:
+    def authorize(self, scope: Scope) -> Key | None:
         """The key the request came with (None: an open path, or no keys are configured). Raises what the client is told."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         wanted = scope_for(scope["path"])

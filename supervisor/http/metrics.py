@@ -33,8 +33,8 @@ from supervisor.core.types import (
     WorkerReady,
 )
 from supervisor.daemon.counters import FastCounter, FastHistogram
-from supervisor.daemon.daemon import Context
-from supervisor.daemon.requests import Call
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.requests import RequestContext
 from supervisor.errors import LlmuxError
 from supervisor.http.worker_metrics import together
 from supervisor.io.distribution import version
@@ -57,8 +57,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 class Metrics:
     """One for each daemon. Fed by the engine (`observe`), by requests (`finished`) and at the start (`orphans`)."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
         self._registry = registry = CollectorRegistry()
         self._requests = FastCounter(
             "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry
@@ -98,9 +98,9 @@ class Metrics:
         self._decision = Histogram(
             "llmux_decision_seconds", "What a decision of the scheduler took.", buckets=_DECISION, registry=registry
         )
-        registry.register(_States(context))
-        context.engine.observers.append(self.observe)
-        context.requests.listeners.append(self.finished)
+        registry.register(_States(daemon))
+        daemon.engine.observers.append(self.observe)
+        daemon.requests.listeners.append(self.finished)
 
     def orphans(self, count: int) -> None:
         """So many leftovers were reaped at the start."""
@@ -112,7 +112,7 @@ class Metrics:
             if type(effect) is StopWorker:
                 self._stops.labels(effect.model, effect.cause.value).inc()
             elif type(effect) is Decided:
-                self._decision.observe(self._context.engine.last_decision_s)
+                self._decision.observe(self._daemon.engine.last_decision_s)
                 if effect.kind == "evict" and effect.model is not None:
                     self._swaps.labels(effect.model).inc()
         if type(event) is WorkerExited and event.crash is not None:
@@ -120,21 +120,21 @@ class Metrics:
         elif type(event) is WorkerReady and any(
             type(effect) is Decided and effect.kind == "ready" for effect in effects
         ):
-            record = self._context.engine.journal.scheduler.world.records[event.model]
+            record = self._daemon.engine.journal.scheduler.world.records[event.model]
             if record.load_s is not None:
                 self._load.observe(event.model, record.load_s)
 
-    def finished(self, call: Call, total_s: float) -> None:
+    def finished(self, context: RequestContext, total_s: float) -> None:
         """A request ended. Names that no model has are not counted by name: they are the client's to choose."""
-        route = self._context.catalog.route(call.name) if call.name is not None else None
-        name = call.name if call.name is not None and route is not None else "unknown"
-        outcome, ticket = call.outcome, call.ticket
-        self._requests.add((name, str(outcome.status or call.failed_status or "none")))
+        route = self._daemon.catalog.route(context.name) if context.name is not None else None
+        name = context.name if context.name is not None and route is not None else "unknown"
+        outcome, ticket = context.outcome, context.ticket
+        self._requests.add((name, str(outcome.status or context.failed_status or "none")))
         if ticket is None:
             return
         self._queue_wait.observe(name, ticket.queued_s)
         self._duration.observe(name, total_s)
-        prompt, completion = call.usage
+        prompt, completion = context.usage
         if prompt is not None:
             self._prompt.add((name,), prompt)
         first_s = outcome.first_byte_s
@@ -145,7 +145,7 @@ class Metrics:
             worked_s = total_s - ticket.queued_s
             if worked_s > 0:
                 self._speed.observe(name, completion / worked_s)
-            if call.stream and first_s is not None and completion > 1:
+            if context.stream and first_s is not None and completion > 1:
                 self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
 
     def route(self) -> Route:
@@ -161,14 +161,14 @@ class Metrics:
     # ------------------------------------------------------------------------------------------------------- workers
 
     async def _workers(self, taken: Container[str]) -> bytes:
-        world = self._context.engine.journal.scheduler.world
+        world = self._daemon.engine.journal.scheduler.world
         ready = [record for record in world.records.values() if record.state is State.READY and record.answering]
         texts = await asyncio.gather(*(self._worker(record.id, record.generation) for record in ready))
         return together(zip((record.id for record in ready), texts, strict=True), taken)
 
     async def _worker(self, model: ModelId, generation: Generation) -> bytes:
         """The worker's own metrics; nothing where it has none or doesn't answer in time."""
-        found = self._context.workers.metrics_source(model, generation)
+        found = self._daemon.fleet.metrics_source(model, generation)
         if found is None:
             return b""
         upstream, path = found
@@ -186,12 +186,12 @@ class Metrics:
 class _States(Collector):
     """Gauges, read from the scheduler when somebody asks."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
         self._version = version()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        world = self._context.engine.journal.scheduler.world
+        world = self._daemon.engine.journal.scheduler.world
         build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
         build.add_metric([self._version], 1)
         state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
@@ -204,7 +204,7 @@ class _States(Collector):
         yield from (build, state, queued, flight, *self._memory())
 
     def _memory(self) -> Iterator[GaugeMetricFamily]:
-        world = self._context.engine.journal.scheduler.world
+        world = self._daemon.engine.journal.scheduler.world
         devices = {
             "total": GaugeMetricFamily("llmux_device_total_bytes", "Memory llmux shares out.", labels=["device"]),
             "free": GaugeMetricFamily("llmux_device_free_bytes", "Free at the last reading.", labels=["device"]),

@@ -4,7 +4,7 @@ A request's head has a deadline and a size, its body may not stall, a client may
 read in two ways (Content-Length with Transfer-Encoding, several Hosts) is refused before it gets a scope. Trailers are
 dropped. What was answered before its body was there ends the connection: after a moment, in which what still comes is
 thrown away, because closing with bytes unread makes the kernel take the answer back. Refusals are
-JSON in our envelope, and the connection closes. The scope carries a `Departure`, so a request learns at once that its
+JSON in our envelope, and the connection closes. The scope carries a `Disconnect`, so a request learns at once that its
 client left. An application that fails after its response began has its connection cut: never a clean end.
 """
 
@@ -29,8 +29,8 @@ from supervisor.catalog.sections import LimitsConfig
 from supervisor.dialects.error_shapes import error_body, error_headers
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
 from supervisor.http.request_id import STATE_KEY, request_id_of
-from supervisor.http.response_cycle import Exchange
-from supervisor.proxy.disconnect import EXTENSION, Departure, ExchangeOverError, ResponseBrokenError
+from supervisor.http.response_cycle import ResponseCycle
+from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseBrokenError, ResponseOverError
 
 log = structlog.get_logger("llmux.http")
 
@@ -85,10 +85,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._refusal: LlmuxError | None = None
         self._upgrading = False
-        self._departure: Departure
-        self._extensions: dict[str, Departure]
-        self.cycle: Exchange
-        self.pipeline: deque[tuple[Exchange, Any]]  # type: ignore[assignment]  # all our cycles are exchanges
+        self._disconnect: Disconnect
+        self._extensions: dict[str, Disconnect]
+        self.cycle: ResponseCycle
+        self.pipeline: deque[tuple[ResponseCycle, Any]]  # type: ignore[assignment]  # all our cycles are ResponseCycles
 
     @classmethod
     def configure(cls, limits: LimitsConfig) -> None:
@@ -99,8 +99,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._departure = Departure(partial(_resume_reading, self.flow, transport))
-        self._extensions = {EXTENSION: self._departure}
+        self._disconnect = Disconnect(partial(_resume_reading, self.flow, transport))
+        self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
 
@@ -110,7 +110,7 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._receive_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
-        self._departure.happened()
+        self._disconnect.happened()
 
     def data_received(self, data: bytes) -> None:
         if self._linger_left is not None:
@@ -221,7 +221,7 @@ class GuardedProtocol(HttpToolsProtocol):
         }
         self.headers = []  # trailers go there, not into the scope
         earlier, keep_alive = self.cycle, version != "1.0" and self.parser.should_keep_alive()
-        self.cycle = Exchange(self, keep_alive=keep_alive)
+        self.cycle = ResponseCycle(self, keep_alive=keep_alive)
         if earlier is None or earlier.response_complete:
             self._start_asgi_task(self.cycle, self.app)
             return
@@ -326,16 +326,16 @@ class GuardedProtocol(HttpToolsProtocol):
     def _look_at_idleness_in(self, seconds: float) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
-    def _start_asgi_task(self, cycle: Exchange, app: Any) -> None:  # type: ignore[override]  # all our cycles are
-        task = self._departure.task = cycle.task = self.loop.create_task(self._run(cycle, app))
+    def _start_asgi_task(self, cycle: ResponseCycle, app: Any) -> None:  # type: ignore[override]  # all our cycles are
+        task = self._disconnect.task = cycle.task = self.loop.create_task(self._run(cycle, app))
         self.tasks.add(task)
 
-    async def _run(self, cycle: Exchange, app: Any) -> None:
+    async def _run(self, cycle: ResponseCycle, app: Any) -> None:
         try:
             await app(cycle.scope, cycle.receive, cycle.send)
         except ResponseBrokenError as broken:  # browsers, aiohttp, undici drop what they hold unread when it breaks
             cycle.cut(after_s=self.last_words_s if broken.told else 0.0)
-        except ExchangeOverError:
+        except ResponseOverError:
             cycle.cut()
         except asyncio.CancelledError:
             cycle.cut()
@@ -351,7 +351,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.tasks.discard(cycle.task)  # here: a callback of the task would be another turn of the loop
             cycle.on_response, cycle.task = _nothing, None  # breaks reference cycles
 
-    async def _give_up(self, cycle: Exchange) -> None:
+    async def _give_up(self, cycle: ResponseCycle) -> None:
         if cycle.response_started:
             cycle.cut()
             return

@@ -19,7 +19,7 @@ _NO_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BODILESS: Final = (204, 304)
 
 
-class Exchange(RequestResponseCycle):
+class ResponseCycle(RequestResponseCycle):
     """One for each request of a connection. Names of headers must be lowercase."""
 
     def __init__(self, protocol: HttpToolsProtocol, *, keep_alive: bool) -> None:

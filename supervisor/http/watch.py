@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import KINDS, Subscription
 from supervisor.daemon.feed import Feed
 from supervisor.http.admin import physical_model
@@ -24,21 +24,21 @@ LINE_BYTES: Final = 512  # of a long line no more is shown anyway
 FOLLOW_INTERVAL_S: Final = 0.3
 
 
-def routes(context: Context, feed: Feed) -> list[Route]:
+def routes(daemon: Daemon, feed: Feed) -> list[Route]:
     """`GET /v1/admin/events` and `GET /v1/admin/models/{name}/logs`."""
 
     async def events(request: Request) -> Response:
         kinds = choices(request, "types", KINDS)
-        await context.know_capabilities()
+        await daemon.know_capabilities()
         subscription = feed.subscribe(kinds)
         return EventStream(_events(subscription), subscription)
 
     async def logs(request: Request) -> Response:
-        model = physical_model(context, request.path_params["name"])
+        model = physical_model(daemon, request.path_params["name"])
         lines = number(request, "lines", 200, MAX_LINES, least=0)
-        path = context.workers.log_path(model)
+        path = daemon.fleet.log_path(model)
         if flag(request, "follow"):
-            closing = context.hub.subscribe(())
+            closing = daemon.hub.subscribe(())
             return EventStream(_follow(LogFollower(path), lines, closing), closing)
         kept = await asyncio.to_thread(tail, path, lines, lines * LINE_BYTES) if lines else ()
         return PlainTextResponse("".join(f"{line}\n" for line in kept))

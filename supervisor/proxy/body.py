@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from supervisor.errors import InvalidRequestError, TooLargeError
-from supervisor.proxy.disconnect import ClientGoneError, Receive, Scope
+from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
 
 NAME_LIMIT: Final = 512  # of the name of a model
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
@@ -17,7 +17,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytea
     """The whole body. A client that stalls is disconnected by the protocol.
 
     Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon
-    after the answer), and ClientGoneError.
+    after the answer), and ClientDisconnectedError.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and int(value) > limit:
@@ -64,7 +64,7 @@ async def _next(receive: Receive) -> tuple[bytes, bool]:
     """The next piece, and whether more follow."""
     message = await receive()
     if message["type"] == "http.disconnect":
-        raise ClientGoneError
+        raise ClientDisconnectedError
     return message.get("body", b""), message.get("more_body", False)
 
 

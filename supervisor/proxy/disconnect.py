@@ -1,6 +1,6 @@
 """Noticing that a client left, while nothing is being read from it or written to it.
 
-The server protocol knows at once (`connection_lost`) and says so through a `Departure` in the ASGI scope; `UntilGone` turns
+The server protocol knows at once (`connection_lost`) and says so through a `Disconnect` in the ASGI scope; `CancelOnDisconnect` turns
 that into the cancellation of whatever the request is waiting for. Nothing is started for a request that runs its course.
 Under a server without our protocol one task per request awaits `receive()` instead.
 """
@@ -17,18 +17,18 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-EXTENSION: Final = "llmux.departure"
+EXTENSION: Final = "llmux.disconnect"
 
 
-class ExchangeOverError(Exception):
+class ResponseOverError(Exception):
     """Nothing more can be told to this client; the server cuts the connection. Not an error to render."""
 
 
-class ClientGoneError(ExchangeOverError):
+class ClientDisconnectedError(ResponseOverError):
     """The client closed its connection."""
 
 
-class ResponseBrokenError(ExchangeOverError):
+class ResponseBrokenError(ResponseOverError):
     """The response had begun and can't be completed: it must not look like a clean end. `told`: it says why itself."""
 
     def __init__(self, message: str, *, told: bool = False) -> None:
@@ -36,7 +36,7 @@ class ResponseBrokenError(ExchangeOverError):
         self.told = told
 
 
-class Departure:
+class Disconnect:
     """One client connection's end, known to the server protocol; one request at a time watches it."""
 
     __slots__ = ("_callback", "_resume_reading", "gone", "task")
@@ -63,18 +63,18 @@ class Departure:
             callback()
 
 
-class UntilGone:
-    """`with UntilGone(scope, receive):` cancels what the current task awaits in it when the client leaves.
+class CancelOnDisconnect:
+    """`with CancelOnDisconnect(scope, receive):` cancels what the current task awaits in it when the client leaves.
 
-    Leaves the block with ClientGoneError then, or with the error given to `interrupt`, which does the same at somebody
+    Leaves the block with ClientDisconnectedError then, or with the error given to `interrupt`, which does the same at somebody
     else's wish. Enter it after the body was read: `receive` is ours inside. Not nestable.
     """
 
-    __slots__ = ("_cancelling", "_departure", "_ending", "_receive", "_task", "_watcher")
+    __slots__ = ("_cancelling", "_disconnect", "_ending", "_receive", "_task", "_watcher")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         extensions = scope.get("extensions") or {}
-        self._departure: Departure | None = extensions.get(EXTENSION)
+        self._disconnect: Disconnect | None = extensions.get(EXTENSION)
         self._receive = receive
         self._watcher: asyncio.Task[None] | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -82,23 +82,23 @@ class UntilGone:
         self._ending: Exception | None = None  # what the block is being left with
 
     def __enter__(self) -> Self:
-        departure = self._departure
-        self._task = departure.task if departure is not None else asyncio.current_task()
+        disconnect = self._disconnect
+        self._task = disconnect.task if disconnect is not None else asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        if departure is None:
+        if disconnect is None:
             self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        elif departure.gone:
-            raise ClientGoneError
+        elif disconnect.gone:
+            raise ClientDisconnectedError
         else:
-            departure.watch(self._leave)
+            disconnect.watch(self._leave)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._departure is not None:
-            self._departure.unwatch()
+        if self._disconnect is not None:
+            self._disconnect.unwatch()
         if self._watcher is not None:
             self._watcher.cancel()
         task, self._task = self._task, None
@@ -115,7 +115,7 @@ class UntilGone:
             self._task.cancel()
 
     def _leave(self) -> None:
-        self.interrupt(ClientGoneError())
+        self.interrupt(ClientDisconnectedError())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from supervisor.errors import MethodNotAllowedError
-from supervisor.proxy.disconnect import UntilGone
+from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.keepalive import COMMENT
 
 KEEPALIVE_S: Final = 10.0
@@ -32,13 +32,13 @@ class EventStream(Response):
         self._held = held  # not the generator's own affair: one that was never begun would never give it back
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the generator ends or the client leaves (ClientGoneError). Raises MethodNotAllowedError for HEAD."""
+        """Send until the generator ends or the client leaves (ClientDisconnectedError). Raises MethodNotAllowedError for HEAD."""
         with self._held:
             if scope["method"] == "HEAD":  # it would never end
                 raise MethodNotAllowedError("A stream of events has no head to look at; use GET.", allowed="GET")
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with aclosing(self._pieces) as pieces:
-                with UntilGone(scope, receive):
+                with CancelOnDisconnect(scope, receive):
                     async for piece in pieces:
                         await send({"type": "http.response.body", "body": piece or COMMENT, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -5,7 +5,7 @@ asked. A worker's error answers are the exception: those that are not in OpenAI'
 broke off never ends cleanly: event streams carry one in-band error first, and then, as for all others, the connection is
 cut by raising `ResponseBrokenError` through the server.
 
-Leaving clients are not watched here: the caller wraps admission and forwarding in one `UntilGone`, and the cancellation
+Leaving clients are not watched here: the caller wraps admission and forwarding in one `CancelOnDisconnect`, and the cancellation
 that follows closes the worker's connection at once.
 """
 

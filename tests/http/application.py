@@ -12,13 +12,13 @@ import yaml
 
 from supervisor.catalog import Configuration
 from supervisor.catalog.keys import Keyring
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader
-from supervisor.fleet.fleet import Workers
-from supervisor.fleet.worker import Surroundings
+from supervisor.fleet.fleet import Fleet
+from supervisor.fleet.worker import WorkerDeps
 from supervisor.http.app import Application
-from supervisor.http.auth import Gate
+from supervisor.http.auth import Auth
 from supervisor.io.devices import HostWanted, open_sampler
 from supervisor.io.ports import PortRange
 from tests.daemon import fake
@@ -30,7 +30,7 @@ ORIGIN = "https://chat.example.org"
 @dataclass(frozen=True)
 class Served:
     running: Front
-    context: Context
+    daemon: Daemon
     logged: list[dict[str, object]]  # through structlog, as it is logged
 
     @property
@@ -47,13 +47,13 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     configuration = Configuration(path)
     catalog, keyring = configuration.read(), Keyring()
     sampler = (await open_sampler((HostWanted(1000),))).sampler
-    surroundings = Surroundings(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
-    workers = Workers(surroundings, catalog.models, catalog.limits)
-    context = Context(Engine(workers, sampler), workers, sampler, catalog, Gate.of(keyring, catalog.server))
-    application = Application(context, Reloader(context, configuration, keyring))
+    deps = WorkerDeps(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
+    fleet = Fleet(deps, catalog.models, catalog.limits)
+    daemon = Daemon(Engine(fleet, sampler), fleet, sampler, catalog, Auth.of(keyring, catalog.server))
+    application = Application(daemon, Reloader(daemon, configuration, keyring))
     with structlog.testing.capture_logs() as logged:
         async with front(application) as running:
-            yield Served(running, context, logged)
+            yield Served(running, daemon, logged)
 
 
 def get(path: bytes, *fields: bytes, method: bytes = b"GET") -> bytes:

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from supervisor.daemon.daemon import Context
+from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import Subscription
-from supervisor.daemon.pipeline import Inference
+from supervisor.daemon.pipeline import Pipeline
 from supervisor.errors import UnavailableError
 from supervisor.proxy.disconnect import ResponseBrokenError
 from tests.http.application import ORIGIN, ask, get
@@ -24,7 +24,7 @@ def fail_with(monkeypatch, error: Exception) -> None:
     async def fail(_self):
         raise error
 
-    monkeypatch.setattr(Context, "know_capabilities", fail)
+    monkeypatch.setattr(Daemon, "know_capabilities", fail)
 
 
 def bugs(served) -> list[dict[str, object]]:
@@ -111,7 +111,7 @@ class TestBugs:
         assert not any(capfd.readouterr())
 
     async def test_in_inference(self, served, monkeypatch):
-        monkeypatch.setattr(Inference, "_serve", lambda *_: 1 / 0)
+        monkeypatch.setattr(Pipeline, "_serve", lambda *_: 1 / 0)
         status, headers, body = await ask(served.port, post(path=b"/v1/chat/completions"))
         assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
         [event] = bugs(served)
@@ -165,8 +165,8 @@ class TestOver:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(get(EVENTS))
         await reader.readuntil(b": listening\n\n")
-        assert served.context.hub.wants("model")
+        assert served.daemon.hub.wants("model")
         writer.close()
         await until(lambda: not served.running.state.tasks)
-        assert not served.context.hub.wants("model")
+        assert not served.daemon.hub.wants("model")
         assert not bugs(served)

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
 from supervisor.proxy.body import read_body
-from supervisor.proxy.disconnect import ClientGoneError, UntilGone
+from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError
 from supervisor.proxy.form import read_form
 from supervisor.proxy.keepalive import Keepalive
 
@@ -46,7 +46,7 @@ class TestReadBody:
                 await read_body({"headers": []}, receiving(*pieces), 2)
 
     async def test_client_gone(self):
-        with pytest.raises(ClientGoneError):
+        with pytest.raises(ClientDisconnectedError):
             await read_body({"headers": []}, receiving(), 10)
 
 
@@ -153,10 +153,10 @@ class TestKeepalive:
 
 
 class TestUntilGone:
-    """Only what the client's leaving cancelled becomes ClientGoneError."""
+    """Only what the client's leaving cancelled becomes ClientDisconnectedError."""
 
     async def test_cancels_what_is_awaited(self):
-        with pytest.raises(ClientGoneError), UntilGone({}, receiving()):
+        with pytest.raises(ClientDisconnectedError), CancelOnDisconnect({}, receiving()):
             await asyncio.Event().wait()
         task = asyncio.current_task()
         assert task is not None
@@ -167,7 +167,7 @@ class TestUntilGone:
             await asyncio.Event().wait()
 
         async def body():
-            with UntilGone({}, receive):
+            with CancelOnDisconnect({}, receive):
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(body())
@@ -177,5 +177,5 @@ class TestUntilGone:
             await task
 
     async def test_errors_pass(self):
-        with pytest.raises(KeyError), UntilGone({}, receiving(b"")):
+        with pytest.raises(KeyError), CancelOnDisconnect({}, receiving(b"")):
             raise KeyError

@@ -323,7 +323,7 @@ class TestLeaving:
                 await until(lambda: behind.active == 0)
                 waits.append(noticed[-1] - left)
             await until(lambda: len(front.errors) == 3)
-            assert {type(error).__name__ for error in front.errors} == {"ClientGoneError"}
+            assert {type(error).__name__ for error in front.errors} == {"ClientDisconnectedError"}
             assert min(waits) < 0.2, "not at the next look at idle connections"
             if streaming:
                 assert front.outcomes[0].bytes_sent == len(EVENT), "what was sent is known although it was cut off"

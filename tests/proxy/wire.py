@@ -17,7 +17,7 @@ from supervisor.errors import LlmuxError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.upstream import UpstreamPool
 from supervisor.proxy.body import read_body
-from supervisor.proxy.disconnect import Receive, Scope, Send, UntilGone
+from supervisor.proxy.disconnect import CancelOnDisconnect, Receive, Scope, Send
 from supervisor.proxy.forward import Outcome, forward
 
 PATIENCE_S = 30.0
@@ -180,7 +180,7 @@ async def proxied(script: Script, *, protocol: type[asyncio.Protocol] = GuardedP
             seen.outcomes.append(outcome)
             try:
                 body = await read_body(scope, receive, 1 << 26)
-                with UntilGone(scope, receive):
+                with CancelOnDisconnect(scope, receive):
                     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
                     await forward(
                         scope, send, outcome, upstream=upstream, target=target, body=body, request_id=b"req-1"

@@ -19,7 +19,7 @@ from supervisor.catalog import Catalog, CatalogModel
 from supervisor.cli.bench.places import BenchError
 from supervisor.core.types import Crash, Event, Generation, WorkerReady
 from supervisor.errors import UpstreamError
-from supervisor.fleet.worker import LOG_TAIL_LINES, Key, Surroundings, Worker, log_path
+from supervisor.fleet.worker import LOG_TAIL_LINES, Key, Worker, WorkerDeps, log_path
 from supervisor.io import venvs
 from supervisor.io.logs import tail
 from supervisor.io.memory import DeviceInfo, MemorySampler
@@ -66,7 +66,7 @@ async def running(
 
     with tempfile.TemporaryDirectory(prefix="llmux-bench-") as logs:
         port = _free_port()
-        surroundings = Surroundings(
+        deps = WorkerDeps(
             ports=PortRange(port, port, HOST),
             runtimes_dir=catalog.server.runtimes_dir,
             log_dir=Path(logs),
@@ -74,7 +74,7 @@ async def running(
             devices={device.id: device.assignment},
         )
         key = (model.id, Generation(1))
-        worker = Worker(key, model, (device.id,), surroundings, catalog.limits, post)
+        worker = Worker(key, model, (device.id,), deps, catalog.limits, post)
         began = time.monotonic()
         life = asyncio.create_task(worker.run())
         waiting = asyncio.create_task(ready.wait())
