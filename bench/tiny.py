@@ -6,12 +6,13 @@ import argparse
 
 import uvicorn
 
-from supervisor.dialects.error_shapes import error_body, error_headers
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.upstream import UpstreamPool
 from supervisor.proxy.body import read_body
 from supervisor.proxy.disconnect import CancelOnDisconnect, Receive, Scope, Send
+from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import Outcome, forward
 
 BODY_LIMIT = 64 * 1024 * 1024
@@ -32,10 +33,17 @@ class Tiny:
             body = await read_body(scope, receive, BODY_LIMIT)
             with CancelOnDisconnect(scope, receive):
                 await forward(
-                    scope, send, Outcome(), upstream=pool, target=scope["raw_path"], body=body, request_id=b"bench"
+                    scope,
+                    send,
+                    Outcome(),
+                    upstream=pool,
+                    target=scope["raw_path"],
+                    body=body,
+                    dialect=OPENAI,
+                    request_id=b"bench",
                 )
         except LlmuxError as error:
-            data = error_body(error, scope["path"])
+            data = error_body(error, OPENAI)
             await send({"type": "http.response.start", "status": error.status, "headers": error_headers(error, data)})
             await send({"type": "http.response.body", "body": data, "more_body": False})
 

@@ -15,6 +15,8 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from runtimes.endpoints import OTHER, Meaning, meaning_of
+
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
 
@@ -173,11 +175,16 @@ class RemoteSpec:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Endpoint:
-    """A public path this runtime's workers serve. Exact match; default deny for everything else."""
+    """A public path that a runtime's workers serve. Exact match; every other path is refused."""
 
     path: str
     method: Literal["POST", "GET"] = "POST"
     upstream_path: str | None = None  # where it differs from the public path
+    meaning: Meaning = field(default=OTHER, compare=False)  # known by itself for a well-known path
+
+    def __post_init__(self) -> None:
+        if self.meaning is OTHER:
+            object.__setattr__(self, "meaning", meaning_of(self.path))
 
 
 @dataclass(frozen=True, slots=True)

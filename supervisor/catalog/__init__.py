@@ -2,7 +2,7 @@
 
 from supervisor.catalog.catalog import Catalog, CatalogModel, Listing, Route, VirtualModel, check_devices
 from supervisor.catalog.loader import Configuration, find_config, load
-from supervisor.catalog.rewrite import Rewrite, model_of
+from supervisor.catalog.rewrite import Rewrite
 
 __all__ = [
     "Catalog",
@@ -15,5 +15,4 @@ __all__ = [
     "check_devices",
     "find_config",
     "load",
-    "model_of",
 ]

@@ -36,6 +36,7 @@ from supervisor.core.types import (
     ModelSpec,
 )
 from supervisor.core.wording import listed
+from supervisor.errors import NotFoundError
 
 Learned = Mapping[tuple[str, DeviceId], int]
 """(footprint key, device) → MiB measured there."""
@@ -164,6 +165,15 @@ class Catalog:
     def route(self, name: str) -> Route | None:
         """The model and rewrite that a request's `model` stands for. Looked up, never parsed."""
         return self._routes.get(name)
+
+    def resolve(self, name: str) -> Route:
+        """The same. Raises NotFoundError with the name that was probably meant."""
+        route = self._routes.get(name)
+        if route is None:
+            meant = self.nearest(name)
+            hint = f" Did you mean {meant!r}?" if meant is not None else " GET /v1/models lists the choice."
+            raise NotFoundError(f"There is no model {name[:200]!r}.{hint}", code="model_not_found", param="model")
+        return route
 
     def nearest(self, name: str) -> str | None:
         """The name a client probably meant. For error messages: takes time."""

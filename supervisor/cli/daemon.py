@@ -33,7 +33,6 @@ from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.worker import WorkerDeps
 from supervisor.http.app import Application
-from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
@@ -115,9 +114,9 @@ async def serve(boot: Boot) -> None:
         log.info("devices.note", message=note)
     try:
         daemon = await _assemble(boot, opened, store)
-        reloader = Reloader(daemon, boot.configuration, boot.keyring)
+        reloader = Reloader(daemon, boot.configuration)
         application = Application(daemon, reloader)
-        application.metrics.orphans(boot.orphans)
+        daemon.metrics.orphans(boot.orphans)
         url = _url(*boot.listener.getsockname()[:2])
         boot.on_listening(url, len(boot.keyring.keys))
         log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
@@ -157,14 +156,12 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Daemon:
     )
     fleet = Fleet(deps, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, store, device_keys=keys)
-    auth = Auth.of(boot.keyring, server)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
-    return Daemon(engine, fleet, opened.sampler, catalog, auth, learned=learned)
+    return Daemon(engine, fleet, opened.sampler, catalog, boot.keyring, learned=learned)
 
 
 async def _until_stopped(daemon: Daemon, application: Application, reloader: Reloader, listener: socket.socket) -> None:
     engine, catalog = daemon.engine, daemon.catalog
-    GuardedProtocol.configure(catalog.limits)
     config = uvicorn.Config(
         application,
         http=GuardedProtocol,
@@ -228,8 +225,8 @@ async def _feed_watchdog() -> None:
 
 def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:
     if stopping.is_set():  # again: whoever asks twice does not want to wait for streams
-        for model in list(engine.journal.scheduler.world.records):
-            engine.post(UnloadAsked(model, force=True))
+        for model in engine.models():
+            engine.post(UnloadAsked(model.id, force=True))
     stopping.set()
 
 

@@ -1,4 +1,4 @@
-"""What the routes share: the parts of a running daemon, by name."""
+"""A running daemon: its parts by name. Whoever serves it (HTTP, signals, tests) holds this one object."""
 
 from __future__ import annotations
 
@@ -9,44 +9,53 @@ from dataclasses import dataclass, field
 
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
+from supervisor.catalog.keys import Keyring
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
+from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
+from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
 from supervisor.fleet.fleet import Fleet
-from supervisor.http.auth import Auth
 from supervisor.io.memory import MemorySampler
 
 
 @dataclass(slots=True)
 class Daemon:
-    """A running daemon's parts. `catalog`, `gate` and `inference` are replaced as a whole by a reload."""
+    """`catalog`, `keyring` and `pipeline` are replaced as a whole by a reload."""
 
     engine: Engine
     fleet: Fleet
     sampler: MemorySampler
     catalog: Catalog
-    auth: Auth
+    keyring: Keyring = field(default_factory=Keyring)
     hub: Hub = field(default_factory=Hub)
     history: History = field(default_factory=History)
     requests: InFlight = field(init=False)
     pipeline: Pipeline = field(init=False)
-    learned: Callable[[], Learned] = dict  # what the store knows by now
+    feed: Feed = field(init=False)
+    metrics: Metrics = field(init=False)
+    learned: Callable[[], Learned] = dict  # the footprints that the store knows by now
+    on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
 
     def __post_init__(self) -> None:
         self.requests = InFlight(self.hub, self.history)
-        self.configure(self.catalog, self.auth)
+        self.feed = Feed(self)
+        self.metrics = Metrics(self)
+        self.configure(self.catalog, self.keyring)
 
-    def configure(self, catalog: Catalog, auth: Auth) -> None:
-        """What requests meet from now on; those under way go on with what they met."""
-        self.catalog, self.auth = catalog, auth
+    def configure(self, catalog: Catalog, keyring: Keyring) -> None:
+        """What new requests meet from now on; those under way go on with what they met."""
+        self.catalog, self.keyring = catalog, keyring
         self.pipeline = Pipeline(self.engine, catalog, self.requests)
+        for listener in self.on_configure:
+            listener()
 
     async def know_capabilities(self) -> None:
-        """Have the models' metadata read, once, so that views can show what they can do."""
+        """Read the models' metadata, once, so that views can show what the models can do."""
         models = [self.fleet.effective(model) for model in self.catalog.models]
         unknown = [model for model in models if model.known_capabilities is None]
         if unknown:

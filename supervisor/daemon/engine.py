@@ -20,7 +20,7 @@ from typing import Protocol, assert_never
 
 import structlog
 
-from supervisor.core.journal import Journal
+from supervisor.core.journal import DECISIONS, Decision, Journal
 from supervisor.core.types import (
     Alert,
     Crash,
@@ -50,15 +50,13 @@ from supervisor.core.types import (
     WorkerReady,
 )
 from supervisor.core.world import Record
+from supervisor.daemon.sampling import Sampling
+from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, device_status, model_status, queue_status
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.memory import HolderPids, MemorySampler
 from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.engine")
-
-SAMPLE_IMPATIENT_S = 0.25
-SAMPLE_IDLE_S = 2.0
-
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Looks and returns at once; it posts nothing and raises nothing."""
@@ -118,7 +116,7 @@ class Engine:
         device_keys: Mapping[DeviceId, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.journal = Journal()
+        self._journal = Journal()
         self.clock = clock
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
@@ -131,9 +129,8 @@ class Engine:
         self._handling = False
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = float("inf")
-        self._sample_now = asyncio.Event()
         self._impatient = False
-        self._sampling: asyncio.Task[None] | None = None
+        self._sampling = Sampling(self.sample, self._journal.scheduler.is_impatient)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
 
@@ -154,7 +151,7 @@ class Engine:
             following = self._events.popleft()
             began = self.clock()
             try:
-                effects = self.journal.handle(following, began)
+                effects = self._journal.handle(following, began)
             except Exception as error:
                 log.critical("event.mishandled", happened=repr(following), exc_info=error)
                 mistake = error if following is event else mistake
@@ -167,7 +164,7 @@ class Engine:
                     settled = False
                     self.last_decision_s = took
                 if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
-                    self._sample_now.set()
+                    self._sampling.soon()
             for observe in self.observers:
                 observe(following, effects)
         self._handling = False
@@ -185,13 +182,13 @@ class Engine:
         """A request that was dispatched at once, or that ended while nobody waited, moves no deadline. Most do."""
         if type(event) is RequestArrived:
             return len(effects) == 1 and type(effects[0]) is Dispatch
-        return type(event) is RequestFinished and not effects and not self.journal.scheduler.world.wanted
+        return type(event) is RequestFinished and not effects and not self._journal.scheduler.world.wanted
 
     def _look_ahead(self) -> None:
         """See to it that the next deadline is kept, and that memory is read soon when somebody waits for it."""
-        was_impatient, self._impatient = self._impatient, self.journal.scheduler.is_impatient()
+        was_impatient, self._impatient = self._impatient, self._journal.scheduler.is_impatient()
         if self._impatient and not was_impatient:
-            self._sample_now.set()
+            self._sampling.soon()
         self._schedule_tick()
 
     async def _change(self) -> None:
@@ -201,7 +198,7 @@ class Engine:
         await watcher
 
     def _schedule_tick(self) -> None:
-        deadline = self.journal.scheduler.deadline(self.clock())
+        deadline = self._journal.scheduler.deadline(self.clock())
         if deadline >= self._tick_at:
             return
         if self._tick is not None:
@@ -316,7 +313,7 @@ class Engine:
 
         Never for a request that was cut: it would load again what was just unloaded.
         """
-        records = self.journal.scheduler.world.records
+        records = self._journal.scheduler.world.records
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (
@@ -333,13 +330,48 @@ class Engine:
         del self._tickets[ticket.id]
         self.post(RequestFinished(ticket.id))
 
+    # ------------------------------------------------------------------------------------------------------- the read door
+
+    def model(self, model: ModelId) -> ModelStatus | None:
+        """What is known of it now; None for a model that is not configured."""
+        world = self._journal.scheduler.world
+        record = world.records.get(model)
+        return None if record is None else model_status(world, record, self.clock())
+
+    def models(self) -> tuple[ModelStatus, ...]:
+        """Every model, in the order in which they were configured."""
+        world, now = self._journal.scheduler.world, self.clock()
+        return tuple(model_status(world, record, now) for record in world.records.values())
+
+    def devices(self) -> tuple[DeviceStatus, ...]:
+        """Every configured device, by id."""
+        world = self._journal.scheduler.world
+        return tuple(device_status(world, device) for device in world.ledger.devices())
+
+    def queue(self) -> QueueStatus:
+        """All requests together."""
+        return queue_status(self._journal.scheduler.world)
+
+    def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
+        """The last decisions, oldest first; those about one model if named."""
+        return self._journal.decisions(model, limit=limit)
+
+    def decisions_since(self, seq: int) -> list[Decision]:
+        """All kept decisions after number `seq`, oldest first."""
+        return self._journal.decisions_since(seq)
+
+    @property
+    def last_decision(self) -> int:
+        """The number of the newest decision; 0 before the first."""
+        return self._journal.last_seq
+
     # ------------------------------------------------------------------------------------------------------ operators
 
     async def load(self, model: ModelId) -> None:
         """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only."""
         self.post(LoadAsked(model))
         while True:
-            record = self.journal.scheduler.world.records.get(model)
+            record = self._journal.scheduler.world.records.get(model)
             if record is None:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
             if record.state is State.READY and record.answering:
@@ -362,7 +394,7 @@ class Engine:
 
         Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
         """
-        records = self.journal.scheduler.world.records
+        records = self._journal.scheduler.world.records
         before = records[model].generation if model in records else None
         self.post(UnloadAsked(model, force))
         while True:
@@ -376,7 +408,7 @@ class Engine:
 
     def _check_quarantine(self, record: Record) -> None:
         """There is no telling when a worker goes that can't be killed, or memory comes back that is long overdue."""
-        reason = self.journal.scheduler.world.ledger.quarantined_by(record.holder)
+        reason = self._journal.scheduler.world.ledger.quarantined_by(record.holder)
         if reason is not None:
             raise UnavailableError(reason, code="device_quarantined")
 
@@ -384,35 +416,20 @@ class Engine:
 
     def start(self) -> None:
         """Begin to sample memory. RequestContext once, on the running loop."""
-        self._sampling = asyncio.create_task(self._sample_for_ever(), name="memory-sampling")
+        self._sampling.start()
 
     async def shutdown(self) -> None:
         """Drain and stop every worker; returns when all are gone or can't be killed. Nobody needs their memory back."""
         self.post(ShutdownAsked())
         while any(
             record.has_worker and not record.exited and not record.stuck
-            for record in self.journal.scheduler.world.records.values()
+            for record in self._journal.scheduler.world.records.values()
         ):
             await self._change()
-        if self._sampling is not None:
-            self._sampling.cancel()
+        self._sampling.stop()
         if self._tick is not None:
             self._tick.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _sample_for_ever(self) -> None:
-        while True:
-            self._sample_now.clear()
-            try:
-                await self.sample()
-            except Exception:
-                log.exception("memory.sampling_failed")  # a mistake of ours must not blind the daemon for good
-            pause = SAMPLE_IMPATIENT_S if self.journal.scheduler.is_impatient() else SAMPLE_IDLE_S
-            try:
-                async with asyncio.timeout(pause):
-                    await self._sample_now.wait()
-            except TimeoutError:
-                pass
 
     async def sample(self) -> None:
         """Read all devices and workers once, and let the scheduler know."""
@@ -426,6 +443,3 @@ def rejection(effect: Reject) -> LlmuxError:
     return UnavailableError(
         effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s, detail=effect.detail
     )
-
-
-__all__ = ["Engine", "Fleet", "FootprintStore", "Ticket", "rejection"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from supervisor.core.types import (
     Alert,
@@ -21,10 +21,12 @@ from supervisor.core.types import (
     RequestArrived,
     RequestFinished,
 )
-from supervisor.core.world import Record
-from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import SUBSCRIBERS, Kind, Subscription
+from supervisor.daemon.status import ModelStatus
 from supervisor.daemon.views import Json, decision_view, device_views, model_view
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
 
 TRAFFIC_INTERVAL_S: Final = 0.2
 MEMORY_INTERVAL_S: Final = 1.0
@@ -49,9 +51,9 @@ class Feed:
         """Listen to what happens from now on. Raises UnavailableError when `most` do already."""
         daemon = self._daemon
         if not daemon.hub.wants("decision"):
-            self._decisions_told = daemon.engine.journal.last_seq
+            self._decisions_told = daemon.engine.last_decision
         if not daemon.hub.wants("model"):
-            self._told = {record.id: _told(daemon, record) for record in self._records()}
+            self._told = {status.id: _told(status) for status in daemon.engine.models()}
         return daemon.hub.subscribe(kinds, most=most)
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
@@ -73,16 +75,13 @@ class Feed:
         if daemon.hub.wants("model"):
             self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
 
-    def _records(self) -> Iterable[Record]:
-        return self._daemon.engine.journal.scheduler.world.records.values()
-
     def _tell_alert(self, alert: Alert) -> None:
         at = round(self._daemon.wall_time(self._daemon.engine.clock()), 3)
         message: Json = {"at": at, "code": alert.code, "message": alert.message}
         self._daemon.hub.publish("alert", {**message, "device": alert.device, "model": alert.model})
 
     def _tell_decisions(self) -> None:
-        for decision in self._daemon.engine.journal.decisions_since(self._decisions_told):
+        for decision in self._daemon.engine.decisions_since(self._decisions_told):
             self._decisions_told = decision.seq
             self._daemon.hub.publish("decision", decision_view(self._daemon, decision))
 
@@ -104,7 +103,7 @@ class Feed:
         daemon = self._daemon
         if not daemon.hub.wants("model"):
             return
-        before, self._told = self._told, {record.id: _told(daemon, record) for record in self._records()}
+        before, self._told = self._told, {status.id: _told(status) for status in daemon.engine.models()}
         for model, told in self._told.items():
             if before.get(model) != told and (view := model_view(daemon, model)) is not None:
                 daemon.hub.publish("model", view)
@@ -124,31 +123,27 @@ class Feed:
 
     def _keep_history(self) -> None:
         engine = self._daemon.engine
-        world = engine.journal.scheduler.world
-        values: dict[str, float | None] = {
-            "queued": len(world.queue),
-            "in_flight": sum(len(record.in_flight) for record in world.records.values()),
-        }
-        for device in world.ledger.device_ids():
-            totals = world.ledger.totals(device)
-            free = totals.free_mib
-            values[f"memory_free_mib:{device}"] = free
-            values[f"memory_used_mib:{device}"] = None if free is None else max(0, totals.total_mib - free)
+        queue = engine.queue()
+        values: dict[str, float | None] = {"queued": queue.waiting, "in_flight": queue.in_flight}
+        for device in engine.devices():
+            free = device.totals.free_mib
+            values[f"memory_free_mib:{device.id}"] = free
+            values[f"memory_used_mib:{device.id}"] = None if free is None else max(0, device.totals.total_mib - free)
         self._daemon.history.sample(engine.clock(), values)
 
 
-def _told(daemon: Daemon, record: Record) -> Told:
+def _told(status: ModelStatus) -> Told:
     """What makes a difference to somebody who looks at the model."""
     return (
-        record.state,
-        record.generation,
-        record.answering,
-        record.devices,
-        record.life.reason,
-        record.pinned,
-        record.crash,
-        record.claims,
-        len(record.in_flight),
-        daemon.engine.journal.scheduler.world.queue.count(record.id),
-        record.spec.definition,
+        status.state,
+        status.generation,
+        status.answering,
+        status.devices,
+        status.reason,
+        status.pinned,
+        status.crash,
+        status.waits_for,
+        status.in_flight,
+        status.queued,
+        status.spec.definition,
     )

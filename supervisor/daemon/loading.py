@@ -74,7 +74,7 @@ def _drop(daemon: Daemon, model: ModelId) -> None:
 
 def _refuse_too_large(daemon: Daemon, spec: ModelSpec) -> None:
     """The running worker must not go for one that fits nowhere."""
-    found = misplaced(spec, daemon.engine.journal.scheduler.world.ledger.devices())
+    found = misplaced(spec, [device.spec for device in daemon.engine.devices()])
     if found is not None:
         message = f"With these overrides {spec.id} has no place here: {found[1]}."
         raise InvalidRequestError(message, code="invalid_override", param="overrides")

@@ -19,9 +19,6 @@ from typing import Final
 
 import structlog
 from pydantic import BaseModel
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
@@ -30,8 +27,6 @@ from supervisor.core.types import Configured, ModelSpec
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
-from supervisor.http.auth import Auth
-from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
 
 log = structlog.get_logger("llmux.reload")
@@ -72,10 +67,9 @@ class _Prepared:
 class Reloader:
     """One for each daemon. Use from the event loop's thread."""
 
-    def __init__(self, daemon: Daemon, configuration: Configuration, keyring: Keyring) -> None:
+    def __init__(self, daemon: Daemon, configuration: Configuration) -> None:
         self._daemon = daemon
         self._configuration = configuration
-        self._keyring = keyring
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
         self._read = self._stamps()
 
@@ -134,7 +128,7 @@ class Reloader:
         return difference
 
     def _is_stopping(self) -> bool:
-        return self._daemon.engine.journal.scheduler.world.shutting_down
+        return self._daemon.engine.queue().is_stopping
 
     # ------------------------------------------------------------------------------------------------- off the loop
 
@@ -173,15 +167,13 @@ class Reloader:
         daemon, before, after = self._daemon, self._daemon.catalog, prepared.catalog
         settings = [f"server.{key}" for key in _different(before.server, after.server)]
         settings += [f"limits.{key}" for key in _different(before.limits, after.limits)]
-        if prepared.keyring.keys != self._keyring.keys and "server.api_keys" not in settings:
+        if prepared.keyring.keys != daemon.keyring.keys and "server.api_keys" not in settings:
             settings.append("server.api_keys")
         for warning in prepared.keyring.warnings:
             log.warning("keys.exposed", message=warning)
-        self._keyring = prepared.keyring
-        GuardedProtocol.configure(after.limits)
         daemon.fleet.models = after.models
         daemon.fleet.limits = after.limits
-        daemon.configure(after, Auth.of(prepared.keyring, after.server))
+        daemon.configure(after, prepared.keyring)
         specs = tuple(map(self._overridden, prepared.specs))
         devices = tuple(device.spec for device in daemon.sampler.devices())
         daemon.engine.post(Configured(specs, devices, after.limits.limits(), after.limits.policy()))
@@ -200,14 +192,12 @@ class Reloader:
     ) -> Difference:
         old, new = _names(before), _names(after)
         changed = tuple(name for name, about in new.items() if name in old and old[name] != about)
-        records = self._daemon.engine.journal.scheduler.world.records
+        replaced = {status.id for status in self._daemon.engine.models() if status.is_replaced}
         return Difference(
             added=tuple(name for name in new if name not in old),
             removed=tuple(name for name in old if name not in new),
             changed=changed,
-            restarted=tuple(
-                model for model in after.models if model in changed and records[model].next_spec is not None
-            ),
+            restarted=tuple(model for model in after.models if model in changed and model in replaced),
             unchanged=sum(old.get(name) == about for name, about in new.items()),
             settings=settings,
             needs_restart=needs_restart,
@@ -231,12 +221,3 @@ def _stamp(path: Path) -> Stamp:
         status = path.stat()
         return status.st_mtime_ns, status.st_size, status.st_ino
     return None
-
-
-def routes(reloader: Reloader) -> list[Route]:
-    """`POST /v1/admin/reload`."""
-
-    async def reload(_request: Request) -> Response:
-        return JSONResponse((await reloader.reload("asked by API")).view())
-
-    return [Route("/v1/admin/reload", reload, methods=["POST"])]

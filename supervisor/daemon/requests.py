@@ -20,6 +20,7 @@ from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.errors import RequestCancelledError
 from supervisor.io.upstream import Headers
+from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.forward import NO_USAGE, Outcome, Usage
 from supervisor.proxy.keepalive import Keepalive
@@ -35,6 +36,7 @@ class RequestContext:
 
     request_id: bytes
     arrived_at: float  # loop time
+    dialect: Dialect  # what the client speaks
     key: Key | None = None
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""

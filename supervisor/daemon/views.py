@@ -5,57 +5,56 @@ Reading for display may be stale by an event; nothing here is used to decide.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import JsonValue
 
 from runtimes.base import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.masking import masked
-from supervisor.core.books import Lease
 from supervisor.core.journal import Decision
-from supervisor.core.placement import RELOAD_MIB_PER_S
-from supervisor.core.types import DeviceId, Footprint, ModelId, State
-from supervisor.core.world import Record
-from supervisor.daemon.daemon import Daemon
+from supervisor.core.types import DeviceId, Footprint, ModelId
+from supervisor.daemon.status import DeviceStatus, ModelStatus
+from supervisor.io.memory import DeviceInfo
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
 
 Json = dict[str, JsonValue]
 
 
 def model_view(daemon: Daemon, model: ModelId) -> Json | None:
     """One model's whole state; None when it isn't configured."""
-    engine = daemon.engine
-    world = engine.journal.scheduler.world
-    record = world.records.get(model)
-    if record is None or model not in daemon.catalog.models:
+    status = daemon.engine.model(model)
+    if status is None or model not in daemon.catalog.models:
         return None
-    now = engine.clock()
     effective = daemon.fleet.effective(model)
     override = daemon.fleet.override_of(model)
-    leases = _leases(daemon, record)
-    worker = daemon.fleet.facts(model, record.generation)
+    worker = daemon.fleet.facts(model, status.generation)
     return {
         "name": model,
         "virtual_models": [name for name, virtual in daemon.catalog.virtual.items() if virtual.model.id == model],
         "runtime": effective.config.runtime,
-        "type": record.spec.type,
-        "priority": record.spec.priority,
-        "pin": record.pinned,
-        "state": record.state.value,
-        "answering": record.answering,
-        "reason": record.life.reason,
-        "since_s": round(now - record.life.since, 3),
-        "eta_s": _eta_s(record, leases, now),
-        "idle_s": round(now - record.last_used, 3) if record.has_worker and not record.in_flight else None,
-        "in_flight": len(record.in_flight),
-        "queued": world.queue.count(model),
-        "waits_for": list(record.claims) if model in world.wanted else [],
-        **_place(record),
-        "remote": record.spec.remote,
-        "memory": _memory(record, leases),
+        "type": status.spec.type,
+        "priority": status.spec.priority,
+        "pin": status.pinned,
+        "state": status.state.value,
+        "answering": status.answering,
+        "reason": status.reason,
+        "since_s": round(status.since_s, 3),
+        "eta_s": _rounded(status.eta_s, 1),
+        "idle_s": _rounded(status.idle_s, 3),
+        "in_flight": status.in_flight,
+        "queued": status.queued,
+        "waits_for": list(status.waits_for),
+        **_devices(status),
+        "remote": status.spec.remote,
+        "memory": _memory(status),
         "worker": worker,
-        "replicas": [_replica(record, leases, worker)] if record.has_worker else [],
-        "generation": record.generation,
-        "load_s": round(record.load_s, 3) if record.load_s is not None else None,
-        "crash": _crash(record),
+        "replicas": [_replica(status, worker)] if status.has_worker else [],
+        "generation": status.generation,
+        "load_s": _rounded(status.load_s, 3),
+        "crash": _crash(status),
         "capabilities": _capabilities(effective),
         "load_constraints": {key: dict(constraint) for key, constraint in effective.load_constraints.items()},
         "overrides": dict(override.values) if override is not None else {},
@@ -63,62 +62,48 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
     }
 
 
-def _leases(daemon: Daemon, record: Record) -> tuple[Lease, ...]:
-    return daemon.engine.journal.scheduler.world.ledger.leases_of(record.holder)
+def _rounded(seconds: float | None, digits: int) -> float | None:
+    return None if seconds is None else round(seconds, digits)
 
 
-def _place(record: Record) -> Json:
-    """Where its worker is: the devices in words, None without any, and one by one."""
-    devices = record.devices if record.has_worker else ()
-    return {"device": " + ".join(devices) or None, "devices": list(devices)}
+def _devices(status: ModelStatus) -> Json:
+    """Where its worker is: the devices as one text (None without a worker), and one by one."""
+    return {"device": " + ".join(status.devices) or None, "devices": list(status.devices)}
 
 
-def _eta_s(record: Record, leases: tuple[Lease, ...], now: float) -> float | None:
-    """How long a load that is under way is expected to take still, by the last one, else by the size of the model."""
-    if record.state is not State.STARTING:
-        return None
-    guess = max(1.0, sum(lease.mib for lease in leases) / RELOAD_MIB_PER_S)
-    expected = record.load_s if record.load_s is not None else guess
-    return round(max(0.0, expected - (now - record.life.since)), 1)
-
-
-def _memory(record: Record, leases: tuple[Lease, ...]) -> Json:
+def _memory(status: ModelStatus) -> Json:
     return {
-        **_held(leases),
-        "estimate": _footprint(record.spec.footprint),
-        "learned": {device: footprint.mib for device, footprint in record.spec.learned.items()},
+        **_held(status),
+        "estimate": _footprint(status.spec.footprint),
+        "learned": {device: footprint.mib for device, footprint in status.spec.learned.items()},
     }
 
 
-def _held(leases: tuple[Lease, ...]) -> Json:
-    """What it holds on all of its devices together."""
-    measured = [lease.measured_mib for lease in leases if lease.measured_mib is not None]
-    return {
-        "lease_mib": sum(lease.mib for lease in leases) if leases else None,
-        "measured_mib": sum(measured) if measured else None,
-    }
+def _held(status: ModelStatus) -> Json:
+    return {"lease_mib": status.lease_mib, "measured_mib": status.measured_mib}
 
 
-def _replica(record: Record, leases: tuple[Lease, ...], worker: Json | None) -> Json:
+def _replica(status: ModelStatus, worker: Json | None) -> Json:
     return {
-        "worker": f"{record.id}:{record.generation}",
-        "state": record.state.value,
-        "answering": record.answering,
-        **_place(record),
-        "in_flight": len(record.in_flight),
-        **_held(leases),
+        "worker": f"{status.id}:{status.generation}",
+        "state": status.state.value,
+        "answering": status.answering,
+        **_devices(status),
+        "in_flight": status.in_flight,
+        **_held(status),
         **(worker or {}),
     }
 
 
-def _crash(record: Record) -> Json | None:
-    if record.crash is None:
+def _crash(status: ModelStatus) -> Json | None:
+    crash = status.crash
+    if crash is None:
         return None
     return {
-        "class": record.crash.kind.value,
-        "summary": record.crash.summary,
-        "exit_code": record.crash.exit_code,
-        "log_tail": list(record.crash.log_tail),
+        "class": crash.kind.value,
+        "summary": crash.summary,
+        "exit_code": crash.exit_code,
+        "log_tail": list(crash.log_tail),
     }
 
 
@@ -149,51 +134,48 @@ def definition(config: ModelConfig) -> Json:
 
 def device_views(daemon: Daemon) -> list[Json]:
     """Every device: totals, what others use, and who holds how much."""
-    ledger = daemon.engine.journal.scheduler.world.ledger
-    devices: list[Json] = []
-    for info in daemon.sampler.devices():
-        device = DeviceId(info.id)
-        totals = ledger.totals(device)
-        devices.append(
+    known = {status.id: status for status in daemon.engine.devices()}
+    return [_device_view(device, known[DeviceId(device.id)]) for device in daemon.sampler.devices()]
+
+
+def _device_view(device: DeviceInfo, status: DeviceStatus) -> Json:
+    totals = status.totals
+    return {
+        "id": device.id,
+        "kind": device.kind,
+        "name": device.name,
+        "driver": device.driver,
+        "total_mib": device.total_mib,
+        "margin_mib": device.margin_mib,
+        "free_mib": totals.free_mib,
+        "available_mib": totals.available_mib,
+        "outside_mib": totals.outside_mib,
+        "blocked": totals.blocked,
+        "quarantined": totals.quarantined,
+        "leases": [
             {
-                "id": info.id,
-                "kind": info.kind,
-                "name": info.name,
-                "driver": info.driver,
-                "total_mib": info.total_mib,
-                "margin_mib": info.margin_mib,
-                "free_mib": totals.free_mib,
-                "available_mib": totals.available_mib,
-                "outside_mib": totals.outside_mib,
-                "blocked": totals.blocked,
-                "quarantined": totals.quarantined,
-                "leases": [
-                    {
-                        "model": lease.holder[0],
-                        "generation": lease.holder[1],
-                        "phase": lease.phase.value,
-                        "lease_mib": lease.mib,
-                        "measured_mib": lease.measured_mib,
-                    }
-                    for lease in ledger.leases()
-                    if lease.device == device
-                ],
+                "model": lease.holder[0],
+                "generation": lease.holder[1],
+                "phase": lease.phase.value,
+                "lease_mib": lease.mib,
+                "measured_mib": lease.measured_mib,
             }
-        )
-    return devices
+            for lease in status.leases
+        ],
+    }
 
 
 def memory_view(daemon: Daemon) -> Json:
     """Every device, and what each model holds, may take, and was measured to take there."""
-    world = daemon.engine.journal.scheduler.world
+    devices = daemon.engine.devices()
     models: list[JsonValue] = [
         {
-            "name": record.id,
-            **_place(record),
-            "need": {device.id: _footprint(device.need(record.spec)) for device in world.ledger.devices()},
-            **_memory(record, _leases(daemon, record)),
+            "name": status.id,
+            **_devices(status),
+            "need": {device.id: _footprint(device.spec.need(status.spec)) for device in devices},
+            **_memory(status),
         }
-        for record in world.records.values()
+        for status in daemon.engine.models()
     ]
     return {"devices": list(device_views(daemon)), "models": models}
 

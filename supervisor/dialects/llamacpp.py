@@ -8,7 +8,7 @@ of one model share its state.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Literal
+from typing import Final
 
 import msgspec
 from pydantic import JsonValue
@@ -17,21 +17,45 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from supervisor.catalog import CatalogModel
-from supervisor.core.types import ModelId, State
+from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import CLIENTS, Subscription
-from supervisor.daemon.feed import Feed
+from supervisor.dialects.model_status import Status, status, status_view
+from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
-from supervisor.http.admin import physical_model
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.parameters import json_object
 
 Json = dict[str, JsonValue]
-Status = Literal["unloaded", "loading", "loaded", "failed"]
+
+_SCOPES: Final = {
+    "/models": "inference",
+    "/models/load": "admin",
+    "/models/unload": "admin",
+    "/models/sse": "inference",
+}
 
 
-def routes(daemon: Daemon, feed: Feed) -> list[Route]:
+class LlamaCpp(OpenAI):
+    """Its paths at the root; errors and keys are as OpenAI's, as with llama.cpp itself."""
+
+    name = "llamacpp"
+
+    def owns(self, path: str) -> bool:
+        """`/models` and what is known below it."""
+        return path in _SCOPES
+
+    def scope_for(self, path: str) -> str | None:
+        """Loads and unloads are an operator's."""
+        return _SCOPES[path]
+
+    def routes(self, daemon: Daemon) -> list[Route]:
+        """The model management."""
+        return routes(daemon)
+
+
+def routes(daemon: Daemon) -> list[Route]:
     """`GET /models`, `POST /models/load`, `POST /models/unload`, `GET /models/sse`."""
     created = int(daemon.wall_time(daemon.started))
 
@@ -58,7 +82,7 @@ def routes(daemon: Daemon, feed: Feed) -> list[Route]:
         return JSONResponse({"success": True})
 
     async def sse(_request: Request) -> Response:
-        subscription = feed.subscribe(("model",), most=CLIENTS)
+        subscription = daemon.feed.subscribe(("model",), most=CLIENTS)
         return EventStream(_changes(daemon, subscription), subscription)
 
     return [
@@ -69,38 +93,11 @@ def routes(daemon: Daemon, feed: Feed) -> list[Route]:
     ]
 
 
-def status_view(daemon: Daemon, model: ModelId) -> Json:
-    """A model's `status`, with what a failed one died of."""
-    record = daemon.engine.journal.scheduler.world.records.get(model)
-    value = status(daemon, model)
-    if value != "failed" or record is None or record.crash is None:
-        return {"value": value}
-    return {"value": value, "failed": True, "exit_code": record.crash.exit_code, "reason": record.crash.summary}
-
-
-def status(daemon: Daemon, model: ModelId) -> Status:
-    """A model's state in llama.cpp's words."""
-    world = daemon.engine.journal.scheduler.world
-    record = world.records.get(model)
-    if record is None:
-        return "unloaded"
-    match record.state:
-        case State.READY | State.DRAINING:
-            return "loaded" if record.answering else "loading"
-        case State.STARTING | State.BACKOFF:
-            return "loading"
-        case State.FAILED:
-            return "failed"
-        case State.STOPPED | State.STOPPING:
-            is_wanted = model in world.wanted or record.asked_at is not None or world.queue.count(model) > 0
-            return "loading" if is_wanted else "unloaded"
-
-
 async def _named(daemon: Daemon, request: Request) -> ModelId:
     name = (await json_object(request, ("model",))).get("model")
     if not isinstance(name, str):
         raise InvalidRequestError('The body must be {"model": "NAME"}; GET /models lists the choice.', param="model")
-    return physical_model(daemon, name)
+    return daemon.catalog.resolve(name).model.id
 
 
 async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator[bytes, None]:
@@ -126,3 +123,6 @@ async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator
 def _line(name: str, kind: str, value: Status) -> bytes:
     event = {"model": name, "event": kind, "data": {"status": value}}
     return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+LLAMACPP: Final = LlamaCpp()

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from supervisor.core.types import ModelId, PinAsked
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.pipeline import unknown_model
+from supervisor.daemon.reload import Reloader
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError
 from supervisor.proxy.parameters import flag, json_object, number
@@ -20,11 +20,11 @@ from supervisor.proxy.parameters import flag, json_object, number
 MAX_DECISIONS = 1000
 
 
-def routes(daemon: Daemon) -> list[Route]:
+def routes(daemon: Daemon, reloader: Reloader) -> list[Route]:
     """What is below `/v1/admin` and answers at once, or when a load or unload is done."""
 
     def physical(request: Request) -> ModelId:
-        return physical_model(daemon, request.path_params["name"])
+        return daemon.catalog.resolve(request.path_params["name"]).model.id
 
     async def models(_request: Request) -> Response:
         await daemon.know_capabilities()
@@ -59,19 +59,22 @@ def routes(daemon: Daemon) -> list[Route]:
         daemon.engine.post(PinAsked(name, wanted))
         return await view(name)
 
+    async def reload(_request: Request) -> Response:
+        return JSONResponse((await reloader.reload("asked by API")).view())
+
     async def gpu_memory(_request: Request) -> Response:
         return JSONResponse(memory_view(daemon))
 
     async def decisions(request: Request) -> Response:
-        journal = daemon.engine.journal
+        engine = daemon.engine
         name = request.query_params.get("model")
-        about = physical_model(daemon, name) if name is not None else None
+        about = daemon.catalog.resolve(name).model.id if name is not None else None
         limit = number(request, "limit", 100, MAX_DECISIONS)
         if "after" in request.query_params:
-            newer = journal.decisions_since(number(request, "after", 0, sys.maxsize, least=0))
+            newer = engine.decisions_since(number(request, "after", 0, sys.maxsize, least=0))
             kept = [decision for decision in newer if about in {None, decision.model}][:limit]
         else:
-            kept = journal.decisions(about, limit=limit)
+            kept = engine.decisions(about, limit=limit)
         return JSONResponse({"object": "list", "data": [decision_view(daemon, decision) for decision in kept]})
 
     async def requests(_request: Request) -> Response:
@@ -94,6 +97,7 @@ def routes(daemon: Daemon) -> list[Route]:
         Route("/v1/admin/models/{name:path}/unload", unload, methods=["POST"]),
         Route("/v1/admin/models/{name:path}/pin", pin, methods=["POST"]),
         Route("/v1/admin/models/{name:path}", model, methods=["GET"]),
+        Route("/v1/admin/reload", reload, methods=["POST"]),
         Route("/v1/admin/gpu-memory", gpu_memory, methods=["GET"]),
         Route("/v1/admin/decisions", decisions, methods=["GET"]),
         Route("/v1/admin/requests", requests, methods=["GET"]),
@@ -102,23 +106,15 @@ def routes(daemon: Daemon) -> list[Route]:
     ]
 
 
-def physical_model(daemon: Daemon, name: str) -> ModelId:
-    """The model a public name stands for. Raises NotFoundError."""
-    route = daemon.catalog.route(name)
-    if route is None:
-        raise unknown_model(daemon.catalog, name)
-    return route.model.id
-
-
 def health(daemon: Daemon) -> Route:
     """`GET /health`: alive, and what is loaded. Open to all, so it names nothing that a key protects but model names."""
 
     async def answer(_request: Request) -> Response:
-        world = daemon.engine.journal.scheduler.world
-        loaded = [record.id for record in world.records.values() if record.answering]
-        status = "stopping" if world.shutting_down else "ok"
-        code = HTTPStatus.SERVICE_UNAVAILABLE if world.shutting_down else HTTPStatus.OK
-        body = {"status": status, "models_loaded": loaded, "queued": len(world.queue)}
+        queue = daemon.engine.queue()
+        loaded = [model.id for model in daemon.engine.models() if model.answering]
+        status = "stopping" if queue.is_stopping else "ok"
+        code = HTTPStatus.SERVICE_UNAVAILABLE if queue.is_stopping else HTTPStatus.OK
+        body = {"status": status, "models_loaded": loaded, "queued": queue.waiting}
         return JSONResponse(body, status_code=code)
 
     return Route("/health", answer, methods=["GET"])

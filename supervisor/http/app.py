@@ -14,18 +14,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from supervisor.daemon import reload
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.feed import Feed
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
-from supervisor.dialects import llamacpp, openai_models, openai_speech
-from supervisor.dialects.error_shapes import error_body, error_headers
+from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, ui, watch
-from supervisor.http.metrics import Metrics
+from supervisor.http import admin, metrics, ui, watch
+from supervisor.http.auth import Auth
+from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.request_id import STATE_KEY, request_id_of
+from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import Message, Receive, Scope, Send
+from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import processing_ms
 
 
@@ -34,23 +34,26 @@ class Application:
 
     def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
         self._daemon = daemon
-        self.metrics = Metrics(daemon)
-        feed = Feed(daemon)
+        self._auth: Auth
         self._others = Starlette(
             routes=[
                 admin.health(daemon),
-                *openai_models.routes(daemon),
-                *openai_speech.routes(daemon),
-                *watch.routes(daemon, feed),
-                *admin.routes(daemon),
-                *reload.routes(reloader),
-                *llamacpp.routes(daemon, feed),
-                self.metrics.route(),
+                *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
+                *watch.routes(daemon),
+                *admin.routes(daemon, reloader),
+                metrics.route(daemon),
                 *ui.routes(),
             ],
             exception_handlers={LlmuxError: _refused, HTTPException: self._not_routed, Exception: _left_to_the_server},
         )
         self._others.router.redirect_slashes = False  # a path is what it is: /health/ is not /health
+        daemon.on_configure.append(self._configure)
+        self._configure()
+
+    def _configure(self) -> None:
+        catalog = self._daemon.catalog
+        self._auth = Auth.of(self._daemon.keyring, catalog.server)
+        GuardedProtocol.configure(catalog.limits)
 
     def close(self) -> None:
         """End what would go on for ever: the event streams."""
@@ -59,21 +62,21 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
-        loop = asyncio.get_running_loop()
-        context = RequestContext(request_id_of(scope["headers"]), loop.time())
+        dialect = dialect_of(scope["path"])
+        context = RequestContext(request_id_of(scope["headers"]), asyncio.get_running_loop().time(), dialect)
         try:
-            context.extra = self._daemon.auth.cors(scope)
+            context.extra = self._auth.cors(scope, dialect)
             if scope["method"] == "OPTIONS" and context.extra:
                 await Response(status_code=204)(scope, receive, _signed(send, context))
                 return
-            context.key = self._daemon.auth.authorize(scope)
+            context.key = self._auth.authorize(scope, dialect)
             pipeline = self._daemon.pipeline
             if pipeline.serves(scope["method"], scope["path"]):
                 await pipeline(scope, receive, send, context)
             else:
                 await self._route(scope, receive, _signed(send, context))
         except LlmuxError as error:
-            await error_response(error, scope["path"])(scope, receive, _signed(send, context))
+            await error_response(error, dialect)(scope, receive, _signed(send, context))
         except Exception:
             scope.setdefault("state", {})[STATE_KEY] = context.request_id
             raise
@@ -89,7 +92,7 @@ class Application:
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
         refused = self._nothing_at(request.scope, headers.pop("Allow", ""))
-        return error_response(refused, request.scope["path"], headers)
+        return error_response(refused, dialect_of(request.scope["path"]), headers)
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]
@@ -99,9 +102,9 @@ class Application:
         return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.")
 
 
-def error_response(error: LlmuxError, path: str, headers: Mapping[str, str] | None = None) -> Response:
-    """What a request to `path` gets for this error; `headers` come on top of the error's own."""
-    body = error_body(error, path)
+def error_response(error: LlmuxError, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
+    """What a client of `dialect` gets for this error; `headers` come on top of the error's own."""
+    body = error_body(error, dialect)
     response = Response(body, error.status)
     response.raw_headers = error_headers(error, body)
     response.headers.update(headers or {})
@@ -110,7 +113,7 @@ def error_response(error: LlmuxError, path: str, headers: Mapping[str, str] | No
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, LlmuxError)
-    return error_response(error, request.scope["path"])
+    return error_response(error, dialect_of(request.scope["path"]))
 
 
 async def _left_to_the_server(_request: Request, error: Exception) -> Response:

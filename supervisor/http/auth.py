@@ -17,37 +17,39 @@ from starlette.types import Scope
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
+from supervisor.proxy.dialect import Dialect
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ui", "/v1/audio/voices", "/v1/audio/models"})
-LLAMACPP_ADMIN_PATHS = frozenset({"/models/load", "/models/unload"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ui"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
-def scope_for(path: str) -> str | None:
-    """The key scope `path` asks for; None when it is open to all."""
+def scope_for(path: str, dialect: Dialect) -> str | None:
+    """The key scope `path` asks for; None when it is open to all. What is not the daemon's own is the dialect's."""
     if path in PUBLIC_PATHS or path.startswith("/ui/"):
         return None
     if path == "/metrics":
         return "metrics"
-    if path.startswith("/v1/admin") or path in LLAMACPP_ADMIN_PATHS:
+    if path.startswith("/v1/admin"):
         return "admin"
-    return "inference"
+    return dialect.scope_for(path)
 
 
-def credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The one credential of a request: `Authorization: Bearer` or `x-api-key`.
+def credential(headers: Iterable[tuple[bytes, bytes]], dialect: Dialect) -> bytes | None:
+    """The one credential of a request: `Authorization: Bearer`, or another header that the dialect has for it.
 
     An empty one is none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError when two different
     ones are given: which of them counts must not depend on who looks. Raises AuthenticationError for another scheme.
     """
     found: set[bytes] = set()
     for name, value in headers:
+        if name not in dialect.credential_headers:
+            continue
         if name == b"authorization":
             scheme, _, token = value.partition(b" ")
             if scheme.lower() != b"bearer":
                 raise AuthenticationError("Use 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
             found.add(token.strip())
-        elif name == b"x-api-key":
+        else:
             found.add(value.strip())
     found.discard(b"")
     if len(found) > 1:
@@ -70,15 +72,15 @@ class Auth:
         """The gate that these settings ask for."""
         return cls(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
 
-    def authorize(self, scope: Scope) -> Key | None:
+    def authorize(self, scope: Scope, dialect: Dialect) -> Key | None:
         """The key the request came with (None: an open path, or no keys are configured). Raises what the client is told."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        wanted = scope_for(scope["path"])
+        wanted = scope_for(scope["path"], dialect)
         self._check_host(headers)
         self._check_origin(headers, wanted)
         if wanted is None or not self._keyring:
             return None
-        secret = credential(headers)
+        secret = credential(headers, dialect)
         if secret is None:
             raise AuthenticationError(
                 "This needs a key: send 'Authorization: Bearer <key>'. Its operator makes one with: llmux keys add NAME"
@@ -90,9 +92,9 @@ class Auth:
             raise ForbiddenError(f"The key {key.name!r} does not have the scope {wanted!r}.", code="insufficient_scope")
         return key
 
-    def cors(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+    def cors(self, scope: Scope, dialect: Dialect) -> list[tuple[bytes, bytes]]:
         """Headers that let a page of an allowed origin read the answer; none for the admin API."""
-        if scope_for(scope["path"]) != "inference":
+        if scope_for(scope["path"], dialect) != "inference":
             return []
         origin = None
         for name, value in scope["headers"]:

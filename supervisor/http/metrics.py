@@ -1,8 +1,6 @@
-"""`GET /metrics`: what llmux counts, and what its workers count, in Prometheus's text format.
+"""`GET /metrics`: what llmux counts and what its workers count, in Prometheus's text format.
 
-Base units (seconds, bytes, tokens), counters end in `_total`. Durations of requests bear OpenTelemetry's names for
-generative AI. What is a state rather than an event (memory, queues, models) is read from the scheduler when it is asked
-for. Workers' own metrics are fetched in the same moment, all at once, and passed on with a `model` label; one that does
+Workers' own metrics are fetched at the same moment, all at once, and passed on with a `model` label. A worker that does
 not answer in time is left out.
 """
 
@@ -10,222 +8,50 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from supervisor.core.types import (
-    Decided,
-    DeviceId,
-    Effect,
-    Event,
-    Generation,
-    ModelId,
-    State,
-    StopWorker,
-    WorkerExited,
-    WorkerReady,
-)
-from supervisor.daemon.counters import FastCounter, FastHistogram
+from supervisor.core.types import Generation, ModelId, State
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.requests import RequestContext
 from supervisor.errors import LlmuxError
 from supervisor.http.worker_metrics import together
-from supervisor.io.distribution import version
 
-MIB: Final = 1024 * 1024
 WORKER_TIMEOUT_S: Final = 1.0
 WORKER_LIMIT: Final = 1024 * 1024
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
-_PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 _NAMES: Final = re.compile(r"^# TYPE (\S+)", re.MULTILINE)
-_DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each of ours, which nobody reads
+def route(daemon: Daemon) -> Route:
+    """`GET /metrics`."""
+
+    async def answer(_request: Request) -> Response:
+        own = generate_latest(daemon.metrics.registry)
+        taken = set(_NAMES.findall(own.decode()))
+        ready = [model for model in daemon.engine.models() if model.state is State.READY and model.answering]
+        texts = await asyncio.gather(*(_worker(daemon, model.id, model.generation) for model in ready))
+        workers = together(zip((model.id for model in ready), texts, strict=True), taken)
+        return Response(own + workers, media_type=CONTENT_TYPE)
+
+    return Route("/metrics", answer, methods=["GET"])
 
 
-class Metrics:
-    """One for each daemon. Fed by the engine (`observe`), by requests (`finished`) and at the start (`orphans`)."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._registry = registry = CollectorRegistry()
-        self._requests = FastCounter(
-            "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry
-        )
-        self._prompt = FastCounter("llmux_prompt_tokens", "Tokens taken in.", ["model"], registry)
-        self._completion = FastCounter("llmux_completion_tokens", "Tokens given out.", ["model"], registry)
-        self._queue_wait = FastHistogram(
-            "llmux_queue_wait_seconds", "From arrival to a turn on a worker.", _SECONDS, registry
-        )
-        self._duration = FastHistogram(
-            "gen_ai_server_request_duration_seconds", "From arrival to the end.", _SECONDS, registry
-        )
-        self._first = FastHistogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "From the worker getting the request to the first piece of its answer.",
-            _SECONDS,
-            registry,
-        )
-        self._per_token = FastHistogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Streamed answers: time per token after the first.",
-            _PER_TOKEN,
-            registry,
-        )
-        self._speed = FastHistogram(
-            "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND, registry
-        )
-        self._load = FastHistogram("llmux_load_seconds", "From the start of a worker to ready.", _SECONDS, registry)
-        self._swaps = Counter("llmux_swaps", "Loads that another model was evicted for.", ["model"], registry=registry)
-        self._stops = Counter("llmux_evictions", "Workers stopped, by why.", ["model", "reason"], registry=registry)
-        self._crashes = Counter(
-            "llmux_crashes", "Workers that ended by themselves, by class.", ["model", "class"], registry=registry
-        )
-        self._orphans = Counter(
-            "llmux_orphans_reaped", "Processes of an earlier daemon ended at the start.", registry=registry
-        )
-        self._decision = Histogram(
-            "llmux_decision_seconds", "What a decision of the scheduler took.", buckets=_DECISION, registry=registry
-        )
-        registry.register(_States(daemon))
-        daemon.engine.observers.append(self.observe)
-        daemon.requests.listeners.append(self.finished)
-
-    def orphans(self, count: int) -> None:
-        """So many leftovers were reaped at the start."""
-        self._orphans.inc(count)
-
-    def observe(self, event: Event, effects: Sequence[Effect]) -> None:
-        """See `engine.Observer`."""
-        for effect in effects:
-            if type(effect) is StopWorker:
-                self._stops.labels(effect.model, effect.cause.value).inc()
-            elif type(effect) is Decided:
-                self._decision.observe(self._daemon.engine.last_decision_s)
-                if effect.kind == "evict" and effect.model is not None:
-                    self._swaps.labels(effect.model).inc()
-        if type(event) is WorkerExited and event.crash is not None:
-            self._crashes.labels(event.model, event.crash.kind.value).inc()
-        elif type(event) is WorkerReady and any(
-            type(effect) is Decided and effect.kind == "ready" for effect in effects
-        ):
-            record = self._daemon.engine.journal.scheduler.world.records[event.model]
-            if record.load_s is not None:
-                self._load.observe(event.model, record.load_s)
-
-    def finished(self, context: RequestContext, total_s: float) -> None:
-        """A request ended. Names that no model has are not counted by name: they are the client's to choose."""
-        route = self._daemon.catalog.route(context.name) if context.name is not None else None
-        name = context.name if context.name is not None and route is not None else "unknown"
-        outcome, ticket = context.outcome, context.ticket
-        self._requests.add((name, str(outcome.status or context.failed_status or "none")))
-        if ticket is None:
-            return
-        self._queue_wait.observe(name, ticket.queued_s)
-        self._duration.observe(name, total_s)
-        prompt, completion = context.usage
-        if prompt is not None:
-            self._prompt.add((name,), prompt)
-        first_s = outcome.first_byte_s
-        if first_s is not None:
-            self._first.observe(name, first_s)
-        if completion:
-            self._completion.add((name,), completion)
-            worked_s = total_s - ticket.queued_s
-            if worked_s > 0:
-                self._speed.observe(name, completion / worked_s)
-            if context.stream and first_s is not None and completion > 1:
-                self._per_token.observe(name, max(0.0, worked_s - first_s) / (completion - 1))
-
-    def route(self) -> Route:
-        """`GET /metrics`."""
-
-        async def answer(_request: Request) -> Response:
-            own = generate_latest(self._registry)
-            workers = await self._workers(taken=set(_NAMES.findall(own.decode())))
-            return Response(own + workers, media_type=CONTENT_TYPE)
-
-        return Route("/metrics", answer, methods=["GET"])
-
-    # ------------------------------------------------------------------------------------------------------- workers
-
-    async def _workers(self, taken: Container[str]) -> bytes:
-        world = self._daemon.engine.journal.scheduler.world
-        ready = [record for record in world.records.values() if record.state is State.READY and record.answering]
-        texts = await asyncio.gather(*(self._worker(record.id, record.generation) for record in ready))
-        return together(zip((record.id for record in ready), texts, strict=True), taken)
-
-    async def _worker(self, model: ModelId, generation: Generation) -> bytes:
-        """The worker's own metrics; nothing where it has none or doesn't answer in time."""
-        found = self._daemon.fleet.metrics_source(model, generation)
-        if found is None:
-            return b""
-        upstream, path = found
-        try:
-            async with asyncio.timeout(WORKER_TIMEOUT_S):
-                response = await upstream.request("GET", path.encode(), [])
-                try:
-                    return await response.read(WORKER_LIMIT) if response.status == 200 else b""
-                finally:
-                    response.close()
-        except (TimeoutError, LlmuxError):
-            return b""
-
-
-class _States(Collector):
-    """Gauges, read from the scheduler when somebody asks."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._version = version()
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        world = self._daemon.engine.journal.scheduler.world
-        build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
-        build.add_metric([self._version], 1)
-        state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
-        queued = GaugeMetricFamily("llmux_queue_depth", "Requests waiting for a model.", labels=["model"])
-        flight = GaugeMetricFamily("llmux_in_flight", "Requests a worker has.", labels=["model"])
-        for record in world.records.values():
-            state.add_metric([record.id, record.state.value], 1)
-            queued.add_metric([record.id], world.queue.count(record.id))
-            flight.add_metric([record.id], len(record.in_flight))
-        yield from (build, state, queued, flight, *self._memory())
-
-    def _memory(self) -> Iterator[GaugeMetricFamily]:
-        world = self._daemon.engine.journal.scheduler.world
-        devices = {
-            "total": GaugeMetricFamily("llmux_device_total_bytes", "Memory llmux shares out.", labels=["device"]),
-            "free": GaugeMetricFamily("llmux_device_free_bytes", "Free at the last reading.", labels=["device"]),
-            "available": GaugeMetricFamily(
-                "llmux_device_available_bytes", "What a new lease may take.", labels=["device"]
-            ),
-            "outside": GaugeMetricFamily("llmux_device_outside_bytes", "Used by others.", labels=["device"]),
-        }
-        for device in world.ledger.device_ids():
-            totals = world.ledger.totals(DeviceId(device))
-            figures = (totals.total_mib, totals.free_mib, totals.available_mib, totals.outside_mib)
-            for family, mib in zip(devices.values(), figures, strict=True):
-                if mib is not None:
-                    family.add_metric([device], mib * MIB)
-        labels = ["model", "device"]
-        lease = GaugeMetricFamily("llmux_worker_lease_bytes", "Memory leased to a worker.", labels=labels)
-        measured = GaugeMetricFamily(
-            "llmux_worker_memory_bytes", "Memory a worker was measured to take.", labels=labels
-        )
-        for held in world.ledger.leases():
-            lease.add_metric([held.holder[0], held.device], held.mib * MIB)
-            if held.measured_mib is not None:
-                measured.add_metric([held.holder[0], held.device], held.measured_mib * MIB)
-        yield from (*devices.values(), lease, measured)
+async def _worker(daemon: Daemon, model: ModelId, generation: Generation) -> bytes:
+    """The worker's own metrics; nothing where it has none or doesn't answer in time."""
+    found = daemon.fleet.metrics_source(model, generation)
+    if found is None:
+        return b""
+    upstream, path = found
+    try:
+        async with asyncio.timeout(WORKER_TIMEOUT_S):
+            response = await upstream.request("GET", path.encode(), [])
+            try:
+                return await response.read(WORKER_LIMIT) if response.status == 200 else b""
+            finally:
+                response.close()
+    except (TimeoutError, LlmuxError):
+        return b""

@@ -26,11 +26,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.dialects.error_shapes import error_body, error_headers
+from supervisor.dialects import dialect_of
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseBrokenError, ResponseOverError
+from supervisor.proxy.error_response import error_body, error_headers
 
 log = structlog.get_logger("llmux.http")
 
@@ -287,7 +289,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()  # an answer would land in the middle of another
             return
-        body = error_body(error, "")
+        body = error_body(error, OPENAI)
         lines = [STATUS_LINE[error.status]]
         own = ((b"x-request-id", request_id_of(self.headers or [])), (b"connection", b"close"))
         for name, value in (*error_headers(error, body), *own):
@@ -356,7 +358,7 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.cut()
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
-        body = error_body(error, cycle.scope["path"])
+        body = error_body(error, dialect_of(cycle.scope["path"]))
         own = ((b"x-request-id", _request_id(cycle.scope)), (b"connection", b"close"))
         headers = [*error_headers(error, body), *own]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})

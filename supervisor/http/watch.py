@@ -12,8 +12,6 @@ from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import KINDS, Subscription
-from supervisor.daemon.feed import Feed
-from supervisor.http.admin import physical_model
 from supervisor.io.log_follow import LogFollower
 from supervisor.io.logs import tail
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
@@ -24,17 +22,17 @@ LINE_BYTES: Final = 512  # of a long line no more is shown anyway
 FOLLOW_INTERVAL_S: Final = 0.3
 
 
-def routes(daemon: Daemon, feed: Feed) -> list[Route]:
+def routes(daemon: Daemon) -> list[Route]:
     """`GET /v1/admin/events` and `GET /v1/admin/models/{name}/logs`."""
 
     async def events(request: Request) -> Response:
         kinds = choices(request, "types", KINDS)
         await daemon.know_capabilities()
-        subscription = feed.subscribe(kinds)
+        subscription = daemon.feed.subscribe(kinds)
         return EventStream(_events(subscription), subscription)
 
     async def logs(request: Request) -> Response:
-        model = physical_model(daemon, request.path_params["name"])
+        model = daemon.catalog.resolve(request.path_params["name"]).model.id
         lines = number(request, "lines", 200, MAX_LINES, least=0)
         path = daemon.fleet.log_path(model)
         if flag(request, "follow"):

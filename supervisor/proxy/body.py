@@ -1,19 +1,85 @@
-"""Reading request bodies within limits, and what they are said to be."""
+"""Request bodies: read within limits, opened once as what they are said to be."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
+from runtimes.base import Endpoint, Modality
+from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
+from supervisor.proxy.form import read_form
+from supervisor.proxy.json_body import JsonBody
 
-NAME_LIMIT: Final = 512  # of the name of a model
+Bytes = bytes | bytearray
+
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | bytearray:
+class Body(Protocol):
+    """What is asked of any request's body. `name` is None where it names no model."""
+
+    name: str | None
+    stream: bool
+
+    def nameless(self) -> InvalidRequestError:
+        """The error where nothing else names the model either."""
+
+    def take_permission(self) -> bool:
+        """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
+
+    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
+        """Raises InvalidRequestError for what no model gets, or not this one."""
+
+    async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
+        """What the worker gets. Raises InvalidRequestError where it can't be changed as wanted."""
+
+
+class NoBody:
+    """A request without one."""
+
+    def __init__(self, method: str, path: str) -> None:
+        self.name: str | None = None
+        self.stream = False
+        self._method = method
+        self._path = path
+
+    def nameless(self) -> InvalidRequestError:
+        """See Body."""
+        if self._method == "GET":
+            return InvalidRequestError(
+                f"Name the model: {self._path}?model=NAME; GET /v1/models lists the choice.", param="model"
+            )
+        return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
+
+    def take_permission(self) -> bool:
+        """See Body."""
+        return False
+
+    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
+        """See Body."""
+
+    async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
+        """See Body."""
+        return b""
+
+
+async def open_body(scope: Scope, receive: Receive, limit: int) -> Body:
+    """Read and open the body. Raises InvalidRequestError, TooLargeError and ClientDisconnectedError."""
+    raw = await read_body(scope, receive, limit)
+    content_type = content_type_of(scope["headers"])
+    if content_type[:10].lower() == b"multipart/":
+        return await read_form(raw, content_type)
+    if not raw:
+        return NoBody(scope["method"], scope["path"])
+    if b";" in content_type:
+        refuse_other_charset(content_type)
+    return await JsonBody.open(raw)
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> Bytes:
     """The whole body. A client that stalls is disconnected by the protocol.
 
     Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from supervisor.errors import MethodNotAllowedError
 from supervisor.proxy.disconnect import CancelOnDisconnect
-from supervisor.proxy.keepalive import COMMENT
 
 KEEPALIVE_S: Final = 10.0
+COMMENT: Final = b": keepalive\n\n"
 
 
 class EventStream(Response):

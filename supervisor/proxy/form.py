@@ -14,7 +14,10 @@ from typing import Final
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from runtimes.base import Endpoint, Modality
+from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
+from supervisor.proxy import permission
 
 PARTS_LIMIT: Final = 64
 VALUE_LIMIT: Final = 512  # of the fields that are read
@@ -32,7 +35,7 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
     boundary = options.get(b"boundary")
     if not boundary:
         raise InvalidRequestError("The multipart body has no boundary in its Content-Type.")
-    form = Form(b"--" + boundary)
+    form = Form(body, b"--" + boundary)
     try:
         parser = MultipartParser(
             boundary,
@@ -53,15 +56,17 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
             parser.write(bytes(body[start : start + SLICE]))
     except FormParserError as error:
         raise InvalidRequestError(f"The multipart body can't be read: {error}.") from error
+    form.name = form.name or None
     return form
 
 
 class Form:
-    """What was found in a form; the methods before `names` are callbacks of the parser."""
+    """One request's form, see `body.Body`; the methods from `part_begin` to `part_end` are callbacks of the parser."""
 
-    def __init__(self, delimiter: bytes) -> None:
-        self.model: str | None = None
+    def __init__(self, body: Bytes, delimiter: bytes) -> None:
+        self.name: str | None = None
         self.stream = False
+        self._body = body
         self.allow_remote: str | None = None
         self.parsed = 0  # bytes of the body before the slice that is being parsed
         self._delimiter = delimiter
@@ -109,10 +114,10 @@ class Form:
 
     def part_end(self) -> None:
         if self._reading == b"model":
-            if self.model is not None:
+            if self.name is not None:
                 raise InvalidRequestError("The form names `model` twice.", param="model")
             try:
-                self.model = self._value.decode()
+                self.name = self._value.decode()
             except UnicodeDecodeError as error:
                 raise InvalidRequestError("The form field `model` is not UTF-8.", param="model") from error
         elif self._reading == b"stream":
@@ -127,8 +132,27 @@ class Form:
         """Of all fields."""
         return frozenset(name for name, _ in self._fields)
 
-    def changed(self, body: Bytes, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
-        """`body`, which this form was read from, with other values for these fields; none takes a field away."""
+    def nameless(self) -> InvalidRequestError:
+        """See Body."""
+        return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
+
+    def take_permission(self) -> bool:
+        """See Body."""
+        return permission.in_form(self.allow_remote)
+
+    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
+        """See Body: a form brings its files along."""
+
+    async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
+        """See Body."""
+        fields = rewrite.form_fields(self.names, endpoint)
+        if self.allow_remote is not None:
+            fields[permission.FIELD] = ()
+        return self._changed(fields)
+
+    def _changed(self, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
+        """The form with other values for these fields; none takes a field away."""
+        body = self._body
         if not fields or not self._fields:
             return body
         # The delimiter stands right before the first header; backwards from there nothing else is in between.

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NoReturn
 
-from supervisor.dialects.error_shapes import error_event
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import HOP_BY_HOP, Answer, Body, Headers, Upstream
+from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
-from supervisor.proxy.upstream_error import told_error, worker_error
+from supervisor.proxy.error_response import error_event
+from supervisor.proxy.upstream_error import error_answer, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
@@ -109,6 +110,7 @@ async def forward(
     upstream: Upstream,
     target: bytes,
     body: Body,
+    dialect: Dialect,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     arrived_at: float | None = None,
@@ -142,7 +144,7 @@ async def forward(
         if sse_started and (response.status >= 400 or not sse):
             raise worker_error(response.status, content_type, await response.read(ERROR_LIMIT))
         if response.status >= 400 and not sse and not _encoded(response.headers) and scope["method"] != "HEAD":
-            await _send_error(send, response, content_type, own, outcome, scope["path"])
+            await _send_error(send, response, content_type, own, outcome, dialect)
             return
         if not sse_started:
             head = response_headers(response.headers, own, sse=sse)
@@ -151,19 +153,19 @@ async def forward(
         try:
             await _send_body(send, response, outcome, started_at, upstream)
         except LlmuxError as error:
-            await break_off(send, outcome, error, scope["path"])
+            await break_off(send, outcome, error, dialect)
     finally:
         response.close()
 
 
-async def break_off(send: Send, outcome: Outcome, error: LlmuxError, path: str) -> NoReturn:
+async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Dialect) -> NoReturn:
     """End a response that has begun and can't be completed: event streams tell why, and the connection is cut.
 
     Raises ResponseBrokenError.
     """
     outcome.error = error
     if outcome.sse:
-        event = error_event(error, path) if outcome.ends_event() else b"\n\n" + error_event(error, path)
+        event = error_event(error, dialect) if outcome.ends_event() else b"\n\n" + error_event(error, dialect)
         await send({"type": "http.response.body", "body": event, "more_body": True})
     raise ResponseBrokenError(error.message, told=outcome.sse) from error
 
@@ -181,14 +183,14 @@ async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at:
 
 
 async def _send_error(
-    send: Send, response: Answer, content_type: bytes, own: Headers, outcome: Outcome, path: str
+    send: Send, response: Answer, content_type: bytes, own: Headers, outcome: Outcome, dialect: Dialect
 ) -> None:
-    """Pass on an error answer in the shape that clients of `path` read as it is, any other one put into that shape."""
+    """Pass on an error answer in the shape that clients of the dialect read as it is, any other one put into that shape."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
-    told = told_error(response.status, content_type, data, path)
-    if told is not data:
-        data = told
+    rendered = error_answer(response.status, content_type, data, dialect)
+    if rendered is not data:
+        data = rendered
         replaced = (b"content-type", b"content-length", b"etag")
         headers = [item for item in headers if item[0] not in replaced]
         headers += ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)))

@@ -6,34 +6,39 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-from supervisor.dialects.error_shapes import error_event
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import Headers
+from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import Send
+from supervisor.proxy.error_response import error_event
 
-COMMENT: Final = b": keepalive\n\n"
 INTERVAL_S: Final = 10.0
 
 
 class Keepalive:
-    """`async with Keepalive(send, headers) as keepalive:` sends comments while the block waits for long.
+    """`async with keepalive:` sends the dialect's keep-alive bytes while the block waits for long.
 
-    After `interval_s` in the block the response starts (200, text/event-stream, plus `headers`) and one comment goes out
-    each `interval_s`. From then on `started` is True: the response's head is spent, and a failure is told by `fail`.
+    After `interval_s` in the block the response starts (200, text/event-stream, plus `headers`), and the bytes go out
+    every `interval_s`. From then on `started` is True: the head is sent, and a failure is told by `fail`. With an
+    interval of None it does nothing: the answer is no stream.
     """
 
-    __slots__ = ("_beat_task", "_headers", "_interval_s", "_send", "_timer", "started")
+    __slots__ = ("_beat_task", "_dialect", "_headers", "_interval_s", "_send", "_timer", "started")
 
-    def __init__(self, send: Send, headers: Headers, *, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, send: Send, headers: Headers, dialect: Dialect, *, interval_s: float | None = INTERVAL_S
+    ) -> None:
         self.started = False
         self._send = send
         self._headers = headers
+        self._dialect = dialect
         self._interval_s = interval_s
         self._timer: asyncio.TimerHandle | None = None
         self._beat_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._begin)
+        if self._interval_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._begin, self._interval_s)
         return self
 
     async def __aexit__(
@@ -45,15 +50,15 @@ class Keepalive:
             self._beat_task.cancel()
             await asyncio.wait((self._beat_task,))
 
-    async def fail(self, error: LlmuxError, path: str) -> None:
-        """Tell the client of `path` in-band, once, and end the stream. Only when `started`."""
+    async def fail(self, error: LlmuxError) -> None:
+        """Tell the client in-band, once, and end the stream. Only when `started`."""
         assert self.started
-        await self._send({"type": "http.response.body", "body": error_event(error, path), "more_body": False})
+        await self._send({"type": "http.response.body", "body": error_event(error, self._dialect), "more_body": False})
 
-    def _begin(self) -> None:
-        self._beat_task = asyncio.get_running_loop().create_task(self._beat())
+    def _begin(self, interval_s: float) -> None:
+        self._beat_task = asyncio.get_running_loop().create_task(self._beat(interval_s))
 
-    async def _beat(self) -> None:
+    async def _beat(self, interval_s: float) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
@@ -64,5 +69,5 @@ class Keepalive:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.started = True  # only now: a send that is cancelled while the connection is full has written nothing
         while True:
-            await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-            await asyncio.sleep(self._interval_s)
+            await self._send({"type": "http.response.body", "body": self._dialect.keepalive, "more_body": True})
+            await asyncio.sleep(interval_s)

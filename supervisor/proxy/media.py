@@ -4,15 +4,14 @@ Runtimes fetch the `http:` and open the `file:` URLs and the paths that they are
 machine reaches, or read its files. So a prompt that refers to anything is refused before a worker sees it.
 
 Text may speak of URLs as it likes: what counts is the value under a key that is called like something to be loaded, outside
-of texts, tools and their calls, citations and the like. Most prompts are nothing but text, which parsing them into just
-that proves in little time.
+of texts, tools and their calls, citations and the like.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
@@ -23,7 +22,6 @@ _LOADED: Final = re.compile(
     r"(?:.*_)?(?:ur[li]|data|image|audio|video|file|path|mask)s?(?:\[\])?|.*(?:Ur[li]|Data|Image|Audio|Video|File|Path)s?",
     re.DOTALL,
 )
-_SMALL: Final = 64 * 1024
 _PATH: Final = re.compile(r"(?:.*_)?paths?|.*Paths?", re.DOTALL)
 _SCHEME: Final = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _INERT_FIELDS: Final = frozenset(
@@ -58,88 +56,77 @@ _NESTING_KEYS: Final = ("content", "output")  # a prompt's parts may lie below t
 _NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
 _USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
 _USUAL_FIELDS: Final = frozenset(
-    {"model", "messages", "stream", "stream_options", "max_tokens", "temperature", "top_p"}
+    [
+        "model",
+        "messages",
+        "stream",
+        "stream_options",
+        "input",
+        "prompt",
+        "instructions",
+        "system",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "n",
+        "seed",
+        "stop",
+        "user",
+        "encoding_format",
+        "dimensions",
+    ]
 )
-_decode: Final = msgspec.json.Decoder().decode
+"""None of them may be one that `_LOADED` matches."""
 
 
-class _Said(msgspec.Struct, forbid_unknown_fields=True):
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A message of nothing but text. No field may be added here that can hold an object, or that `_LOADED` matches."""
+
     role: str
     content: str | None = None
     name: str | None = None
 
 
-class _Plain(msgspec.Struct, forbid_unknown_fields=True):
-    """A prompt of nothing but text. No field may be added here that can hold an object, or that `_LOADED` matches."""
-
-    model: str | None = None
-    messages: list[_Said] | None = None
-    input: str | list[str] | None = None
-    prompt: str | list[str] | None = None
-    instructions: str | None = None
-    system: str | None = None
-    stream: bool | None = None
-    stream_options: dict[Literal["include_usage"], bool] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    user: str | None = None
-    encoding_format: str | None = None
-    dimensions: int | None = None
+_texts: Final = msgspec.json.Decoder(list[_Message]).decode
 
 
-_plain: Final = msgspec.json.Decoder(_Plain).decode
+def refuse_references(fields: Fields, value: Callable[[str], Any]) -> None:
+    """Raises InvalidRequestError when a JSON request has a worker load something from elsewhere.
 
-
-def may_refer(body: bytes | bytearray) -> bool:
-    """Is it worth a closer look? Not a small one whose every field is known, and is text or a number where that is used.
-
-    Every one of two fields of the same name is looked at, and names are compared as they are without their escapes.
+    `fields` are its top-level fields, `value` decodes one of them.
     """
-    if len(body) > _SMALL:
-        return True
-    try:
-        _plain(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return True
-    return False
-
-
-def refuse_remote_media(fields: Fields) -> None:
-    """Raises InvalidRequestError when a JSON request with these fields has a worker load something from elsewhere."""
-    try:
-        values = [_decode(raw) for raw in _worth_reading(fields)]
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
-    while values:
-        value = values.pop()
-        if isinstance(value, list):
-            values += [item for item in value if isinstance(item, list | dict)]
-        elif isinstance(value, dict):
-            values += _parts(value)
-
-
-def _worth_reading(fields: Fields) -> Iterator[msgspec.Raw]:
-    """The fields that hold objects, and those to be loaded themselves. Not the million numbers of an embedding's input."""
+    values: list[Any] = []
     for key, raw in fields.items():
-        if key in _INERT_FIELDS:
+        is_nested = memoryview(raw)[0] in b"[{"
+        if key in _USUAL_FIELDS and (not is_nested or (key == "messages" and is_text(raw))):
             continue
-        nested = memoryview(raw)[0] in b"[{"
-        if nested and _NUMBERS.match(raw) and b'"' not in bytes(raw):
+        if key in _INERT_FIELDS or (is_nested and _NUMBERS.match(raw) and b'"' not in bytes(raw)):
             continue
         if key not in _USUAL_FIELDS and _LOADED.fullmatch(key):
-            _refuse(key, _decode(raw))
-        if nested:
-            yield raw
+            _refuse(key, value(key))
+        if is_nested:
+            values.append(value(key))
+    while values:
+        item = values.pop()
+        if isinstance(item, list):
+            values += [inner for inner in item if isinstance(inner, list | dict)]
+        elif isinstance(item, dict):
+            values += _parts(item)
+
+
+def is_text(messages: msgspec.Raw) -> bool:
+    """Most prompts are nothing but text; decoding them into just that proves it in little time."""
+    try:
+        _texts(messages)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def _parts(part: dict[str, Any]) -> list[Any]:

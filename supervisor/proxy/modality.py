@@ -1,40 +1,35 @@
-"""Images for a model that sees nothing are refused at once, rather than after it was loaded for them.
+"""Images for a model that takes none are refused at once, not after it was loaded for them.
 
-A body is parsed only when it has the very word of an image part in it, and only for models that are known to take none.
+A prompt is decoded only when it has the very word of an image part in it, and only for models known to take none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from runtimes.base import Modality
+from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
 _SIGNS: Final = (b'"image_url"', b'"input_image"')
 _TYPES: Final = frozenset({"image_url", "input_image"})
 
 
-class _Prompt(msgspec.Struct):
-    messages: Any = None
-    input: Any = None
+def refuse_images(fields: Fields, name: str, inputs: frozenset[Modality] | None, value: Callable[[str], Any]) -> None:
+    """Raises InvalidRequestError when the JSON request holds an image that `name` can't take. `inputs` None: unknown.
 
-
-_prompt: Final = msgspec.json.Decoder(_Prompt).decode
-
-
-def refuse_modality(body: bytes | bytearray, name: str, inputs: frozenset[Modality] | None) -> None:
-    """Raises InvalidRequestError when the JSON request holds an image that `name` can't take. `inputs` None: unknown."""
-    if inputs is None or "image" in inputs or not any(sign in body for sign in _SIGNS):
+    `fields` are its top-level fields, `value` decodes one of them.
+    """
+    if inputs is None or "image" in inputs:
         return
-    try:
-        prompt = _prompt(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return  # whoever reads it next says what is wrong
-    if _has_image(prompt.messages) or _has_image(prompt.input):
-        takes = ", ".join(sorted(inputs))
-        raise InvalidRequestError(f"{name} takes {takes}, no images.", code="modality_unsupported", param="messages")
+    for key in ("messages", "input"):
+        raw = fields.get(key)
+        if raw is not None and any(sign in bytes(raw) for sign in _SIGNS) and _has_image(value(key)):
+            takes = ", ".join(sorted(inputs))
+            raise InvalidRequestError(
+                f"{name} takes {takes}, no images.", code="modality_unsupported", param="messages"
+            )
 
 
 def _has_image(items: object) -> bool:

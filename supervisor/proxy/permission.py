@@ -10,16 +10,12 @@ from typing import Final
 
 import msgspec
 
-from supervisor.catalog.rewrite import open_object
 from supervisor.errors import ForbiddenError, InvalidRequestError
 
 FIELD: Final = "allow_remote"
 HEADER: Final = b"x-allow-remote"
 
-_SIGN: Final = b'"allow_remote"'
 _WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null": False, b"": False}
-
-Bytes = bytes | bytearray
 
 
 def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -27,17 +23,11 @@ def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(_word(value) for name, value in headers if name == HEADER)
 
 
-def taken_from(text: Bytes) -> tuple[bool, Bytes]:
-    """Does a JSON body say it, and the body without the field. Raises InvalidRequestError."""
-    if _SIGN not in text:
-        return False, text
-    fields = open_object(text)
-    said = fields.pop(FIELD, None)
-    if said is None:
-        return False, text
-    if bytes(said) not in (b"true", b"false", b"null"):
+def in_json(raw: msgspec.Raw) -> bool:
+    """Does a JSON body's field say it? Raises InvalidRequestError for what is neither yes nor no."""
+    if bytes(raw) not in (b"true", b"false", b"null"):
         raise _neither()
-    return _word(bytes(said)), msgspec.json.encode(fields)
+    return _word(bytes(raw))
 
 
 def in_form(value: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Putting a worker's error answers into the shape that the client reads: OpenAI's, or on its paths Anthropic's.
+"""A worker's error answer, put into the shape that the client's dialect has.
 
 Workers say what went wrong as plain text, as `{"error": "text"}`, as FastAPI's `{"detail": …}`, or in OpenAI's shape, which
 is all that OpenAI's clients can show to a person.
@@ -11,8 +11,9 @@ from typing import Final
 
 import msgspec
 
-from supervisor.dialects.error_shapes import enveloped, error_body, is_anthropic
 from supervisor.errors import LlmuxError
+from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.error_response import error_body
 
 _TEXT_LIMIT: Final = 1000
 _TYPES: Final = {
@@ -36,30 +37,22 @@ class WorkerAnswerError(LlmuxError):
         self.type = kind
 
 
-def _openai_error(status: int, data: bytes) -> bytes | None:
-    """`data`, if it is `{"error": {"message": text, …}}`: as it is, or with what is missing or no text filled in.
+def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect) -> bytes:
+    """The error answer `data` as clients of `dialect` read it; `data` itself where nothing has to be changed.
 
-    llama.cpp leaves out `param` and repeats the status as `code`, but adds fields of its own, which are kept.
+    Where it is `{"error": {"message": text, …}}` its fields are kept, and what is missing or no text is filled in:
+    llama.cpp leaves out `param`, repeats the status as `code`, and adds fields of its own.
     """
     document = _decode(data)
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(error, dict) or not isinstance(error.get("message"), str):
-        return None
+        return error_body(worker_error(status, content_type, data), dialect)
     kind, code = _default(status)
     defaults = {"type": kind, "param": None, "code": code}
     filled = {key: value for key, value in defaults.items() if not _is_text_or_null(error.get(key, 0))}
-    if not filled:
-        return data
-    return msgspec.json.encode(document | {"error": error | filled})
-
-
-def told_error(status: int, content_type: bytes, data: bytes, path: str) -> bytes:
-    """The error answer `data` as clients of `path` read it; `data` itself where nothing had to be changed."""
-    told = _openai_error(status, data)
-    if told is None:
-        return error_body(worker_error(status, content_type, data), path)
-    document = _decode(told) if is_anthropic(path) else None
-    return enveloped(document["error"], status, path) if isinstance(document, dict) else told
+    if not dialect.has_openai_errors:
+        return dialect.error(error | filled, status)
+    return msgspec.json.encode(document | {"error": error | filled}) if filled else data
 
 
 def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from runtimes.base import Endpoint
 from supervisor.catalog import check_devices
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import DeviceSpec, Eviction, Footprint, FootprintSource, Limits
+from supervisor.proxy.json_body import open_object
 
 TWO = """\
 models:
@@ -39,7 +41,9 @@ class TestNames:
         assert catalog.route("fast").model is catalog.route("slow").model
         assert (catalog.route("fst"), catalog.nearest("fst")) == (None, "fast")
         assert catalog.route("hidden").rewrite.is_identity
-        assert catalog.route("qwen").rewrite.apply(b'{"model":"qwen"}', "/v1/embeddings") == b'{"model":"served"}'
+        fields = open_object(b'{"model":"qwen"}')
+        catalog.route("qwen").rewrite.apply(fields, Endpoint("/v1/embeddings"))
+        assert {"model": b'"served"'} == {key: bytes(value) for key, value in fields.items()}
 
 
 class TestSpecs:

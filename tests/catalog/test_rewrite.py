@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.catalog.rewrite import Rewrite, model_of, open_object
+from runtimes.base import Endpoint
+from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
+from supervisor.proxy.json_body import JsonBody, open_object
 
 CHAT = "/v1/chat/completions"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -15,7 +18,21 @@ NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 
 def applied(rewrite, body, path=CHAT):
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return json.loads(rewrite.apply(raw, path))
+    return json.loads(rewritten(rewrite, raw, path))
+
+
+def rewritten(rewrite, raw, path=CHAT):
+    async def run():
+        return await (await JsonBody.open(raw)).rewritten(rewrite, Endpoint(path))
+
+    return asyncio.run(run())
+
+
+def model_of(raw):
+    body = asyncio.run(JsonBody.open(raw))
+    if body.name is None:
+        raise body.nameless()
+    return body.name, body.stream
 
 
 class TestFields:
@@ -31,7 +48,7 @@ class TestFields:
     def test_untouched_values_stay_byte_for_byte(self):
         body = b'{ "model":"m", "n": 1.000e2, "s" : "\\u00e9\\/", "o": { "z" : [ 1 , 2 ] } }'
         assert (
-            Rewrite.compile(force={"k": 1}).apply(body, CHAT)
+            rewritten(Rewrite.compile(force={"k": 1}), body)
         ) == b'{"model":"m","n":1.000e2,"s":"\\u00e9\\/","o":{ "z" : [ 1 , 2 ] },"k":1}'
 
     def test_objects_are_replaced_whole(self):
@@ -72,8 +89,8 @@ class TestPaths:
         assert Rewrite().is_identity
         assert Rewrite.compile().is_identity
         assert not Rewrite.compile(strip=["a"]).is_identity
-        body = b"not even JSON"
-        assert body is Rewrite().apply(body, CHAT)
+        body = b'{ "model":"m" }'
+        assert body is rewritten(Rewrite(), body)
 
     @pytest.mark.parametrize(
         ("path", "fields", "prompt"),
@@ -93,9 +110,9 @@ class TestPaths:
         ],
     )
     def test_table(self, path, fields, prompt):
-        assert fields == Rewrite.compile(defaults={"a": 1}).touches(path)
+        assert fields == Rewrite.compile(defaults={"a": 1}).touches(Endpoint(path))
         for rewrite in (Rewrite.compile(thinking=NO_THINKING), Rewrite.compile(system_prompt_prefix="P")):
-            assert prompt == rewrite.touches(path)
+            assert prompt == rewrite.touches(Endpoint(path))
 
 
 class TestSystemPrompt:
@@ -249,7 +266,7 @@ class TestForms:
             force={"response_format": "json", "n": [1, 2], "vad": True, "gone": None, "options": {"a": 1}},
         )
         sent = {"file", "model", "prompt", "tags[]", "language", "response_format", "gone", "timestamp_granularities[]"}
-        assert rewrite.form_fields(sent, self.PATH) == {
+        assert rewrite.form_fields(sent, Endpoint(self.PATH)) == {
             "model": ("whisper-1",),
             "prompt": ("mine",),
             "tags[]": (),
@@ -262,6 +279,6 @@ class TestForms:
         }
 
     def test_nothing_to_do(self):
-        assert Rewrite.compile(defaults={"language": "de"}).form_fields({"language"}, self.PATH) == {}
-        assert Rewrite.compile(force={"language": "de"}).form_fields({"file"}, "/tokenize") == {}
-        assert Rewrite.compile(upstream_model="m").form_fields((), "/v1/files") == {"model": ("m",)}
+        assert Rewrite.compile(defaults={"language": "de"}).form_fields({"language"}, Endpoint(self.PATH)) == {}
+        assert Rewrite.compile(force={"language": "de"}).form_fields({"file"}, Endpoint("/tokenize")) == {}
+        assert Rewrite.compile(upstream_model="m").form_fields((), Endpoint("/v1/files")) == {"model": ("m",)}

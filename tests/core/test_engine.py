@@ -107,7 +107,7 @@ class Bench:
 
     @property
     def world(self):
-        return self.engine.journal.scheduler.world
+        return self.engine._journal.scheduler.world
 
     def left_behind(self) -> tuple[int, int, int]:
         return len(self.engine._tickets), len(self.world.tickets), len(self.world.queue)
@@ -118,8 +118,7 @@ async def bench():
     bench = Bench()
     await bench.configure()
     yield bench
-    if bench.engine._sampling is not None:
-        bench.engine._sampling.cancel()
+    bench.engine._sampling.stop()
     if bench.engine._tick is not None:
         bench.engine._tick.cancel()
 
@@ -227,14 +226,14 @@ class TestMistakes:
         assert bench.left_behind() == (0, 0, 0)
 
     async def test_an_event_that_the_core_can_not_take_costs_only_itself(self, bench, monkeypatch):
-        handle = bench.engine.journal.handle
+        handle = bench.engine._journal.handle
 
         def stumble(event: Event, now: float):
             if isinstance(event, Respecified):
                 raise AssertionError("an impossible step")
             return handle(event, now)
 
-        monkeypatch.setattr(bench.engine.journal, "handle", stumble)
+        monkeypatch.setattr(bench.engine._journal, "handle", stumble)
 
         def start(effect: StartWorker, post: Callable[[Event], None]) -> None:
             post(Respecified(model("a", 1)))  # handled after the current event
@@ -250,7 +249,7 @@ class TestMistakes:
             raise AssertionError("an impossible step")
 
         with monkeypatch.context() as patch:
-            patch.setattr(bench.engine.journal, "handle", stumble)
+            patch.setattr(bench.engine._journal, "handle", stumble)
             with pytest.raises(AssertionError):
                 await bench.engine.admit(TicketId("1"), A)
         assert bench.left_behind() == (0, 0, 0)

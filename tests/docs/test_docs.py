@@ -171,12 +171,14 @@ class TestApi:
 
     @staticmethod
     def served() -> set[str]:
-        """Routes as they are written in the modules that the application takes routes from."""
-        http = ROOT / "supervisor" / "http"
-        application = (http / "app.py").read_text(encoding="utf-8")
+        """Routes as they are written in the rooms that the application takes routes from."""
         found = set()
-        for name in set(re.findall(r"\b(\w+)\.(?:routes?|health)\(", application)):
-            for call in ast.walk(ast.parse((http / f"{name}.py").read_text(encoding="utf-8"))):
+        for room in ("http", "dialects"):
+            for call in (
+                node
+                for path in (ROOT / "supervisor" / room).rglob("*.py")
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            ):
                 if isinstance(call, ast.Call) and named(call) == "Route" and (path := constant(call.args[0])):
                     methods = next(keyword.value for keyword in call.keywords if keyword.arg == "methods")
                     found |= {f"{method} {_CONVERTER.sub('', path)}" for method in ast.literal_eval(methods)}
@@ -190,7 +192,7 @@ class TestApi:
         assert self.served() == set(re.findall(r"`([A-Z]+ \S+)`", headings))
 
     def test_fields(self):
-        source = (ROOT / "supervisor" / "http" / "views.py").read_text(encoding="utf-8")
+        source = (ROOT / "supervisor" / "daemon" / "views.py").read_text(encoding="utf-8")
         keys = {
             key
             for node in ast.walk(ast.parse(source))
@@ -202,7 +204,7 @@ class TestApi:
         assert set() == {key for key in keys if not re.search(rf"`{key}(\[\])?`", administration)}
 
     def test_metrics(self):
-        source = ast.parse((ROOT / "supervisor" / "http" / "metrics.py").read_text(encoding="utf-8"))
+        source = ast.parse((ROOT / "supervisor" / "daemon" / "metrics.py").read_text(encoding="utf-8"))
         texts = {value for node in ast.walk(source) if (value := constant(node))}
         ours = {value for value in texts if re.fullmatch(r"(llmux|gen_ai)_\w+", value)}
         documented = set(rows(part(text("api.md"), "## Metrics")))

@@ -18,7 +18,6 @@ from supervisor.daemon.reload import Reloader
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.worker import WorkerDeps
 from supervisor.http.app import Application
-from supervisor.http.auth import Auth
 from supervisor.io.devices import HostWanted, open_sampler
 from supervisor.io.ports import PortRange
 from tests.daemon import fake
@@ -49,8 +48,8 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     sampler = (await open_sampler((HostWanted(1000),))).sampler
     deps = WorkerDeps(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
     fleet = Fleet(deps, catalog.models, catalog.limits)
-    daemon = Daemon(Engine(fleet, sampler), fleet, sampler, catalog, Auth.of(keyring, catalog.server))
-    application = Application(daemon, Reloader(daemon, configuration, keyring))
+    daemon = Daemon(Engine(fleet, sampler), fleet, sampler, catalog, keyring)
+    application = Application(daemon, Reloader(daemon, configuration))
     with structlog.testing.capture_logs() as logged:
         async with front(application) as running:
             yield Served(running, daemon, logged)

@@ -111,7 +111,7 @@ class TestBugs:
         assert not any(capfd.readouterr())
 
     async def test_in_inference(self, served, monkeypatch):
-        monkeypatch.setattr(Pipeline, "_serve", lambda *_: 1 / 0)
+        monkeypatch.setattr(Pipeline, "_target", lambda *_: 1 / 0)
         status, headers, body = await ask(served.port, post(path=b"/v1/chat/completions"))
         assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
         [event] = bugs(served)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 
 import pytest
 
-from supervisor.catalog.rewrite import open_object
 from supervisor.errors import InvalidRequestError
-from supervisor.proxy.media import may_refer, refuse_remote_media
+from supervisor.proxy import media
+from supervisor.proxy.json_body import JsonBody
 from tests import tiny
 from tests.daemon import gguf, running
 
@@ -42,8 +43,11 @@ def encode(prompt) -> bytes:
 
 def look(body):
     """As requests are looked at."""
-    if may_refer(body):
-        refuse_remote_media(open_object(body))
+    asyncio.run(checked(body))
+
+
+async def checked(body):
+    await (await JsonBody.open(body)).check("m", None)
 
 
 class TestReferences:
@@ -119,37 +123,33 @@ class TestPaths:
                 look(encode(prompt))
 
 
-class TestPlainPrompts:
-    """Prompts of nothing but text are not looked at closely: nothing that could be followed passes for one."""
+class TestMessagesOfText:
+    """Messages of nothing but text are not looked at closely: nothing that could be followed passes for them."""
 
     @pytest.mark.parametrize(
-        "prompt",
+        "messages",
         [
-            {"messages": [{"role": "user", "content": 'Load the image at "url": "file:///etc/passwd"'}]},
-            {"messages": [{"role": "user", "content": "a" * 50_000}], "stream": True, "temperature": 0},
-            {"input": ["a", "b"], "encoding_format": "float"},
-            {"prompt": "a", "max_tokens": 5, "stop": ["\n"], "stream_options": {"include_usage": True}},
+            [{"role": "user", "content": 'Load the image at "url": "file:///etc/passwd"'}],
+            [{"role": "user", "content": "a" * 50_000}, {"role": "assistant", "content": None, "name": "x"}],
+            [],
         ],
     )
-    def test_pass(self, prompt):
-        assert not may_refer(encode(prompt))
+    def test_pass(self, messages):
+        assert media.is_text(json.dumps(messages).encode())
 
     @pytest.mark.parametrize(
-        "body",
+        "messages",
         [
-            encode({"messages": [{"role": "user", "content": [], "name": "x"}]}),
-            encode({"messages": [], "x": 1}),
-            encode({"stream_options": {"url": True}, "messages": []}),
-            b'{"model": "m", "messages": [{"role": "user", "content": [{}]}], "messages": []}',
-            b'{"model": "m", "messages": [{"role": "user", "content": "x", "ur\\u006c": "y"}]}',
-            b'{"model": "m", "prompt": "\xff"}',
-            b'\xef\xbb\xbf{"model": "m"}',
-            '{"model": "m"}'.encode("utf-16"),
-            b'{"model": "m"} {}',
+            b'[{"role": "user", "content": [], "name": "x"}]',
+            b'[{"role": "user", "content": "x", "x": 1}]',
+            b'[{"role": "user", "content": [{}], "content": "x"}]',
+            b'[{"role": "user", "content": "x", "ur\\u006c": "y"}]',
+            b'[{"role": "user", "content": "\xff"}]',
+            b"[5]",
         ],
     )
-    def test_anything_else_is_looked_at(self, body):
-        assert may_refer(body)
+    def test_anything_else_is_looked_at(self, messages):
+        assert not media.is_text(messages)
 
 
 class TestSameKeyTwice:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, TooLargeError, UnavailableError
 from supervisor.proxy.body import read_body
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError
@@ -58,11 +59,11 @@ class TestForms:
     async def test_found(self, audio, first):
         parts = [FORM % (b"model", b"whisper"), FILE % audio, FORM % (b"language", b"de")]
         body = b"".join(parts if first else parts[::-1]) + b"--X--\r\n"
-        assert (await read_form(body, TYPE)).model == "whisper"
-        assert (await read_form(bytearray(body), TYPE)).model == "whisper"
+        assert (await read_form(body, TYPE)).name == "whisper"
+        assert (await read_form(bytearray(body), TYPE)).name == "whisper"
 
     async def test_absent(self):
-        assert (await read_form(FILE % b"model" + b"--X--\r\n", TYPE)).model is None
+        assert (await read_form(FILE % b"model" + b"--X--\r\n", TYPE)).name is None
 
     @pytest.mark.parametrize(
         ("body", "content_type"),
@@ -95,15 +96,15 @@ class TestForms:
         new = {"model": ("whisper",), "tags[]": (), "n": ("1", "2")}
         kept = b"".join(parts[i] for i in order if i in (1, 2))
         added = FORM % (b"model", b"whisper") + FORM % (b"n", b"1") + FORM % (b"n", b"2")
-        assert added + kept + end == form.changed(body, new)
-        again = await read_form(form.changed(bytearray(body), new), TYPE)
-        assert ("whisper", form.names - {"tags[]"} | {"n"}) == (again.model, again.names)
-        assert form.changed(body, {}) is body
+        assert added + kept + end == form._changed(new)
+        again = await read_form(form._changed(new), TYPE)
+        assert ("whisper", form.names - {"tags[]"} | {"n"}) == (again.name, again.names)
+        assert form._changed({}) is body
 
     async def test_a_form_that_breaks_off_stays_one(self):
         body = FORM % (b"model", b"asr") + FILE % b"abc"
         form = await read_form(body, TYPE)
-        assert form.changed(body, {"model": ()}) == FILE % b"abc"
+        assert form._changed({"model": ()}) == FILE % b"abc"
 
 
 class TestKeepalive:
@@ -115,7 +116,7 @@ class TestKeepalive:
         async def send(message):
             sent.append(message)
 
-        async with Keepalive(send, [], interval_s=5) as keepalive:
+        async with Keepalive(send, [], OPENAI, interval_s=5) as keepalive:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not keepalive.started
@@ -130,7 +131,7 @@ class TestKeepalive:
             if len(sent) == 4:
                 enough.set()
 
-        async with Keepalive(send, [(b"x-request-id", b"r")], interval_s=0.02) as keepalive:
+        async with Keepalive(send, [(b"x-request-id", b"r")], OPENAI, interval_s=0.02) as keepalive:
             await enough.wait()
         assert keepalive.started
         count = len(sent)
@@ -139,7 +140,7 @@ class TestKeepalive:
         assert sent[0]["status"] == 200
         assert (b"x-request-id", b"r") in sent[0]["headers"]
         assert {message["body"] for message in sent[1:]} == {b": keepalive\n\n"}
-        await keepalive.fail(UnavailableError("no memory"), "/v1/chat/completions")
+        await keepalive.fail(UnavailableError("no memory"))
         assert sent[-1]["body"].startswith(b'data: {"error":{"message":"no memory"')
         assert sent[-1]["more_body"] is False
 
@@ -147,7 +148,7 @@ class TestKeepalive:
         async def send(message):
             await asyncio.Event().wait()
 
-        async with Keepalive(send, [], interval_s=0.01) as keepalive:
+        async with Keepalive(send, [], OPENAI, interval_s=0.01) as keepalive:
             await asyncio.sleep(0.05)
         assert not keepalive.started
 

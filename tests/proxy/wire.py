@@ -12,12 +12,13 @@ from contextlib import asynccontextmanager, suppress
 import uvicorn
 from uvicorn.server import ServerState
 
-from supervisor.dialects.error_shapes import error_body, error_headers
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io.upstream import UpstreamPool
 from supervisor.proxy.body import read_body
 from supervisor.proxy.disconnect import CancelOnDisconnect, Receive, Scope, Send
+from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import Outcome, forward
 
 PATIENCE_S = 30.0
@@ -183,10 +184,17 @@ async def proxied(script: Script, *, protocol: type[asyncio.Protocol] = GuardedP
                 with CancelOnDisconnect(scope, receive):
                     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
                     await forward(
-                        scope, send, outcome, upstream=upstream, target=target, body=body, request_id=b"req-1"
+                        scope,
+                        send,
+                        outcome,
+                        upstream=upstream,
+                        target=target,
+                        body=body,
+                        dialect=OPENAI,
+                        request_id=b"req-1",
                     )
             except LlmuxError as error:
-                data = error_body(error, "")
+                data = error_body(error, OPENAI)
                 headers = error_headers(error, data)
                 await send({"type": "http.response.start", "status": error.status, "headers": headers})
                 await send({"type": "http.response.body", "body": data})

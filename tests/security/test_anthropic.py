@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from supervisor.dialects.error_shapes import error_body
+from supervisor.dialects import dialect_of
 from supervisor.errors import (
     AuthenticationError,
     ForbiddenError,
@@ -18,6 +18,7 @@ from supervisor.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
+from supervisor.proxy.error_response import error_body
 from tests.daemon import fake, running
 from tests.security.conftest import GATE
 
@@ -53,7 +54,7 @@ class TestShape:
         ],
     )
     def test_kinds(self, path, error, kind):
-        told = json.loads(error_body(error, path))
+        told = json.loads(error_body(error, dialect_of(path)))
         assert {"type", "error"} == told.keys()
         assert told["type"] == "error"
         assert (kind, "x") == (told["error"]["type"], told["error"]["message"])
@@ -62,7 +63,7 @@ class TestShape:
 
     @pytest.mark.parametrize("path", ["", "/v1/chat/completions", "/v1/messagesx", "/messages", "/v1/admin/models"])
     def test_other_paths_keep_theirs(self, path):
-        assert json.loads(error_body(NotFoundError("x"), path)).keys() == {"error"}
+        assert json.loads(error_body(NotFoundError("x"), dialect_of(path))).keys() == {"error"}
 
 
 class TestAnswers:

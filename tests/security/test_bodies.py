@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from supervisor.catalog import model_of
 from supervisor.errors import InvalidRequestError
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.proxy.json_body import open_object
 from tests.daemon import wait_until
 from tests.http import raw
 from tests.limits import LIMIT_S
@@ -212,8 +212,8 @@ class TestBombs:
 
     def test_strings(self):
         with pytest.raises(InvalidRequestError, match="too many pieces"):
-            model_of(b'{"model":"m","x":[' + b'"",' * 500_001 + b'""]}')
+            open_object(b'{"model":"m","x":[' + b'"",' * 500_001 + b'""]}')
 
     def test_large_texts_are_no_bombs(self):
         code = 'if (x) { return a["b"]; } else [1, 2]\n' * 100_000
-        assert model_of(json.dumps({"model": "m", "messages": [{"role": "user", "content": code}]}).encode())[0] == "m"
+        assert "messages" in open_object(json.dumps({"messages": [{"role": "user", "content": code}]}).encode())

@@ -21,11 +21,13 @@ from typing import ClassVar, Final
 
 from pydantic import JsonValue
 
+from runtimes.base import Endpoint
 from supervisor.catalog import Route
 from supervisor.cli.bench import sound
 from supervisor.cli.bench.places import BenchError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_response import UpstreamResponse
+from supervisor.proxy.json_body import JsonBody
 
 Json = dict[str, JsonValue]
 
@@ -64,15 +66,15 @@ class Asking:
 
     async def post(self, fields: Json) -> UpstreamResponse:
         """A JSON request."""
-        body = json.dumps({"model": self.route.model.id, **fields}).encode()
-        return await self._send(self.route.rewrite.apply(body, self.path), b"application/json")
+        body = await JsonBody.open(json.dumps({"model": self.route.model.id, **fields}).encode())
+        return await self._send(await body.rewritten(self.route.rewrite, Endpoint(self.path)), b"application/json")
 
     async def post_file(self, fields: Mapping[str, str], name: str, content: bytes) -> UpstreamResponse:
         """A form with a file."""
         texts: dict[str, tuple[str, ...]] = {
             key: (value,) for key, value in {"model": str(self.route.model.id), **fields}.items()
         }
-        texts |= self.route.rewrite.form_fields(texts, self.path)
+        texts |= self.route.rewrite.form_fields(texts, Endpoint(self.path))
         boundary = secrets.token_hex(16)
         parts = [
             f'--{boundary}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,6 +17,8 @@ from starlette.routing import Route
 from supervisor.catalog import Listing
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import NotFoundError
+
+PATHS: Final = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 
 
 def routes(daemon: Daemon) -> list[Route]:

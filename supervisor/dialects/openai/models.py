@@ -11,9 +11,8 @@ from starlette.routing import Route
 from runtimes.base import ModelType
 from supervisor.catalog import Listing
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.pipeline import unknown_model
 from supervisor.daemon.views import Json
-from supervisor.dialects.llamacpp import status_view
+from supervisor.dialects.model_status import status_view
 from supervisor.errors import InvalidRequestError
 
 TYPES: Final[tuple[str, ...]] = get_args(ModelType)
@@ -44,9 +43,7 @@ def routes(daemon: Daemon) -> list[Route]:
 
     async def one(request: Request) -> Response:
         name: str = request.path_params["name"]
-        route = daemon.catalog.route(name)
-        if route is None:
-            raise unknown_model(daemon.catalog, name)
+        route = daemon.catalog.resolve(name)
         listed = next((row for row in daemon.catalog.listing() if row.name == name), Listing(name, route.model))
         return JSONResponse(view(listed))
 

@@ -1,0 +1,53 @@
+"""What a request to each of the well-known paths is.
+
+A runtime names its endpoints by path. The well-known paths are listed here with their dialect, their role and the place
+of their prompt; a runtime with a path of its own gives its `Meaning` along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Role = Literal["run", "count", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a request is, whatever path it has."""
+
+    role: Role = "other"  # run: the model answers it; count: it asks for the tokens of such a request
+    prompt: str | None = None  # the field that holds the system prompt; None: no prompt is rendered
+    dialect: str = "openai"  # the API that the worker speaks there
+
+
+_RUN: Final = Meaning("run")
+_KNOWN: Final[Mapping[str, Meaning]] = {
+    "/chat/completions": Meaning("run", "messages"),
+    "/chat/completions/input_tokens": Meaning("count", "messages"),
+    "/apply-template": Meaning("count", "messages", "llamacpp"),
+    "/responses": Meaning("run", "instructions"),
+    "/responses/input_tokens": Meaning("count", "instructions"),
+    "/messages": Meaning("run", "system", "anthropic"),
+    "/messages/count_tokens": Meaning("count", "system", "anthropic"),
+    "/completion": Meaning("run", dialect="llamacpp"),
+    "/infill": Meaning("run", dialect="llamacpp"),
+    "/embedding": Meaning("run", dialect="llamacpp"),
+    "/completions": _RUN,
+    "/embeddings": _RUN,
+    "/rerank": _RUN,
+    "/reranking": _RUN,
+    "/audio/speech": _RUN,
+    "/audio/transcriptions": _RUN,
+    "/audio/translations": _RUN,
+    "/images/generations": _RUN,
+    "/images/edits": _RUN,
+    "/images/variations": _RUN,
+}
+OTHER: Final = Meaning()
+
+
+def meaning_of(path: str) -> Meaning:
+    """What a request to a well-known path is, with `/v1` before it or without; OTHER for any other path."""
+    return _KNOWN.get(path.removeprefix("/v1"), OTHER)

@@ -1,0 +1,42 @@
+"""A model's state in llama.cpp's words, which clients of both dialects read: unloaded, loading, loaded, failed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import JsonValue
+
+from supervisor.core.types import ModelId, State
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.status import ModelStatus
+
+Json = dict[str, JsonValue]
+Status = Literal["unloaded", "loading", "loaded", "failed"]
+
+
+def status_view(daemon: Daemon, model: ModelId) -> Json:
+    """A model's `status`, with what a failed one died of."""
+    found = daemon.engine.model(model)
+    value = _value(found)
+    if value != "failed" or found is None or found.crash is None:
+        return {"value": value}
+    return {"value": value, "failed": True, "exit_code": found.crash.exit_code, "reason": found.crash.summary}
+
+
+def status(daemon: Daemon, model: ModelId) -> Status:
+    """A model's state in llama.cpp's words."""
+    return _value(daemon.engine.model(model))
+
+
+def _value(found: ModelStatus | None) -> Status:
+    if found is None:
+        return "unloaded"
+    match found.state:
+        case State.READY | State.DRAINING:
+            return "loaded" if found.answering else "loading"
+        case State.STARTING | State.BACKOFF:
+            return "loading"
+        case State.FAILED:
+            return "failed"
+        case State.STOPPED | State.STOPPING:
+            return "loading" if found.is_wanted else "unloaded"

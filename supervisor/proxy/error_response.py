@@ -1,0 +1,41 @@
+"""Error responses: an `LlmuxError` as the body, the headers, or the in-band event that a client of a dialect reads."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from supervisor.errors import AuthenticationError, LlmuxError, MethodNotAllowedError
+from supervisor.proxy.dialect import Dialect
+
+_MAX_RETRY_AFTER_S: Final = 120  # clients ignore more than that
+
+
+def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
+    """The body. `detail` lines come along where there are any."""
+    fields: dict[str, object] = {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.detail:
+        fields["detail"] = error.detail
+    return dialect.error(fields, error.status)
+
+
+def error_event(error: LlmuxError, dialect: Dialect) -> bytes:
+    """The error as an event of a stream that has begun."""
+    return dialect.error_event(error_body(error, dialect))
+
+
+def error_headers(error: LlmuxError, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Response headers for `body`: Retry-After (whole seconds, at most 120), Allow, WWW-Authenticate where due."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % min(_MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s)))))
+    if isinstance(error, MethodNotAllowedError) and error.allowed:
+        headers.append((b"allow", error.allowed.encode("latin-1")))
+    elif isinstance(error, AuthenticationError):
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers

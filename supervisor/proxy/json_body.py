@@ -1,0 +1,179 @@
+"""A JSON request, opened once: its top-level fields, their values unparsed.
+
+Everything that is decided about a request is decided on these fields: where it goes, whether it may, what is changed in
+it. Where nothing is changed the body leaves byte for byte as it came. Of a large body only the outline is opened, so that
+megabytes of pictures are not looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, Final
+
+import msgspec
+
+from runtimes.base import Endpoint, Modality
+from supervisor.catalog.rewrite import Fields, Rewrite
+from supervisor.errors import InvalidRequestError
+from supervisor.proxy import permission
+from supervisor.proxy.media import refuse_references
+from supervisor.proxy.modality import refuse_images
+from supervisor.proxy.outline import Outline
+
+Bytes = bytes | bytearray
+
+_LARGE: Final = 1024 * 1024
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+_text: Final = msgspec.json.Decoder(str).decode
+_fields: Final = msgspec.json.Decoder(Fields).decode
+_KEY: Final = re.compile(rb'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
+_END: Final = re.compile(rb"\s*\}\s*")
+_COUNTED: Final = 1 << 16
+_MOST_FIELDS: Final = 1000
+_MOST_MARKS: Final = {b"{": 300_000, b"[": 300_000, b'"': 1_000_000}
+"""Limits on what a body may consist of: parsed, 32 MiB of `{},{},` are a gigabyte and ten seconds of everybody's time."""
+_RARE: Final = 1000
+_QUOTE: Final = ord('"')
+
+
+class JsonBody:
+    """One request's JSON body, see `body.Body`."""
+
+    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw", "name", "stream")
+
+    def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
+        self._raw = raw
+        self._fields = fields
+        self._outline = outline
+        self._is_changed = False
+        self._decoded: dict[str, Any] = {}
+        self.name = _name(fields)
+        self.stream = _stream(fields)
+
+    @classmethod
+    async def open(cls, raw: Bytes) -> JsonBody:
+        """Open a body; others get their turn while a large one is looked through. Raises InvalidRequestError."""
+        if len(raw) <= _LARGE:
+            return cls(raw, open_object(raw))
+        outline = await Outline.of(raw)
+        return cls(raw, open_object(outline.text), outline)
+
+    def nameless(self) -> InvalidRequestError:
+        """See Body."""
+        return InvalidRequestError(
+            'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
+        )
+
+    def take_permission(self) -> bool:
+        """See Body. The field goes to no model."""
+        raw = self._fields.pop(permission.FIELD, None)
+        if raw is None:
+            return False
+        self._is_changed = True
+        return permission.in_json(raw)
+
+    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
+        """See Body: no model gets references, and not every one gets images."""
+        if self._outline is not None:
+            await asyncio.sleep(0)  # between two looks at what may still be large others get their turn
+        refuse_references(self._fields, self._value)
+        refuse_images(self._fields, name, inputs, self._value)
+
+    async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
+        """See Body."""
+        if rewrite.touches(endpoint):
+            rewrite.apply(self._fields, endpoint)
+        elif not self._is_changed:
+            return self._raw
+        text = _encode(self._fields)
+        return text if self._outline is None else await self._outline.restored(text)
+
+    def _value(self, key: str) -> Any:
+        """A field's value, decoded once. Raises InvalidRequestError for one that is nested too deeply."""
+        if key not in self._decoded:
+            try:
+                self._decoded[key] = _decode(self._fields[key])
+            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+                raise InvalidRequestError(f"The request body can't be read: {error}.", code="invalid_json") from error
+        return self._decoded[key]
+
+
+def open_object(body: Bytes) -> Fields:
+    """The top-level fields of a JSON object, values unparsed. Raises InvalidRequestError."""
+    if len(body) > _COUNTED:
+        _refuse_bomb(body)
+    try:
+        fields = _fields(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _refusal(body, error) from error
+    _refuse_duplicates(body, fields)
+    return fields
+
+
+def _name(fields: Fields) -> str | None:
+    raw = fields.get("model")
+    if raw is None:
+        return None
+    if memoryview(raw)[0] != _QUOTE:
+        raise InvalidRequestError('"model" must be a string.', param="model")
+    try:
+        return _text(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refusal(raw, error) from error
+
+
+def _stream(fields: Fields) -> bool:
+    raw = fields.get("stream")
+    if raw is None:
+        return False
+    value = bytes(raw)
+    if value not in (b"true", b"false", b"null"):
+        raise InvalidRequestError('"stream" must be true or false.', param="stream")
+    return value == b"true"
+
+
+def _refuse_bomb(body: Bytes) -> None:
+    if any(not _is_rare(body, mark) and body.count(mark) > most for mark, most in _MOST_MARKS.items()):
+        raise InvalidRequestError("The request body consists of too many pieces.", code="too_many_values")
+
+
+def _is_rare(body: Bytes, mark: bytes) -> bool:
+    """Finding a byte is ten times as fast as counting it where it is rare: an image has few marks."""
+    end = 0
+    for _ in range(_RARE):
+        end = body.find(mark, end) + 1
+        if end == 0:
+            return True
+    return False
+
+
+def _refuse_duplicates(body: Bytes, fields: Fields) -> None:
+    """With a key twice the text is longer than what was parsed of it."""
+    if len(fields) > _MOST_FIELDS:
+        raise InvalidRequestError(f"The request body has more than {_MOST_FIELDS} fields.", code="too_many_values")
+    # Two braces; for each field two quotes, a colon and a comma, but for the last one. Most clients write nothing else.
+    size = 1 + 4 * len(fields)
+    for key, value in fields.items():
+        size += len(key) + len(value)
+    if size == len(body):
+        return
+    position = body.index(b"{") + 1
+    for key, value in fields.items():
+        found = _KEY.match(body, position)
+        if found is None or _text(found[1]) != key:
+            break
+        position = found.end() + len(value)
+    if _END.fullmatch(body, position) is None:
+        raise InvalidRequestError("The request body has the same key twice.", code="duplicate_key")
+
+
+def _refusal(body: Bytes | msgspec.Raw, error: Exception) -> InvalidRequestError:
+    if not bytes(body).strip():
+        return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
+    if isinstance(error, RecursionError):
+        return InvalidRequestError("The request body is nested too deeply.")
+    if not isinstance(error, msgspec.ValidationError):
+        return InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json")
+    return InvalidRequestError("The request body must be a JSON object.")
