@@ -233,6 +233,7 @@ class Adapter(abc.ABC, Generic[C]):
     requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one: runtimes/lock.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
+    remote: ClassVar[bool] = False  # do others run its models?
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     config: type[C]
 
@@ -323,6 +324,8 @@ class Adapter(abc.ABC, Generic[C]):
 
 class RemoteAdapter(Adapter[C]):
     """A runtime whose models others run: they take no process and no memory here, and are never loaded or evicted."""
+
+    remote = True
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
         """Never called."""

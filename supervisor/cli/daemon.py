@@ -31,7 +31,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.worker import WorkerDeps
+from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
@@ -148,14 +148,14 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Daemon:
         raise ConfigError(problems)
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
-    deps = WorkerDeps(
+    launcher = LocalLauncher(
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
         runtimes_dir=server.runtimes_dir,
         log_dir=log_dir,
         instance=boot.instance,
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
-    fleet = Fleet(deps, catalog.models, catalog.limits)
+    fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, store, device_keys=keys)
     auth = Auth.of(boot.keyring, server)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))

@@ -51,7 +51,8 @@ from supervisor.core.types import (
 )
 from supervisor.core.world import Record
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
-from supervisor.io.memory import HolderPids, MemorySampler
+from supervisor.fleet.fleet import Fleet
+from supervisor.io.memory import MemorySampler
 from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.engine")
@@ -62,22 +63,6 @@ SAMPLE_IDLE_S = 2.0
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Looks and returns at once; it posts nothing and raises nothing."""
-
-
-class Fleet(Protocol):
-    """The running workers, as the engine needs them; `supervisor.fleet.fleet.Workers` is the real one."""
-
-    def start(self, effect: StartWorker, post: Callable[[Event], None]) -> None:
-        """Begin to spawn; answers by events."""
-
-    def stop(self, effect: StopWorker) -> None:
-        """Begin to stop; answers by events."""
-
-    def upstream(self, model: ModelId, generation: Generation) -> Upstream:
-        """The way to a ready worker."""
-
-    def holders(self) -> Mapping[tuple[ModelId, Generation], HolderPids]:
-        """The processes of every worker that may hold memory."""
 
 
 class FootprintStore(Protocol):
@@ -428,4 +413,4 @@ def rejection(effect: Reject) -> LlmuxError:
     )
 
 
-__all__ = ["Engine", "Fleet", "FootprintStore", "Ticket", "rejection"]
+__all__ = ["Engine", "FootprintStore", "Ticket", "rejection"]
