@@ -23,7 +23,7 @@ from supervisor.io.process import ProcessExit
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker whose program runs. Cancelling `gone` is not allowed."""
+    """A worker whose program runs. Never cancel `gone`."""
 
     spec: LaunchSpec
     leader_ended: asyncio.Event  # it answers nobody any more; other processes of its tree may still be there
@@ -53,7 +53,7 @@ class Pids:
 
 
 class Launcher(Protocol):
-    """Runs workers. Use from the event loop's thread. No method but `start` and a killing `stop` takes long."""
+    """Runs workers. Use from the event loop's thread; what isn't a coroutine returns at once."""
 
     def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
         """Hold an address for it. It is free again when `start` fails or the worker is gone.

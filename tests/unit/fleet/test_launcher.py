@@ -170,8 +170,8 @@ class TestProbe:
 
     async def test_progress(self, launcher, monkeypatch):
         started = await start(launcher, model("--no-listen", "--log-text", "loading"))
-        assert (await launcher.probe(A, LIMIT_S)).progress is None, "it isn't starting"
         monkeypatch.setattr(local, "PROGRESS_INTERVAL_S", 0.0)
+        assert (await launcher.probe(A, LIMIT_S)).progress is None, "it isn't starting"
         look = await probed_until(launcher, lambda look: look.progress.log_size)
         assert look.progress.rss > 0
         await killed(launcher, started)
