@@ -240,6 +240,7 @@ class Adapter(abc.ABC, Generic[C]):
     requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one: runtimes/lock.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
+    remote: ClassVar[bool] = False  # do others run its models?
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     config: type[C]
 
@@ -269,6 +270,10 @@ class Adapter(abc.ABC, Generic[C]):
     def target_inflight(self, config: C) -> int:
         """Requests one worker serves well at once; 0: no limit."""
         return config.target_inflight or 0
+
+    def needs_permission(self, config: C) -> bool:
+        """Must a request itself say that it may leave this machine?"""
+        return False
 
     def thinking(self, config: C) -> Thinking | None:
         """Fields for `enable_thinking`; None where the runtime has no such switch."""
@@ -331,6 +336,8 @@ class Adapter(abc.ABC, Generic[C]):
 class RemoteAdapter(Adapter[C]):
     """A runtime whose models others run: they take no process and no memory here, and are never loaded or evicted."""
 
+    remote = True
+
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
         """Never called."""
         raise AssertionError(f"{self.name} starts no process")
@@ -338,10 +345,6 @@ class RemoteAdapter(Adapter[C]):
     @abc.abstractmethod
     def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec:
         """How to reach it. `environment` is the daemon's own, which holds the key. Raises ModelUnusableError."""
-
-    @abc.abstractmethod
-    def allows_all(self, config: C) -> bool:
-        """May requests leave this machine for it without saying so themselves?"""
 
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
         """Nothing: there is no load."""

@@ -181,9 +181,9 @@ class OpenAIRemoteAdapter(RemoteAdapter[OpenAIRemoteConfig]):
             probe_interval_s=config.probe_interval_s if config.health == "probe" else None,
         )
 
-    def allows_all(self, config: OpenAIRemoteConfig) -> bool:
+    def needs_permission(self, config: OpenAIRemoteConfig) -> bool:
         """As configured."""
-        return config.allow_remote
+        return not config.allow_remote
 
     def endpoints(self, config: OpenAIRemoteConfig) -> frozenset[Endpoint]:
         """What the configuration lists."""

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import PATIENCE, Capabilities, ModelConfig, RemoteAdapter
+from runtimes.base import PATIENCE, Capabilities, ModelConfig
 from runtimes.registry import AnyAdapter
 from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
@@ -94,7 +94,7 @@ class CatalogModel:
             for (key, device), mib in learned.items()
             if key == self.footprint_key
         }
-        remote = isinstance(self.adapter, RemoteAdapter)
+        remote = self.adapter.remote
         estimate = self.adapter.estimate(config) if config.vram_mib is None else None
         computed = Footprint(estimate.mib, FootprintSource(estimate.source), estimate.detail) if estimate else None
         return ModelSpec(

@@ -31,7 +31,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.worker import WorkerDeps
+from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
@@ -147,14 +147,14 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Daemon:
         raise ConfigError(problems)
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
-    deps = WorkerDeps(
+    launcher = LocalLauncher(
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
         runtimes_dir=server.runtimes_dir,
         log_dir=log_dir,
         instance=boot.instance,
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
-    fleet = Fleet(deps, catalog.models, catalog.limits)
+    fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, store, device_keys=keys)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
     return Daemon(engine, fleet, opened.sampler, catalog, boot.keyring, learned=learned)

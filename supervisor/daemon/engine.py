@@ -53,29 +53,14 @@ from supervisor.core.world import Record
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, device_status, model_status, queue_status
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
-from supervisor.io.memory import HolderPids, MemorySampler
+from supervisor.fleet.fleet import Fleet
+from supervisor.io.memory import MemorySampler
 from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.engine")
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Looks and returns at once; it posts nothing and raises nothing."""
-
-
-class Fleet(Protocol):
-    """The running workers, as the engine needs them; `supervisor.fleet.fleet.Workers` is the real one."""
-
-    def start(self, effect: StartWorker, post: Callable[[Event], None]) -> None:
-        """Begin to spawn; answers by events."""
-
-    def stop(self, effect: StopWorker) -> None:
-        """Begin to stop; answers by events."""
-
-    def upstream(self, model: ModelId, generation: Generation) -> Upstream:
-        """The way to a ready worker."""
-
-    def holders(self) -> Mapping[tuple[ModelId, Generation], HolderPids]:
-        """The processes of every worker that may hold memory."""
 
 
 class FootprintStore(Protocol):

@@ -14,17 +14,19 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qs
 
-from runtimes.base import Endpoint, RemoteAdapter
-from supervisor.catalog import Catalog, CatalogModel, Route
+from runtimes.base import Endpoint
+from supervisor.catalog import Catalog, Route
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.engine import Engine, Ticket
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.errors import InvalidRequestError, LlmuxError, RequestCancelledError, UnreachableError
 from supervisor.proxy import permission
 from supervisor.proxy.body import Body, open_body
+from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.forward import break_off, forward, processing_ms
 from supervisor.proxy.keepalive import Keepalive
+from supervisor.proxy.translation import Translation
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
@@ -42,6 +44,7 @@ class Target:
     model: ModelId
     path: bytes  # the worker's path and query
     body: bytes | bytearray
+    translation: Translation | None = None  # of the answer
 
 
 class Pipeline:
@@ -54,15 +57,18 @@ class Pipeline:
         self._catalog = catalog
         self._requests = requests
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
-        self._guarded = {model.id for model in catalog.models.values() if _needs_permission(model)}
+        self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
         self._table = endpoint_table(catalog)
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s
         self._first_byte_s = catalog.limits.first_byte_s
 
-    def serves(self, method: str, path: str) -> bool:
-        """Is this path one of a configured model's runtime?"""
-        return (method, path) in self._table
+    def serves(self, method: str, path: str, dialect: Dialect) -> bool:
+        """Does a configured model's runtime serve this path, or the one that the dialect maps it to?"""
+        if (method, path) in self._table:
+            return True
+        translation = dialect.translation(method, path)
+        return translation is not None and (method, translation.path) in self._table
 
     def methods(self, path: str) -> tuple[str, ...]:
         """The methods this path is served with; for error messages."""
@@ -95,6 +101,11 @@ class Pipeline:
 
     async def _target(self, scope: Scope, body: Body, context: RequestContext) -> Target:
         """Which model is meant, may it be asked this, and what does it get? Raises LlmuxError."""
+        translation = context.dialect.translation(scope["method"], context.path)
+        public_path = context.path
+        if translation is not None:
+            public_path = translation.path
+            body.translate(translation)
         name = body.name if body.name is not None else self._unnamed(scope)
         if name is None:
             raise body.nameless()
@@ -102,15 +113,15 @@ class Pipeline:
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
         context.name, context.stream = name, body.stream
         route = self._catalog.resolve(name)
-        endpoint = self._endpoint(scope, name, route)
+        endpoint = self._endpoint(scope["method"], public_path, name, route)
         model = route.model.id
         if not (body.take_permission() or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
         await body.check(name, self._inputs[model])
-        path = (endpoint.upstream_path or context.path).encode()
+        path = (endpoint.upstream_path or public_path).encode()
         if scope["query_string"]:
             path += b"?" + scope["query_string"]
-        return Target(model, path, await body.rewritten(route.rewrite, endpoint))
+        return Target(model, path, await body.rewritten(route.rewrite, endpoint), translation)
 
     def _unnamed(self, scope: Scope) -> str | None:
         """The model meant by a request that does not name one in its body."""
@@ -121,9 +132,8 @@ class Pipeline:
         listing = self._catalog.listing()
         return listing[0].name if len(listing) == 1 else None
 
-    def _endpoint(self, scope: Scope, name: str, route: Route) -> Endpoint:
-        path: str = scope["path"]
-        serving = self._table[scope["method"], path]
+    def _endpoint(self, method: str, path: str, name: str, route: Route) -> Endpoint:
+        serving = self._table[method, path]
         endpoint = serving.get(route.model.id)
         if endpoint is None:
             config = route.model.config
@@ -178,6 +188,7 @@ class Pipeline:
                 target=target.path,
                 body=target.body,
                 dialect=context.dialect,
+                translation=target.translation,
                 request_id=context.request_id,
                 extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *context.extra],
                 arrived_at=context.arrived_at,
@@ -198,10 +209,6 @@ class Pipeline:
                 self._engine.finish(ticket)
             raise
         return ticket
-
-
-def _needs_permission(model: CatalogModel) -> bool:
-    return isinstance(model.adapter, RemoteAdapter) and not model.adapter.allows_all(model.config)
 
 
 def endpoint_table(catalog: Catalog) -> Table:

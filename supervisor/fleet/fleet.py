@@ -1,7 +1,4 @@
-"""All workers, by model and generation: what the engine starts, stops and asks for (`engine.Fleet`).
-
-A remote model is among them as far as the engine is concerned: it has a generation and an end, but no process.
-"""
+"""All replicas, by model and generation: what the engine starts, stops and asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from pathlib import Path
 import structlog
 from pydantic import JsonValue
 
-from runtimes.base import RemoteAdapter
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
@@ -25,23 +21,25 @@ from supervisor.core.types import (
     StopWorker,
     WorkerExited,
 )
+from supervisor.fleet.launcher import Launcher
 from supervisor.fleet.remote import Remote
-from supervisor.fleet.worker import Key, Post, Worker, WorkerDeps, log_path
-from supervisor.io.memory import HolderPids
-from supervisor.io.upstream import Upstream, UpstreamPool
+from supervisor.fleet.replica import Post, Replica
+from supervisor.fleet.worker import Worker
+from supervisor.io.memory import HolderPids, WorkerKey
+from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.worker")
 
 
 class Fleet:
-    """All workers, by model and generation. `catalog` may be replaced; running workers keep what they were started with."""
+    """`models` and `limits` may be replaced; running replicas keep what they were started with."""
 
-    def __init__(self, deps: WorkerDeps, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig) -> None:
+    def __init__(self, launcher: Launcher, models: Mapping[ModelId, CatalogModel], limits: LimitsConfig) -> None:
         self._models = models
         self._overrides: dict[ModelId, Override] = {}
         self.limits = limits
-        self._deps = deps
-        self._workers: dict[Key, Worker | Remote] = {}
+        self._launcher = launcher
+        self._replicas: dict[WorkerKey, Replica] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -74,57 +72,56 @@ class Fleet:
         return self._models[model] if override is None else override.model
 
     def start(self, effect: StartWorker, post: Post) -> None:
-        """See `engine.Fleet`."""
+        """Begin to start one; answers by events, the last of which is WorkerExited."""
         key = (effect.model, effect.generation)
-        model = self.effective(effect.model)
-        worker = (
-            Remote(key, model, self.limits, post)
-            if isinstance(model.adapter, RemoteAdapter)
-            else Worker(key, model, effect.devices, self._deps, self.limits, post)
-        )
-        self._workers[key] = worker
-        task = asyncio.create_task(self._run(key, worker), name=f"worker {effect.model}:{effect.generation}")
+        replica = self._replicas[key] = self._replica(effect, post)
+        task = asyncio.create_task(self._run(key, replica, post), name=f"worker {effect.model}:{effect.generation}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, key: Key, worker: Worker | Remote) -> None:
+    def _replica(self, effect: StartWorker, post: Post) -> Replica:
+        key, model = (effect.model, effect.generation), self.effective(effect.model)
+        if model.adapter.remote:
+            return Remote(key, model, self.limits, post)
+        return Worker(key, model, effect.devices, self._launcher, self.limits, post)
+
+    async def _run(self, key: WorkerKey, replica: Replica, post: Post) -> None:
         try:
-            crash = await worker.run()
+            crash = await replica.run()
         except Exception as error:
             # A mistake in an adapter, say: the model must not stay STARTING for ever.
             log.exception("worker.mishandled", model=key[0], generation=key[1])
             crash = Crash(CrashClass.UNKNOWN, f"llmux failed to run it: {error!r}")
-        del self._workers[key]
-        worker.post(WorkerExited(*key, crash))
+        del self._replicas[key]
+        post(WorkerExited(*key, crash))
 
     def stop(self, effect: StopWorker) -> None:
-        """See `engine.Fleet`."""
-        worker = self._workers.get((effect.model, effect.generation))
-        if isinstance(worker, Worker):
-            worker.stop(force=effect.force)
-        elif worker is not None:
-            worker.stop()
+        """Begin to stop one; harmless when it is gone."""
+        replica = self._replicas.get((effect.model, effect.generation))
+        if replica is not None:
+            replica.stop(force=effect.force)
 
     def upstream(self, model: ModelId, generation: Generation) -> Upstream:
-        """See `engine.Fleet`."""
-        upstream = self._workers[model, generation].upstream
+        """The way to one that is ready."""
+        upstream = self._replicas[model, generation].upstream
         assert upstream is not None, f"{model}:{generation} is not ready"
         return upstream
 
-    def holders(self) -> dict[Key, HolderPids]:
-        """See `engine.Fleet`."""
-        return {key: worker.holder() for key, worker in self._workers.items() if isinstance(worker, Worker)}
+    def holders(self) -> dict[WorkerKey, HolderPids]:
+        """The processes of every replica that may hold memory here."""
+        holders = ((key, replica.holder()) for key, replica in self._replicas.items())
+        return {key: holder for key, holder in holders if holder is not None}
 
     def facts(self, model: ModelId, generation: Generation) -> dict[str, JsonValue] | None:
-        """Pid, port and the like, for the admin API; None when there is no such worker."""
-        worker = self._workers.get((model, generation))
-        return None if worker is None else worker.facts()
+        """Pid, port and the like, for the admin API; None when there is no such replica."""
+        replica = self._replicas.get((model, generation))
+        return None if replica is None else replica.facts()
 
-    def metrics_source(self, model: ModelId, generation: Generation) -> tuple[UpstreamPool, str] | None:
-        """Where the worker's own metrics are; None where it has none, or isn't ready."""
-        worker = self._workers.get((model, generation))
-        return worker.metrics if isinstance(worker, Worker) else None
+    def metrics_source(self, model: ModelId, generation: Generation) -> tuple[Upstream, str] | None:
+        """Where the replica's own metrics are; None where it has none, or isn't ready."""
+        replica = self._replicas.get((model, generation))
+        return None if replica is None else replica.metrics
 
     def log_path(self, model: ModelId) -> Path:
         """Where the model's workers log."""
-        return log_path(self._deps.log_dir, model)
+        return self._launcher.log_path(model)

@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
 import structlog
 from pydantic import JsonValue
 
-from runtimes.base import ModelUnusableError, RemoteAdapter, RemoteSpec
+from runtimes.base import ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import Crash, CrashClass, WorkerReady, WorkerUnready
-from supervisor.fleet.worker import Key, Post
+from supervisor.fleet.replica import Post
+from supervisor.io.memory import WorkerKey
 from supervisor.io.probe import Readiness
 
 if TYPE_CHECKING:
@@ -32,36 +33,39 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Remote:
-    """One remote model's connection. `run()` once; `stop()` at any time."""
+    """The `Replica` that others run."""
 
-    def __init__(self, key: Key, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
-        self.post = post
+    def __init__(self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
         self.upstream: RemotePool | None = None
+        self.metrics: None = None
         self._key = key
         self._model = model
         self._limits = limits
-        self._started = time.monotonic()
+        self._post = post
+        self._started_at = time.monotonic()
         self._stop_asked = asyncio.Event()
 
-    def stop(self) -> None:
-        """Let it go; answers under way break off."""
+    def stop(self, *, force: bool) -> None:
+        """See `Replica`. There is no grace: answers under way break off."""
         self._stop_asked.set()
 
+    def holder(self) -> None:
+        """See `Replica`."""
+
     def facts(self) -> dict[str, JsonValue]:
-        """For the admin API; the address, never the key."""
+        """See `Replica`; the address, never the key."""
         return {
             "pid": None,
             "port": None,
             "address": self.upstream.spec.base_url if self.upstream is not None else None,
             "upstream_model": self._model.adapter.upstream_model(self._model.config),
-            "uptime_s": round(time.monotonic() - self._started, 3),
+            "uptime_s": round(time.monotonic() - self._started_at, 3),
             "connections": self.upstream.open_exchanges if self.upstream is not None else 0,
         }
 
     async def run(self) -> Crash | None:
-        """From connecting to the end. None: it was stopped; a Crash: it can't be used as configured."""
-        adapter = self._model.adapter
-        assert isinstance(adapter, RemoteAdapter)
+        """See `Replica`; it ends with a crash where it can't be used as configured."""
+        adapter = cast("RemoteAdapter[ModelConfig]", self._model.adapter)
         try:
             spec = adapter.connect(self._model.config, os.environ)
             upstream = self.upstream = await asyncio.to_thread(self._pool, spec, asyncio.get_running_loop())
@@ -97,15 +101,15 @@ class Remote:
     async def _watch(self, upstream: RemotePool, interval_s: float | None) -> None:
         """Say what the probes say; does not end."""
         if interval_s is None:
-            self.post(WorkerReady(*self._key))
+            self._post(WorkerReady(*self._key))
             await asyncio.Event().wait()
             return
         first = await upstream.probe()
         ready = first.ok or first.inconclusive
-        self.post(WorkerReady(*self._key) if ready else WorkerUnready(*self._key, first.detail))
+        self._post(WorkerReady(*self._key) if ready else WorkerUnready(*self._key, first.detail))
         readiness = Readiness(ready=ready)
         while True:
             await asyncio.sleep(interval_s)
             probe = await upstream.probe()
             if readiness.observe(probe):
-                self.post(WorkerReady(*self._key) if readiness.ready else WorkerUnready(*self._key, probe.detail))
+                self._post(WorkerReady(*self._key) if readiness.ready else WorkerUnready(*self._key, probe.detail))

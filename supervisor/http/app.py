@@ -71,7 +71,7 @@ class Application:
                 return
             context.key = self._auth.authorize(scope, dialect)
             pipeline = self._daemon.pipeline
-            if pipeline.serves(scope["method"], scope["path"]):
+            if pipeline.serves(scope["method"], scope["path"], dialect):
                 await pipeline(scope, receive, send, context)
             else:
                 await self._route(scope, receive, _signed(send, context))

@@ -12,6 +12,7 @@ from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
 from supervisor.proxy.form import read_form
 from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.translation import Translation
 
 Bytes = bytes | bytearray
 
@@ -26,6 +27,9 @@ class Body(Protocol):
 
     def nameless(self) -> InvalidRequestError:
         """The error where nothing else names the model either."""
+
+    def translate(self, translation: Translation) -> None:
+        """Become the canonical request. Raises InvalidRequestError where it can't."""
 
     def take_permission(self) -> bool:
         """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
@@ -53,6 +57,9 @@ class NoBody:
                 f"Name the model: {self._path}?model=NAME; GET /v1/models lists the choice.", param="model"
             )
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
+
+    def translate(self, translation: Translation) -> None:
+        """See Body: there is nothing to translate."""
 
     def take_permission(self) -> bool:
         """See Body."""

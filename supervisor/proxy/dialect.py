@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from supervisor.proxy.translation import Translation
+
 
 class Dialect(Protocol):
     """One API that clients speak."""
@@ -35,6 +37,9 @@ class Dialect(Protocol):
 
     def scope_for(self, path: str) -> str | None:
         """The key scope that one of its paths needs; None where the path is open to all."""
+
+    def translation(self, method: str, path: str) -> Translation | None:
+        """How this path is mapped to the canonical API; None where workers speak it themselves."""
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """The body of an error answer as JSON without a line break. `fields`: message, type, param, code and more."""

@@ -18,6 +18,7 @@ from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
+from supervisor.proxy.translation import Translation
 
 PARTS_LIMIT: Final = 64
 VALUE_LIMIT: Final = 512  # of the fields that are read
@@ -135,6 +136,10 @@ class Form:
     def nameless(self) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
+
+    def translate(self, translation: Translation) -> None:
+        """See Body."""
+        raise InvalidRequestError("Send this as JSON: no form is understood here.")
 
     def take_permission(self) -> bool:
         """See Body."""

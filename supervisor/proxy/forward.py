@@ -22,6 +22,7 @@ from supervisor.io.upstream import HOP_BY_HOP, Answer, Body, Headers, Upstream
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
+from supervisor.proxy.translation import TranslatedResponse, Translation
 from supervisor.proxy.upstream_error import error_answer, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -111,6 +112,7 @@ async def forward(
     target: bytes,
     body: Body,
     dialect: Dialect,
+    translation: Translation | None = None,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     arrived_at: float | None = None,
@@ -120,7 +122,8 @@ async def forward(
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
-    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was sent already (see `Keepalive`).
+    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was sent already (see
+    `Keepalive`). `translation` maps an answer to what the client speaks.
 
     Raises an LlmuxError (UpstreamError, UpstreamTimeoutError, or with `sse_started` what an error answer said) as long as
     it has sent nothing itself, so that the caller can; ResponseBrokenError, after which nobody must send, otherwise.
@@ -134,6 +137,8 @@ async def forward(
         body,
         first_byte_s=first_byte_s,
     )
+    if translation is not None and response.status < 400:
+        response = TranslatedResponse(response, translation)
     try:
         outcome.status = response.status
         content_type = _header(response.headers, b"content-type")

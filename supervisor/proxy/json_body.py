@@ -20,6 +20,7 @@ from supervisor.proxy import permission
 from supervisor.proxy.media import refuse_references
 from supervisor.proxy.modality import refuse_images
 from supervisor.proxy.outline import Outline
+from supervisor.proxy.translation import Translation
 
 Bytes = bytes | bytearray
 
@@ -65,6 +66,12 @@ class JsonBody:
         return InvalidRequestError(
             'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
         )
+
+    def translate(self, translation: Translation) -> None:
+        """See Body."""
+        self._fields = translation.request(self._fields)
+        self._is_changed = True
+        self.name, self.stream = _name(self._fields), _stream(self._fields)
 
     def take_permission(self) -> bool:
         """See Body. The field goes to no model."""

@@ -16,7 +16,7 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader
 from supervisor.fleet.fleet import Fleet
-from supervisor.fleet.worker import WorkerDeps
+from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.io.devices import HostWanted, open_sampler
 from supervisor.io.ports import PortRange
@@ -46,8 +46,8 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     configuration = Configuration(path)
     catalog, keyring = configuration.read(), Keyring()
     sampler = (await open_sampler((HostWanted(1000),))).sampler
-    deps = WorkerDeps(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
-    fleet = Fleet(deps, catalog.models, catalog.limits)
+    launcher = LocalLauncher(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
+    fleet = Fleet(launcher, catalog.models, catalog.limits)
     daemon = Daemon(Engine(fleet, sampler), fleet, sampler, catalog, keyring)
     application = Application(daemon, Reloader(daemon, configuration))
     with structlog.testing.capture_logs() as logged:

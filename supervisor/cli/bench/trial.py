@@ -19,10 +19,11 @@ from supervisor.catalog import Catalog, CatalogModel
 from supervisor.cli.bench.places import BenchError
 from supervisor.core.types import Crash, Event, Generation, WorkerReady
 from supervisor.errors import UpstreamError
-from supervisor.fleet.worker import LOG_TAIL_LINES, Key, Worker, WorkerDeps, log_path
+from supervisor.fleet.local import LocalLauncher
+from supervisor.fleet.worker import LOG_TAIL_LINES, Worker
 from supervisor.io import venvs
 from supervisor.io.logs import tail
-from supervisor.io.memory import DeviceInfo, MemorySampler
+from supervisor.io.memory import DeviceInfo, MemorySampler, WorkerKey
 from supervisor.io.ports import PortRange
 from supervisor.io.upstream import UpstreamPool
 
@@ -33,7 +34,9 @@ END_S = 10.0  # from the moment its connections break to the end of a worker tha
 class Trial:
     """A worker that is ready."""
 
-    def __init__(self, key: Key, worker: Worker, upstream: UpstreamPool, load_s: float, sampler: MemorySampler) -> None:
+    def __init__(
+        self, key: WorkerKey, worker: Worker, upstream: UpstreamPool, load_s: float, sampler: MemorySampler
+    ) -> None:
         self.upstream = upstream
         self.load_s = load_s
         self.measured_mib: int | None = None  # the most that was seen
@@ -66,7 +69,7 @@ async def running(
 
     with tempfile.TemporaryDirectory(prefix="llmux-bench-") as logs:
         port = _free_port()
-        deps = WorkerDeps(
+        launcher = LocalLauncher(
             ports=PortRange(port, port, HOST),
             runtimes_dir=catalog.server.runtimes_dir,
             log_dir=Path(logs),
@@ -74,7 +77,7 @@ async def running(
             devices={device.id: device.assignment},
         )
         key = (model.id, Generation(1))
-        worker = Worker(key, model, (device.id,), deps, catalog.limits, post)
+        worker = Worker(key, model, (device.id,), launcher, catalog.limits, post)
         began = time.monotonic()
         life = asyncio.create_task(worker.run())
         waiting = asyncio.create_task(ready.wait())
@@ -89,7 +92,7 @@ async def running(
                 await asyncio.wait({life}, timeout=END_S)
                 if life.done():
                     raise _ended(life.result(), device) from error
-                lines = await asyncio.to_thread(tail, log_path(Path(logs), model.id), LOG_TAIL_LINES)
+                lines = await asyncio.to_thread(tail, launcher.log_path(model.id), LOG_TAIL_LINES)
                 raise BenchError(f"On {device.id}: {error.message}", detail=tuple(lines)) from error
         except asyncio.CancelledError:
             worker.stop(force=True)

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import models, speech
+from supervisor.proxy.translation import Translation
 
 
 class OpenAI:
@@ -27,6 +28,10 @@ class OpenAI:
     def scope_for(self, path: str) -> str | None:
         """Inference, but for the lists that Open WebUI asks for without a key."""
         return None if path in speech.PATHS else "inference"
+
+    def translation(self, method: str, path: str) -> Translation | None:
+        """None: workers speak it."""
+        return None
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """See Dialect."""

@@ -1,0 +1,87 @@
+"""Where workers run: the seam between a worker's life, which is the same everywhere, and the machine that runs its processes.
+
+`LocalLauncher` starts them on this machine. Another launcher may start them elsewhere: a worker is reached by the address in
+its `LaunchSpec`, and everything else about its processes is asked of its launcher, by model and generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from runtimes.base import LaunchContext, LaunchSpec
+from supervisor.catalog import CatalogModel
+from supervisor.core.types import Devices, ModelId
+from supervisor.io.memory import WorkerKey
+from supervisor.io.ports import PortOwnership
+from supervisor.io.probe import ProbeResult, Progress
+from supervisor.io.process import ProcessExit
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker whose program runs. Never cancel `gone`."""
+
+    spec: LaunchSpec
+    leader_ended: asyncio.Event  # it answers nobody any more; other processes of its tree may still be there
+    gone: asyncio.Future[ProcessExit]  # done when the last process of its tree is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a probe saw."""
+
+    health: ProbeResult
+    owner: PortOwnership | None = None  # who listens on its port; None: that can't be told now
+    progress: Progress | None = None  # of a start; None: it wasn't looked for, or can't be told now
+
+    @property
+    def ready(self) -> bool:
+        """It is healthy, and what answers is the worker itself."""
+        return self.health.ok and self.owner is not None and self.owner.ok
+
+
+@dataclass(frozen=True, slots=True)
+class Pids:
+    """A worker's processes: `pid` is its program, `shim_pid` the root of the whole tree."""
+
+    pid: int
+    shim_pid: int
+
+
+class Launcher(Protocol):
+    """Runs workers. Use from the event loop's thread; what isn't a coroutine returns at once."""
+
+    def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
+        """Hold an address for it. It is free again when `start` fails or the worker is gone.
+
+        Raises LlmuxError when there is none.
+        """
+
+    async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:
+        """Start it where it was placed; its runtime's adapter says how. Returns once its program runs.
+
+        Raises RuntimeNotInstalledError, ModelUnusableError, SpawnError, and OSError for what may work a moment later.
+        """
+
+    async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
+        """Ask its tree to end and return at once, or kill it and return when it is gone.
+
+        Raises KeyError when it is gone already, and UnkillableError when a killed tree is still there after some seconds.
+        """
+
+    async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
+        """Ask for its health and look who listens on its port.
+
+        While it is starting: by its health check for starts, and how far it has come, once a second. Raises KeyError
+        when it is gone.
+        """
+
+    def list(self) -> Mapping[WorkerKey, Pids]:
+        """The workers that run now."""
+
+    def log_path(self, model: ModelId) -> Path:
+        """Where the model's workers log."""

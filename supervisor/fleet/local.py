@@ -1,0 +1,189 @@
+"""Workers on this machine: a port of the configured range, a shim for each, its processes' signs of life in /proc.
+
+Trouble of our own (no descriptors left, no memory for a thread) says nothing about a worker: it is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
+from supervisor.catalog import CatalogModel
+from supervisor.core.types import DeviceId, Devices, ModelId
+from supervisor.fleet.launcher import Look, Pids, Started
+from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
+from supervisor.io.memory import WorkerKey
+from supervisor.io.ports import PortRange, owner_check
+from supervisor.io.probe import check_health, check_ready, read_progress
+from supervisor.io.process import ProcessExit, WorkerProcess
+from supervisor.io.spawn import SpawnOrder, spawn
+from supervisor.io.venvs import give_back
+
+log = structlog.get_logger("llmux.worker")
+
+T = TypeVar("T")
+
+PROGRESS_INTERVAL_S = 1.0
+KILL_WAIT_S = 5.0
+LOG_LIMIT_BYTES = 16 * 1024 * 1024
+
+# What a worker may know of our environment: where things are and which GPUs there are, never a secret.
+_INHERITED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|XDG_CACHE_HOME|SSL_CERT_FILE|SSL_CERT_DIR"
+    r"|OMP_\w+|CUDA_\w+|NVIDIA_\w+|ROCR_\w+|HIP_\w+|GGML_\w+|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
+)
+
+
+@dataclass(slots=True)
+class _Running:
+    process: WorkerProcess
+    spec: LaunchSpec
+    gone: asyncio.Task[ProcessExit]
+    looked: float  # for progress
+
+
+@dataclass(slots=True)
+class LocalLauncher:
+    """The `Launcher` for this machine. `instance` marks its processes, so that none is ever lost."""
+
+    ports: PortRange
+    runtimes_dir: Path
+    log_dir: Path
+    instance: str
+    devices: Mapping[DeviceId, DeviceAssignment]
+    _running: dict[WorkerKey, _Running] = field(default_factory=dict, init=False)
+
+    def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
+        """See `Launcher`."""
+        assigned = tuple(self.devices[device] for device in devices)
+        return LaunchContext(
+            model=worker[0],
+            host=self.ports.host,
+            port=self.ports.lease(worker),
+            key=secrets.token_urlsafe(32),
+            devices=assigned,
+            runtimes_dir=self.runtimes_dir,
+        )
+
+    async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:
+        """See `Launcher`."""
+        environment = None
+        try:
+            spec, environment = await asyncio.to_thread(_prepare, model, context)
+            process = await spawn(self._order(worker, spec, environment))
+        except BaseException:
+            self._release(worker, environment)
+            raise
+        log.info("worker.spawned", model=worker[0], generation=worker[1], pid=process.pid, port=context.port)
+        gone = asyncio.create_task(self._until_gone(worker, process, environment))
+        self._running[worker] = _Running(process, spec, gone, looked=time.monotonic())
+        return Started(spec, process.leader_ended, gone)
+
+    async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
+        """See `Launcher`."""
+        process = self._running[worker].process
+        if kill:
+            await process.stop(0.0, KILL_WAIT_S)
+        else:
+            process.terminate()
+
+    async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
+        """See `Launcher`."""
+        running = self._running[worker]
+        spec, health = running.spec, running.spec.health
+        base = f"http://{spec.host}:{spec.port}"
+        if starting:
+            answer = await check_ready(base, health.path, health.then, spec.auth, timeout_s)
+        else:
+            answer = await check_health(base, health.path, {}, timeout_s)
+        look = Look(answer)
+        if answer.ok or not starting:
+            owner = await _read(worker, lambda: owner_check(spec.port, _leader_first(running.process)))
+            look = replace(look, owner=owner)
+        now = time.monotonic()
+        if starting and not look.ready and now - running.looked >= PROGRESS_INTERVAL_S:
+            running.looked = now
+            log_file = self.log_path(worker[0])
+            progress = await _read(worker, lambda: read_progress((running.process.shim_pid,), log_file))
+            look = replace(look, progress=progress)
+        return look
+
+    def list(self) -> Mapping[WorkerKey, Pids]:
+        """See `Launcher`."""
+        return {key: Pids(running.process.pid, running.process.shim_pid) for key, running in self._running.items()}
+
+    def log_path(self, model: ModelId) -> Path:
+        """See `Launcher`. A name that could not be a file name as it is gets a fingerprint."""
+        plain = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:100]
+        if plain != model or plain.startswith("."):
+            plain = f"{plain.lstrip('.')}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+        return self.log_dir / f"{plain}.log"
+
+    def _order(self, worker: WorkerKey, spec: LaunchSpec, environment: EnvLease | None) -> SpawnOrder:
+        env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+        env.update(spec.env)
+        if spec.library_path:
+            env["LD_LIBRARY_PATH"] = ":".join(filter(None, (*spec.library_path, env.get("LD_LIBRARY_PATH"))))
+        model, generation = worker
+        return SpawnOrder(
+            instance=self.instance,
+            model=model,
+            generation=generation,
+            argv=spec.argv,
+            env=env,
+            cwd=spec.cwd,
+            log=self.log_path(model),
+            log_limit=LOG_LIMIT_BYTES,
+            stop_argv=spec.stop_argv,
+            keeps=(environment.fd,) if environment is not None else (),
+        )
+
+    async def _until_gone(self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None) -> ProcessExit:
+        end = await process.wait()
+        del self._running[worker]
+        self._release(worker, environment)
+        return end
+
+    def _release(self, worker: WorkerKey, environment: EnvLease | None) -> None:
+        self.ports.release(worker)
+        if environment is not None:
+            give_back(environment)
+
+
+def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, EnvLease | None]:
+    """How to start it, from an environment that stays. Where it was removed meanwhile there is another, or none."""
+    gone = None
+    while True:
+        spec = model.adapter.launch(model.config, context)
+        if spec.argv[0] == gone:  # a command that names it itself
+            return spec, None
+        try:
+            return spec, EnvLease.on(spec.argv[0])
+        except EnvironmentGoneError:
+            gone = spec.argv[0]
+
+
+async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
+    """What a thread reads of its processes; None when that can't be told now."""
+    try:
+        return await asyncio.to_thread(read)
+    except OSError as error:
+        log.warning("worker.unseen", model=worker[0], generation=worker[1], reason=str(error))
+        return None
+
+
+def _leader_first(process: WorkerProcess) -> Iterator[int]:
+    """Usually it is the leader that listens; only where it doesn't is the whole tree looked for."""
+    yield process.pid
+    yield from process.pids()

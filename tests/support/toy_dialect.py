@@ -1,0 +1,73 @@
+"""A daemon with one API dialect more, which only this file defines: `python -m tests.support.toy_dialect serve …`.
+
+`POST /toy/say` takes `{"to": MODEL, "say": TEXT, "live": true}` and answers in lines of text.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from supervisor import dialects
+from supervisor.cli.main import main
+from supervisor.dialects.openai import OpenAI
+
+
+class Say:
+    path = "/v1/chat/completions"
+    content_type = b"text/plain"
+    stream_content_type = b"text/event-stream"
+
+    def request(self, fields):
+        said = {key: msgspec.json.decode(value) for key, value in fields.items()}
+        request = {
+            "model": said["to"],
+            "messages": [{"role": "user", "content": said["say"]}],
+            "stream": said.get("live", False),
+        }
+        return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in request.items()}
+
+    def answer(self, body):
+        return json.loads(body)["choices"][0]["message"]["content"].encode() + b"\n"
+
+    def stream(self):
+        return Words()
+
+
+class Words:
+    def __init__(self):
+        self.rest = b""
+
+    def feed(self, piece):
+        *events, self.rest = (self.rest + piece).split(b"\n\n")
+        chunks = [json.loads(event[6:]) for event in events if event[6:] != b"[DONE]"]
+        words = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
+        return b"".join(b"data: %s\n\n" % word.encode() for word in words if word)
+
+    def end(self):
+        return b"data: bye\n\n"
+
+
+class Toy(OpenAI):
+    name = "toy"
+    credential_headers = frozenset({b"x-toy-key"})
+    keepalive = b": toy\n\n"
+    has_openai_errors = False
+
+    def owns(self, path):
+        return path == "/toy/say"
+
+    def translation(self, method, path):
+        return Say()
+
+    def error(self, fields, status):
+        return b'"sorry: %d %s"' % (status, fields["message"].encode())
+
+    def routes(self, daemon):
+        return []
+
+
+if __name__ == "__main__":
+    dialects.DIALECTS = (Toy(), *dialects.DIALECTS)
+    main()
