@@ -43,7 +43,7 @@ class TestNames:
         assert catalog.route("hidden").rewrite.is_identity
         fields = open_object(b'{"model":"qwen"}')
         catalog.route("qwen").rewrite.apply(fields, Endpoint("/v1/embeddings"))
-        assert {"model": b'"served"'} == {key: bytes(value) for key, value in fields.items()}
+        assert {key: bytes(value) for key, value in fields.items()} == {"model": b'"served"'}
 
 
 class TestSpecs:

@@ -59,7 +59,7 @@ class TestTranslated:
 
     def test_its_key_opens_nothing_else(self, site):
         told = site.post("/v1/chat/completions", json={"model": "fake"}, headers={"x-toy-key": "x"})
-        assert (401, "error") == (told.status_code, next(iter(told.json())))
+        assert (told.status_code, next(iter(told.json()))) == (401, "error")
 
     def test_other_paths_are_untouched(self, site):
         headers = {"authorization": "Bearer sk-secret-of-mine-0123456789"}

@@ -1,0 +1,42 @@
+"""A contract that import-linter lacks: what a package may import, rather than what it may not."""
+
+from __future__ import annotations
+
+from grimp import ImportGraph
+from importlinter import Contract, ContractCheck, fields, output
+from importlinter.domain.imports import Module
+
+
+class AllowedContract(Contract):
+    """The modules of `source_modules` import themselves and `allowed_modules`, nothing else."""
+
+    type_name = "allowed"
+
+    source_modules = fields.ListField(subfield=fields.ModuleField())
+    allowed_modules = fields.ListField(subfield=fields.ModuleField())
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """Look at every import of the sources."""
+        sources = [_name(module) for module in self.source_modules]  # type: ignore[attr-defined]
+        allowed = [*sources, *(_name(module) for module in self.allowed_modules)]  # type: ignore[attr-defined]
+        wrong = sorted(
+            (importer, imported)
+            for importer in graph.modules
+            if any(_is_within(importer, source) for source in sources)
+            for imported in graph.find_modules_directly_imported_by(importer)
+            if not any(_is_within(imported, name) for name in allowed)
+        )
+        return ContractCheck(kept=not wrong, metadata={"wrong": wrong})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Each import that is not allowed, a line each."""
+        for importer, imported in check.metadata["wrong"]:
+            output.print_error(f"{importer} imports {imported}", bold=False)
+
+
+def _name(module: Module) -> str:
+    return module.name
+
+
+def _is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
