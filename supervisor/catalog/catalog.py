@@ -24,8 +24,9 @@ from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.core.device_sets import MOST_PLACES, count, fits, places
 from supervisor.core.footprint import choose
-from supervisor.core.places import MOST_PLACES, count, fits, places
+from supervisor.core.messages import listed
 from supervisor.core.types import (
     DEFAULT_PRIORITY,
     DeviceId,
@@ -35,7 +36,6 @@ from supervisor.core.types import (
     ModelId,
     ModelSpec,
 )
-from supervisor.core.wording import listed
 
 Learned = Mapping[tuple[str, DeviceId], int]
 """(footprint key, device) → MiB measured there."""

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from supervisor.core.books import Books, Holder, Lease, Phase, Picture, Return
+from supervisor.core.device_ledger import Books, Holder, Lease, Phase, Picture, Return
 from supervisor.core.plans import DeviceView
 from supervisor.core.types import Alert, DeviceId, Devices, DeviceSample, DeviceSpec, Limits, ModelId
 

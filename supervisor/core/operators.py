@@ -7,8 +7,9 @@ comes back with its new specification, if it was in use.
 
 from __future__ import annotations
 
-from supervisor.core.endings import forget, take_down
 from supervisor.core.lifecycle import Lifecycle, Step
+from supervisor.core.state import Record, Turn, World
+from supervisor.core.termination import forget, take_down
 from supervisor.core.types import (
     Configured,
     LoadAsked,
@@ -20,7 +21,6 @@ from supervisor.core.types import (
     StopCause,
     UnloadAsked,
 )
-from supervisor.core.world import Record, Turn, World
 
 
 def load(world: World, turn: Turn, event: LoadAsked) -> None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from supervisor.core.books import Holder, Lease, Phase
+from supervisor.core.device_ledger import Holder, Lease, Phase
+from supervisor.core.device_sets import places
 from supervisor.core.lifecycle import SERVES, Step
-from supervisor.core.places import places
 from supervisor.core.planner import plan
 from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Refuse, Resident, Snapshot, Wait
+from supervisor.core.state import Record, Turn, World
 from supervisor.core.types import (
     REMOTE,
     DeviceId,
@@ -31,7 +32,6 @@ from supervisor.core.types import (
     State,
     StopCause,
 )
-from supervisor.core.world import Record, Turn, World
 
 RELOAD_MIB_PER_S = 1024
 """Guess of how fast a model loads before its first load was timed."""

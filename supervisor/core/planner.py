@@ -34,9 +34,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from supervisor.core.messages import held_in_mib, in_mib, listed, residents_listed
 from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Plan, Refuse, Resident, Snapshot, Wait
 from supervisor.core.types import DeviceId, Devices, Eviction, ModelId
-from supervisor.core.wording import held_in_mib, in_mib, listed, residents_listed
 
 SHOWN_DEVICES = 3
 """A refusal explains this many devices or places; of the others it only says how many there are."""

@@ -6,10 +6,10 @@ made beside the events, so it can be older than what is known already: it counts
 
 from __future__ import annotations
 
-from supervisor.core.endings import forget, settle_stopped
 from supervisor.core.lifecycle import Step
+from supervisor.core.state import Record, Turn, World
+from supervisor.core.termination import forget, settle_stopped
 from supervisor.core.types import Learn, MemorySampled, RejectCode, State, WorkerReady, WorkerSample, WorkerUnready
-from supervisor.core.world import Record, Turn, World
 
 REMOTE_RETRY_S = 10.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from supervisor.core.lifecycle import Step
 from supervisor.core.reports import REMOTE_RETRY_S
+from supervisor.core.state import Record, Turn, World
 from supervisor.core.types import (
     Reject,
     RejectCode,
@@ -12,7 +13,6 @@ from supervisor.core.types import (
     State,
     StopCause,
 )
-from supervisor.core.world import Record, Turn, World
 
 
 def arrived(world: World, turn: Turn, event: RequestArrived) -> bool:

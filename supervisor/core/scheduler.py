@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import endings, operators, reports, requests, timers
+from supervisor.core import operators, reports, requests, termination, timers
 from supervisor.core.placement import place
+from supervisor.core.state import Turn, World
 from supervisor.core.types import (
     Configured,
     Effect,
@@ -41,7 +42,6 @@ from supervisor.core.types import (
     WorkerUnkillable,
     WorkerUnready,
 )
-from supervisor.core.world import Turn, World
 
 
 class Scheduler:
@@ -81,9 +81,9 @@ class Scheduler:
             case WorkerUnready():
                 reports.unready(world, turn, event)
             case WorkerExited():
-                endings.exited(world, turn, event)
+                termination.exited(world, turn, event)
             case WorkerUnkillable():
-                endings.unkillable(world, turn, event)
+                termination.unkillable(world, turn, event)
             case MemorySampled():
                 reports.sampled(world, turn, event)
             case LoadAsked():

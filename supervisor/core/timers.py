@@ -6,14 +6,14 @@ no harm.
 
 from __future__ import annotations
 
-from supervisor.core.endings import cut
 from supervisor.core.lifecycle import Step
 from supervisor.core.requests import expire
+from supervisor.core.state import Record, Turn, World
+from supervisor.core.termination import cut
 from supervisor.core.types import (
     State,
     StopCause,
 )
-from supervisor.core.world import Record, Turn, World
 
 
 def ring(world: World, turn: Turn) -> bool:

@@ -21,6 +21,7 @@ from typing import Protocol, assert_never
 import structlog
 
 from supervisor.core.journal import Journal
+from supervisor.core.state import Record
 from supervisor.core.types import (
     Alert,
     Crash,
@@ -49,7 +50,6 @@ from supervisor.core.types import (
     WorkerExited,
     WorkerReady,
 )
-from supervisor.core.world import Record
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.memory import HolderPids, MemorySampler
 from supervisor.io.upstream import Upstream

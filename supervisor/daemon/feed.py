@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from supervisor.core.state import Record
 from supervisor.core.types import (
     Alert,
     Decided,
@@ -21,7 +22,6 @@ from supervisor.core.types import (
     RequestArrived,
     RequestFinished,
 )
-from supervisor.core.world import Record
 from supervisor.daemon.daemon import Context
 from supervisor.daemon.events import SUBSCRIBERS, Kind, Subscription
 from supervisor.daemon.views import Json, decision_view, device_views, model_view

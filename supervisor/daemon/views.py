@@ -10,11 +10,11 @@ from pydantic import JsonValue
 from runtimes.base import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.masking import masked
-from supervisor.core.books import Lease
+from supervisor.core.device_ledger import Lease
 from supervisor.core.journal import Decision
 from supervisor.core.placement import RELOAD_MIB_PER_S
+from supervisor.core.state import Record
 from supervisor.core.types import DeviceId, Footprint, ModelId, State
-from supervisor.core.world import Record
 from supervisor.daemon.daemon import Context
 
 Json = dict[str, JsonValue]

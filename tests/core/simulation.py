@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from supervisor.core.journal import Journal
+from supervisor.core.state import Record
 from supervisor.core.types import (
     Configured,
     Crash,
@@ -45,7 +46,6 @@ from supervisor.core.types import (
     WorkerSample,
     WorkerUnkillable,
 )
-from supervisor.core.world import Record
 
 Key = tuple[ModelId, Generation]
 GPU = DeviceId("gpu0")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.core.messages import listed
 from supervisor.core.planner import plan
 from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Plan, Refuse, Resident, Snapshot, Wait
 from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, Eviction, ModelId, Policy
-from supervisor.core.wording import listed
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "planner"
 GPU = DeviceId("gpu0")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 
 from supervisor.core.lifecycle import Step
+from supervisor.core.messages import listed
+from supervisor.core.state import Record, Turn, World
 from supervisor.core.types import (
     Alert,
     Crash,
@@ -24,8 +26,6 @@ from supervisor.core.types import (
     WorkerExited,
     WorkerUnkillable,
 )
-from supervisor.core.wording import listed
-from supervisor.core.world import Record, Turn, World
 
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
 """A start that failed like this fails the same way again, so it isn't tried again by itself."""

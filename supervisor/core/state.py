@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from supervisor.core.books import Holder
+from supervisor.core.device_ledger import Holder
+from supervisor.core.device_sets import need_mib, usable_mib
 from supervisor.core.ledger import Ledger
 from supervisor.core.lifecycle import HAS_WORKER, Lifecycle, Step
-from supervisor.core.places import need_mib, usable_mib
 from supervisor.core.queue import AdmissionQueue
 from supervisor.core.types import (
     Crash,
