@@ -14,27 +14,19 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from supervisor.core.journal import Journal
-from supervisor.core.types import (
+from supervisor.core.effects import Effect, StartWorker
+from supervisor.core.events import (
     Configured,
-    DeviceId,
     DeviceSample,
-    DeviceSpec,
-    Effect,
     Event,
-    Footprint,
-    FootprintSource,
-    Limits,
     MemorySampled,
-    ModelId,
-    ModelSpec,
     RequestArrived,
     RequestFinished,
-    StartWorker,
-    TicketId,
     WorkerReady,
     WorkerSample,
 )
+from supervisor.core.journal import Journal
+from supervisor.core.types import DeviceId, DeviceSpec, Footprint, FootprintSource, Limits, ModelId, ModelSpec, TicketId
 
 DEVICE_MIB = 80_000
 MODEL_MIB = 9_000
@@ -86,7 +78,7 @@ class Fleet:
         self.handle(self.reading())
 
     def reading(self) -> MemorySampled:
-        leases = self.journal.scheduler.world.ledger.leases()
+        leases = self.journal.scheduler.state.ledger.leases()
         free = dict.fromkeys(self.device_ids, DEVICE_MIB)
         for lease in leases:
             free[lease.device] -= lease.mib
@@ -145,7 +137,7 @@ def falling_idle(fleet: Fleet) -> Iterator[Callable[[], object]]:
     for i in count():
         name = fleet.warm[i % len(fleet.warm)]
         ticket = fleet.running.get(name)
-        if ticket is None or ticket not in fleet.journal.scheduler.world.tickets:
+        if ticket is None or ticket not in fleet.journal.scheduler.state.tickets:
             continue
         yield lambda ticket=ticket: fleet.handle(RequestFinished(ticket))  # type: ignore[misc]
         fleet.running[name] = fleet.arrive(name)

@@ -25,7 +25,8 @@ from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import DeviceConfig, ServerConfig
-from supervisor.core.types import Configured, DeviceId, UnloadAsked
+from supervisor.core.events import Configured, UnloadAsked
+from supervisor.core.types import DeviceId
 from supervisor.daemon.daemon import Context
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader
@@ -230,7 +231,7 @@ async def _feed_watchdog() -> None:
 
 def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:
     if stopping.is_set():  # again: whoever asks twice does not want to wait for streams
-        for model in list(engine.journal.scheduler.world.records):
+        for model in list(engine.journal.scheduler.state.models):
             engine.post(UnloadAsked(model, force=True))
     stopping.set()
 

@@ -1,4 +1,7 @@
-"""Where a model may be, one device or as many as it is spread over, and what it takes of each."""
+"""Where a model may run: the device sets it may use, and what it takes of each device in them.
+
+A device set is one device, or as many as the model is spread over.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,40 @@ from itertools import combinations
 
 from supervisor.core.types import DeviceSpec, FootprintSource, ModelSpec
 
-MOST_PLACES = 200
-"""The planner looks at each of a model's places; more ways than this to choose its devices are a mistake."""
+MAX_DEVICE_SETS = 200
+"""The planner looks at each of a model's device sets; more ways than this to choose its devices are a mistake."""
 
 
-def places(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
-    """Every place for it, of the devices where it may run. Empty where they are too few."""
+def device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
+    """Every device set for it, of the devices where it may run. Empty where they are too few."""
     whole, shared = _divided(model, devices)
     return [*((device,) for device in whole), *combinations(shared, model.gpus)]
 
 
-def count(model: ModelSpec, devices: Sequence[DeviceSpec]) -> int:
-    """How many places there are."""
+def count_device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> int:
+    """How many device sets there are."""
     whole, shared = _divided(model, devices)
     return len(whole) + math.comb(len(shared), model.gpus)
 
 
-def usable_mib(place: Sequence[DeviceSpec]) -> int:
-    """The most that a model can ever have on each of its devices."""
-    return min(device.usable_mib for device in place)
+def usable_mib(device_set: Sequence[DeviceSpec]) -> int:
+    """The most that a model can have on each device of the set."""
+    return min(device.usable_mib for device in device_set)
 
 
-def need_mib(model: ModelSpec, place: Sequence[DeviceSpec]) -> int:
-    """What to lease on each of its devices: the largest footprint among them.
+def need_mib(model: ModelSpec, device_set: Sequence[DeviceSpec]) -> int:
+    """What to lease on each device of the set: the largest footprint among them.
 
-    A measurement, made where it did fit, never makes it too large for a place.
+    A measurement is limited to what is usable: it was made where the model did fit, so it never makes it too large.
     """
-    most = max(1, usable_mib(place))
-    needs = [device.need(model) for device in place]
+    most = max(1, usable_mib(device_set))
+    needs = [device.need(model) for device in device_set]
     return max(max(1, min(n.mib, most)) if n.source is FootprintSource.LEARNED else n.mib for n in needs)
 
 
-def fits(model: ModelSpec, place: Sequence[DeviceSpec]) -> bool:
-    """Is there room for it when nothing else is there?"""
-    return need_mib(model, place) <= usable_mib(place)
+def fits(model: ModelSpec, device_set: Sequence[DeviceSpec]) -> bool:
+    """Is there room for it when nothing else is loaded?"""
+    return need_mib(model, device_set) <= usable_mib(device_set)
 
 
 def _divided(model: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[list[DeviceSpec], list[DeviceSpec]]:

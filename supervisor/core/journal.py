@@ -1,8 +1,8 @@
-"""The bounded memory of what was decided and why, and the proof that it can be decided again.
+"""A bounded record of what was decided and why, and the proof that the decisions can be repeated.
 
-The journal sits around the scheduler. It keeps the last events with their effects, starting from a checkpoint of the
-scheduler's whole state, so that `replay()` can run the very same events through a copy and compare; and it keeps the
-decisions apart, overall and by model, for `llmux why`. Memory is bounded by counts: at most two segments of events.
+The journal wraps the scheduler. It keeps the last events with their effects, starting from a checkpoint of the
+scheduler's whole state, so that `replay()` can run the same events through a copy and compare. It keeps the decisions
+separately, overall and per model, for `llmux why`. Counts bound its memory: at most two segments of events.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from supervisor.core.effects import Decided, Effect
+from supervisor.core.events import Event
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.types import Decided, Effect, Event, ModelId
+from supervisor.core.types import ModelId
 
 SEGMENT_EVENTS = 4096
 DECISIONS = 2000
@@ -35,7 +37,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event and what came of it."""
+    """One event and its effects."""
 
     at: float
     event: Event
@@ -44,14 +46,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """An entry whose replay gave other effects: the core looked at something that is not in its events. A bug."""
+    """An entry whose replay gave other effects: the core used something besides its events. A bug."""
 
     entry: Entry
     replayed: tuple[Effect, ...]
 
 
 class _Segment:
-    """Keeps what entries are made of: an object more for each event would push others out of the processor's cache."""
+    """Keeps the parts of entries: one more object per event would push others out of the processor's cache."""
 
     __slots__ = ("checkpoint", "effects", "events", "times")
 

@@ -138,7 +138,7 @@ class Policy:
 # ---------------------------------------------------------------------------------------------------------- lifecycle
 
 
-class State(StrEnum):
+class WorkerState(StrEnum):
     """A model's worker, from the scheduler's side."""
 
     STOPPED = "stopped"
@@ -148,6 +148,13 @@ class State(StrEnum):
     STOPPING = "stopping"
     BACKOFF = "backoff"
     FAILED = "failed"
+
+
+HAS_WORKER = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.STOPPING})
+"""States with a process that holds (or may hold) memory."""
+
+SERVES = frozenset({WorkerState.READY, WorkerState.DRAINING})
+"""States in which requests run to their end."""
 
 
 class CrashClass(StrEnum):
@@ -173,170 +180,6 @@ class Crash:
     exit_code: int | None = None  # negative: the signal's number
 
 
-# ------------------------------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class Configured:
-    """The whole configuration, at boot and after every reload. Models not named any more are stopped and forgotten."""
-
-    models: tuple[ModelSpec, ...]
-    devices: tuple[DeviceSpec, ...]
-    limits: Limits = Limits()
-    policy: Policy = Policy()
-
-
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
-    """A client wants `model`. `priority` orders the queue (higher first; all equal for now)."""
-
-    ticket: TicketId
-    model: ModelId
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFinished:
-    """A dispatched or queued request is over, however it ended (its client may have left)."""
-
-    ticket: TicketId
-
-
-@dataclass(frozen=True, slots=True)
-class LoadAsked:
-    """An operator (or preload) wants the model loaded whatever the traffic. Clears FAILED."""
-
-    model: ModelId
-
-
-@dataclass(frozen=True, slots=True)
-class UnloadAsked:
-    """An operator wants it gone: after its requests, or at once with `force`."""
-
-    model: ModelId
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PinAsked:
-    """An operator pins or unpins a model until the daemon ends, whatever the configuration says."""
-
-    model: ModelId
-    pin: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Respecified:
-    """A model runs otherwise from now on. A worker of another definition is replaced after its requests."""
-
-    spec: ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """It answers its health check. Also sent when an unready worker recovers."""
-
-    model: ModelId
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerUnready:
-    """Its readiness probe failed too often: no new requests until it recovers. A remote may begin with it."""
-
-    model: ModelId
-    generation: Generation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
-    """Its whole process tree is gone. `crash` is None when we stopped it."""
-
-    model: ModelId
-    generation: Generation
-    crash: Crash | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerUnkillable:
-    """SIGKILL was sent and the tree is still there after the bounded wait."""
-
-    model: ModelId
-    generation: Generation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSample:
-    """One reading of a device. `outside_mib` is what others use, None where the process list can't tell."""
-
-    id: DeviceId
-    free_mib: int
-    stale: bool = False
-    outside_mib: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSample:
-    """What one worker's tree takes on one device; None where it can't be told."""
-
-    model: ModelId
-    generation: Generation
-    device: DeviceId
-    used_mib: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySampled:
-    """A reading of all devices and workers. `taken_at`: when the reading began, on the core's clock."""
-
-    devices: tuple[DeviceSample, ...]
-    workers: tuple[WorkerSample, ...]
-    taken_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed; sent no later than `Scheduler.deadline()`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShutdownAsked:
-    """Take nothing new, drain, stop everything."""
-
-
-Event = (
-    Configured
-    | RequestArrived
-    | RequestFinished
-    | LoadAsked
-    | UnloadAsked
-    | PinAsked
-    | Respecified
-    | WorkerReady
-    | WorkerUnready
-    | WorkerExited
-    | WorkerUnkillable
-    | MemorySampled
-    | Tick
-    | ShutdownAsked
-)
-
-
-# ------------------------------------------------------------------------------------------------------------ effects
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    """Spawn the model's worker on `devices`; on REMOTE, connect. Answer: WorkerReady, or WorkerExited with a crash."""
-
-    model: ModelId
-    generation: Generation
-    devices: Devices
-    lease_mib: int  # on each of them
-
-
 class StopCause(StrEnum):
     """What a worker is stopped for, in one word; `reason` tells the rest."""
 
@@ -346,26 +189,6 @@ class StopCause(StrEnum):
     CONFIGURATION = "configuration"  # changed or removed
     UNWANTED = "unwanted"  # nobody waits for its load any more
     SHUTDOWN = "shutdown"
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorker:
-    """SIGTERM, grace, SIGKILL (at once with `force`). Answer: WorkerExited or WorkerUnkillable."""
-
-    model: ModelId
-    generation: Generation
-    cause: StopCause
-    reason: str
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """The ticket may go to this worker now. Answer: RequestFinished."""
-
-    ticket: TicketId
-    model: ModelId
-    generation: Generation
 
 
 class RejectCode(StrEnum):
@@ -381,54 +204,3 @@ class RejectCode(StrEnum):
     MODEL_UNLOADED = "model_unloaded"
     REMOTE_UNAVAILABLE = "remote_unavailable"
     SHUTTING_DOWN = "shutting_down"
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """The ticket is over; tell its client. `detail` may hold last log lines."""
-
-    ticket: TicketId
-    code: RejectCode
-    message: str
-    retry_after_s: float | None = None
-    detail: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CutRequest:
-    """A dispatched request must end now: its worker is being taken away."""
-
-    ticket: TicketId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Learn:
-    """Keep what this model took on this device for these launch arguments."""
-
-    model: ModelId
-    device: DeviceId
-    footprint_key: str
-    mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """Something an operator should see; `code` is stable, e.g. `device.quarantined`."""
-
-    code: str
-    message: str
-    device: DeviceId | None = None
-    model: ModelId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """A decision and its reason, for the journal and `llmux why`. `kind` is stable, e.g. `evict`, `admit`, `wait`."""
-
-    kind: str
-    model: ModelId | None
-    reason: str
-
-
-Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | Learn | Alert | Decided

@@ -20,36 +20,21 @@ from typing import Protocol, assert_never
 
 import structlog
 
-from supervisor.core.journal import Journal
-from supervisor.core.state import Record
-from supervisor.core.types import (
-    Alert,
-    Crash,
-    CrashClass,
-    CutRequest,
-    Decided,
-    DeviceId,
-    Dispatch,
-    Effect,
+from supervisor.core.effects import Alert, CutRequest, Decided, Dispatch, Effect, Learn, Reject, StartWorker, StopWorker
+from supervisor.core.events import (
     Event,
-    Generation,
-    Learn,
     LoadAsked,
-    ModelId,
-    Reject,
-    RejectCode,
     RequestArrived,
     RequestFinished,
     ShutdownAsked,
-    StartWorker,
-    State,
-    StopWorker,
     Tick,
-    TicketId,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
 )
+from supervisor.core.journal import Journal
+from supervisor.core.state import ModelState
+from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.memory import HolderPids, MemorySampler
 from supervisor.io.upstream import Upstream
@@ -185,7 +170,7 @@ class Engine:
         """A request that was dispatched at once, or that ended while nobody waited, moves no deadline. Most do."""
         if type(event) is RequestArrived:
             return len(effects) == 1 and type(effects[0]) is Dispatch
-        return type(event) is RequestFinished and not effects and not self.journal.scheduler.world.wanted
+        return type(event) is RequestFinished and not effects and not self.journal.scheduler.state.wanted
 
     def _look_ahead(self) -> None:
         """See to it that the next deadline is kept, and that memory is read soon when somebody waits for it."""
@@ -316,7 +301,7 @@ class Engine:
 
         Never for a request that was cut: it would load again what was just unloaded.
         """
-        records = self.journal.scheduler.world.records
+        records = self.journal.scheduler.state.models
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (
@@ -339,15 +324,15 @@ class Engine:
         """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only."""
         self.post(LoadAsked(model))
         while True:
-            record = self.journal.scheduler.world.records.get(model)
+            record = self.journal.scheduler.state.models.get(model)
             if record is None:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
-            if record.state is State.READY and record.answering:
+            if record.state is WorkerState.READY and record.answering:
                 return
-            if record.state is State.READY and record.spec.remote:
+            if record.state is WorkerState.READY and record.spec.remote:
                 raise UnavailableError(f"{model}: {record.life.reason}", code="remote_unavailable")
             self._check_quarantine(record)
-            if record.state is State.FAILED or (record.state is State.STOPPED and record.asked_at is None):
+            if record.state is WorkerState.FAILED or (record.state is WorkerState.STOPPED and record.asked_at is None):
                 code = (
                     "runtime_not_installed"
                     if record.crash and record.crash.kind == "runtime_not_installed"
@@ -362,21 +347,21 @@ class Engine:
 
         Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
         """
-        records = self.journal.scheduler.world.records
+        records = self.journal.scheduler.state.models
         before = records[model].generation if model in records else None
         self.post(UnloadAsked(model, force))
         while True:
             record = records.get(model)
             if record is None or not record.has_worker or record.generation != before:
                 return
-            if record.stop_reason is None and record.state is State.READY:
+            if record.state is WorkerState.READY:
                 return
             self._check_quarantine(record)
             await self._change()
 
-    def _check_quarantine(self, record: Record) -> None:
+    def _check_quarantine(self, record: ModelState) -> None:
         """There is no telling when a worker goes that can't be killed, or memory comes back that is long overdue."""
-        reason = self.journal.scheduler.world.ledger.quarantined_by(record.holder)
+        reason = self.journal.scheduler.state.ledger.quarantined_by(record.holder)
         if reason is not None:
             raise UnavailableError(reason, code="device_quarantined")
 
@@ -391,7 +376,7 @@ class Engine:
         self.post(ShutdownAsked())
         while any(
             record.has_worker and not record.exited and not record.stuck
-            for record in self.journal.scheduler.world.records.values()
+            for record in self.journal.scheduler.state.models.values()
         ):
             await self._change()
         if self._sampling is not None:

@@ -11,17 +11,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from supervisor.core.state import Record
-from supervisor.core.types import (
-    Alert,
-    Decided,
-    Effect,
-    Event,
-    MemorySampled,
-    ModelId,
-    RequestArrived,
-    RequestFinished,
-)
+from supervisor.core.effects import Alert, Decided, Effect
+from supervisor.core.events import Event, MemorySampled, RequestArrived, RequestFinished
+from supervisor.core.state import ModelState
+from supervisor.core.types import ModelId
 from supervisor.daemon.daemon import Context
 from supervisor.daemon.events import SUBSCRIBERS, Kind, Subscription
 from supervisor.daemon.views import Json, decision_view, device_views, model_view
@@ -73,8 +66,8 @@ class Feed:
         if context.hub.wants("model"):
             self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
 
-    def _records(self) -> Iterable[Record]:
-        return self._context.engine.journal.scheduler.world.records.values()
+    def _records(self) -> Iterable[ModelState]:
+        return self._context.engine.journal.scheduler.state.models.values()
 
     def _tell_alert(self, alert: Alert) -> None:
         at = round(self._context.wall_time(self._context.engine.clock()), 3)
@@ -124,10 +117,10 @@ class Feed:
 
     def _keep_history(self) -> None:
         engine = self._context.engine
-        world = engine.journal.scheduler.world
+        world = engine.journal.scheduler.state
         values: dict[str, float | None] = {
             "queued": len(world.queue),
-            "in_flight": sum(len(record.in_flight) for record in world.records.values()),
+            "in_flight": sum(len(record.in_flight) for record in world.models.values()),
         }
         for device in world.ledger.device_ids():
             totals = world.ledger.totals(device)
@@ -137,7 +130,7 @@ class Feed:
         self._context.history.sample(engine.clock(), values)
 
 
-def _told(context: Context, record: Record) -> Told:
+def _told(context: Context, record: ModelState) -> Told:
     """What makes a difference to somebody who looks at the model."""
     return (
         record.state,
@@ -149,6 +142,6 @@ def _told(context: Context, record: Record) -> Told:
         record.crash,
         record.claims,
         len(record.in_flight),
-        context.engine.journal.scheduler.world.queue.count(record.id),
+        context.engine.journal.scheduler.state.queue.count(record.id),
         record.spec.definition,
     )

@@ -13,7 +13,8 @@ from pydantic import JsonValue
 
 from supervisor.catalog.catalog import misplaced
 from supervisor.catalog.overrides import Override, overridden
-from supervisor.core.types import LoadAsked, ModelId, ModelSpec, Respecified, UnloadAsked
+from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
+from supervisor.core.types import ModelId, ModelSpec
 from supervisor.daemon.daemon import Context
 from supervisor.errors import InvalidRequestError, UnavailableError
 
@@ -74,7 +75,7 @@ def _drop(context: Context, model: ModelId) -> None:
 
 def _refuse_too_large(context: Context, spec: ModelSpec) -> None:
     """The running worker must not go for one that fits nowhere."""
-    found = misplaced(spec, context.engine.journal.scheduler.world.ledger.devices())
+    found = misplaced(spec, context.engine.journal.scheduler.state.ledger.devices())
     if found is not None:
         message = f"With these overrides {spec.id} has no place here: {found[1]}."
         raise InvalidRequestError(message, code="invalid_override", param="overrides")

@@ -26,7 +26,8 @@ from starlette.routing import Route
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
-from supervisor.core.types import Configured, ModelSpec
+from supervisor.core.events import Configured
+from supervisor.core.types import ModelSpec
 from supervisor.daemon.daemon import Context
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
@@ -134,7 +135,7 @@ class Reloader:
         return difference
 
     def _is_stopping(self) -> bool:
-        return self._context.engine.journal.scheduler.world.shutting_down
+        return self._context.engine.journal.scheduler.state.shutting_down
 
     # ------------------------------------------------------------------------------------------------- off the loop
 
@@ -200,14 +201,12 @@ class Reloader:
     ) -> Difference:
         old, new = _names(before), _names(after)
         changed = tuple(name for name, about in new.items() if name in old and old[name] != about)
-        records = self._context.engine.journal.scheduler.world.records
+        records = self._context.engine.journal.scheduler.state.models
         return Difference(
             added=tuple(name for name in new if name not in old),
             removed=tuple(name for name in old if name not in new),
             changed=changed,
-            restarted=tuple(
-                model for model in after.models if model in changed and records[model].next_spec is not None
-            ),
+            restarted=tuple(model for model in after.models if model in changed and records[model].change is not None),
             unchanged=sum(old.get(name) == about for name, about in new.items()),
             settings=settings,
             needs_restart=needs_restart,

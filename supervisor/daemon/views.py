@@ -13,8 +13,8 @@ from supervisor.catalog.masking import masked
 from supervisor.core.device_ledger import Lease
 from supervisor.core.journal import Decision
 from supervisor.core.placement import RELOAD_MIB_PER_S
-from supervisor.core.state import Record
-from supervisor.core.types import DeviceId, Footprint, ModelId, State
+from supervisor.core.state import ModelState
+from supervisor.core.types import DeviceId, Footprint, ModelId, WorkerState
 from supervisor.daemon.daemon import Context
 
 Json = dict[str, JsonValue]
@@ -23,8 +23,8 @@ Json = dict[str, JsonValue]
 def model_view(context: Context, model: ModelId) -> Json | None:
     """One model's whole state; None when it isn't configured."""
     engine = context.engine
-    world = engine.journal.scheduler.world
-    record = world.records.get(model)
+    world = engine.journal.scheduler.state
+    record = world.models.get(model)
     if record is None or model not in context.catalog.models:
         return None
     now = engine.clock()
@@ -63,26 +63,26 @@ def model_view(context: Context, model: ModelId) -> Json | None:
     }
 
 
-def _leases(context: Context, record: Record) -> tuple[Lease, ...]:
-    return context.engine.journal.scheduler.world.ledger.leases_of(record.holder)
+def _leases(context: Context, record: ModelState) -> tuple[Lease, ...]:
+    return context.engine.journal.scheduler.state.ledger.leases_of(record.holder)
 
 
-def _place(record: Record) -> Json:
+def _place(record: ModelState) -> Json:
     """Where its worker is: the devices in words, None without any, and one by one."""
     devices = record.devices if record.has_worker else ()
     return {"device": " + ".join(devices) or None, "devices": list(devices)}
 
 
-def _eta_s(record: Record, leases: tuple[Lease, ...], now: float) -> float | None:
+def _eta_s(record: ModelState, leases: tuple[Lease, ...], now: float) -> float | None:
     """How long a load that is under way is expected to take still, by the last one, else by the size of the model."""
-    if record.state is not State.STARTING:
+    if record.state is not WorkerState.STARTING:
         return None
     guess = max(1.0, sum(lease.mib for lease in leases) / RELOAD_MIB_PER_S)
     expected = record.load_s if record.load_s is not None else guess
     return round(max(0.0, expected - (now - record.life.since)), 1)
 
 
-def _memory(record: Record, leases: tuple[Lease, ...]) -> Json:
+def _memory(record: ModelState, leases: tuple[Lease, ...]) -> Json:
     return {
         **_held(leases),
         "estimate": _footprint(record.spec.footprint),
@@ -99,7 +99,7 @@ def _held(leases: tuple[Lease, ...]) -> Json:
     }
 
 
-def _replica(record: Record, leases: tuple[Lease, ...], worker: Json | None) -> Json:
+def _replica(record: ModelState, leases: tuple[Lease, ...], worker: Json | None) -> Json:
     return {
         "worker": f"{record.id}:{record.generation}",
         "state": record.state.value,
@@ -111,7 +111,7 @@ def _replica(record: Record, leases: tuple[Lease, ...], worker: Json | None) -> 
     }
 
 
-def _crash(record: Record) -> Json | None:
+def _crash(record: ModelState) -> Json | None:
     if record.crash is None:
         return None
     return {
@@ -149,7 +149,7 @@ def definition(config: ModelConfig) -> Json:
 
 def device_views(context: Context) -> list[Json]:
     """Every device: totals, what others use, and who holds how much."""
-    ledger = context.engine.journal.scheduler.world.ledger
+    ledger = context.engine.journal.scheduler.state.ledger
     devices: list[Json] = []
     for info in context.sampler.devices():
         device = DeviceId(info.id)
@@ -185,7 +185,7 @@ def device_views(context: Context) -> list[Json]:
 
 def memory_view(context: Context) -> Json:
     """Every device, and what each model holds, may take, and was measured to take there."""
-    world = context.engine.journal.scheduler.world
+    world = context.engine.journal.scheduler.state
     models: list[JsonValue] = [
         {
             "name": record.id,
@@ -193,7 +193,7 @@ def memory_view(context: Context) -> Json:
             "need": {device.id: _footprint(device.need(record.spec)) for device in world.ledger.devices()},
             **_memory(record, _leases(context, record)),
         }
-        for record in world.records.values()
+        for record in world.models.values()
     ]
     return {"devices": list(device_views(context)), "models": models}
 

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from supervisor.catalog import CatalogModel
-from supervisor.core.types import ModelId, State
+from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Context
 from supervisor.daemon.events import CLIENTS, Subscription
@@ -71,7 +71,7 @@ def routes(context: Context, feed: Feed) -> list[Route]:
 
 def status_view(context: Context, model: ModelId) -> Json:
     """A model's `status`, with what a failed one died of."""
-    record = context.engine.journal.scheduler.world.records.get(model)
+    record = context.engine.journal.scheduler.state.models.get(model)
     value = status(context, model)
     if value != "failed" or record is None or record.crash is None:
         return {"value": value}
@@ -80,18 +80,18 @@ def status_view(context: Context, model: ModelId) -> Json:
 
 def status(context: Context, model: ModelId) -> Status:
     """A model's state in llama.cpp's words."""
-    world = context.engine.journal.scheduler.world
-    record = world.records.get(model)
+    world = context.engine.journal.scheduler.state
+    record = world.models.get(model)
     if record is None:
         return "unloaded"
     match record.state:
-        case State.READY | State.DRAINING:
+        case WorkerState.READY | WorkerState.DRAINING:
             return "loaded" if record.answering else "loading"
-        case State.STARTING | State.BACKOFF:
+        case WorkerState.STARTING | WorkerState.BACKOFF:
             return "loading"
-        case State.FAILED:
+        case WorkerState.FAILED:
             return "failed"
-        case State.STOPPED | State.STOPPING:
+        case WorkerState.STOPPED | WorkerState.STOPPING:
             is_wanted = model in world.wanted or record.asked_at is not None or world.queue.count(model) > 0
             return "loading" if is_wanted else "unloaded"
 

@@ -16,15 +16,9 @@ from runtimes.base import RemoteAdapter
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import (
-    Crash,
-    CrashClass,
-    Generation,
-    ModelId,
-    StartWorker,
-    StopWorker,
-    WorkerExited,
-)
+from supervisor.core.effects import StartWorker, StopWorker
+from supervisor.core.events import WorkerExited
+from supervisor.core.types import Crash, CrashClass, Generation, ModelId
 from supervisor.fleet.remote import Remote
 from supervisor.fleet.worker import Key, Post, Surroundings, Worker, log_path
 from supervisor.io.memory import HolderPids

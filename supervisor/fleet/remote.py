@@ -19,7 +19,8 @@ from pydantic import JsonValue
 from runtimes.base import ModelUnusableError, RemoteAdapter, RemoteSpec
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import Crash, CrashClass, WorkerReady, WorkerUnready
+from supervisor.core.events import WorkerReady, WorkerUnready
+from supervisor.core.types import Crash, CrashClass
 from supervisor.fleet.worker import Key, Post
 from supervisor.io.probe import Readiness
 

@@ -26,18 +26,8 @@ from pydantic import JsonValue
 from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import (
-    Crash,
-    CrashClass,
-    DeviceId,
-    Devices,
-    Event,
-    Generation,
-    ModelId,
-    WorkerReady,
-    WorkerUnkillable,
-    WorkerUnready,
-)
+from supervisor.core.events import Event, WorkerReady, WorkerUnkillable, WorkerUnready
+from supervisor.core.types import Crash, CrashClass, DeviceId, Devices, Generation, ModelId
 from supervisor.errors import LlmuxError
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
 from supervisor.io.logs import TELLING_LINES, classify, tail

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.core.types import ModelId, PinAsked
+from supervisor.core.events import PinAsked
+from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Context
 from supervisor.daemon.pipeline import unknown_model
@@ -114,8 +115,8 @@ def health(context: Context) -> Route:
     """`GET /health`: alive, and what is loaded. Open to all, so it names nothing that a key protects but model names."""
 
     async def answer(_request: Request) -> Response:
-        world = context.engine.journal.scheduler.world
-        loaded = [record.id for record in world.records.values() if record.answering]
+        world = context.engine.journal.scheduler.state
+        loaded = [record.id for record in world.models.values() if record.answering]
         status = "stopping" if world.shutting_down else "ok"
         code = HTTPStatus.SERVICE_UNAVAILABLE if world.shutting_down else HTTPStatus.OK
         body = {"status": status, "models_loaded": loaded, "queued": len(world.queue)}

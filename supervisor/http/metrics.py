@@ -20,18 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from supervisor.core.types import (
-    Decided,
-    DeviceId,
-    Effect,
-    Event,
-    Generation,
-    ModelId,
-    State,
-    StopWorker,
-    WorkerExited,
-    WorkerReady,
-)
+from supervisor.core.effects import Decided, Effect, StopWorker
+from supervisor.core.events import Event, WorkerExited, WorkerReady
+from supervisor.core.types import DeviceId, Generation, ModelId, WorkerState
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.daemon.daemon import Context
 from supervisor.daemon.requests import Call
@@ -120,7 +111,7 @@ class Metrics:
         elif type(event) is WorkerReady and any(
             type(effect) is Decided and effect.kind == "ready" for effect in effects
         ):
-            record = self._context.engine.journal.scheduler.world.records[event.model]
+            record = self._context.engine.journal.scheduler.state.models[event.model]
             if record.load_s is not None:
                 self._load.observe(event.model, record.load_s)
 
@@ -161,8 +152,8 @@ class Metrics:
     # ------------------------------------------------------------------------------------------------------- workers
 
     async def _workers(self, taken: Container[str]) -> bytes:
-        world = self._context.engine.journal.scheduler.world
-        ready = [record for record in world.records.values() if record.state is State.READY and record.answering]
+        world = self._context.engine.journal.scheduler.state
+        ready = [record for record in world.models.values() if record.state is WorkerState.READY and record.answering]
         texts = await asyncio.gather(*(self._worker(record.id, record.generation) for record in ready))
         return together(zip((record.id for record in ready), texts, strict=True), taken)
 
@@ -191,20 +182,20 @@ class _States(Collector):
         self._version = version()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        world = self._context.engine.journal.scheduler.world
+        world = self._context.engine.journal.scheduler.state
         build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
         build.add_metric([self._version], 1)
         state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
         queued = GaugeMetricFamily("llmux_queue_depth", "Requests waiting for a model.", labels=["model"])
         flight = GaugeMetricFamily("llmux_in_flight", "Requests a worker has.", labels=["model"])
-        for record in world.records.values():
+        for record in world.models.values():
             state.add_metric([record.id, record.state.value], 1)
             queued.add_metric([record.id], world.queue.count(record.id))
             flight.add_metric([record.id], len(record.in_flight))
         yield from (build, state, queued, flight, *self._memory())
 
     def _memory(self) -> Iterator[GaugeMetricFamily]:
-        world = self._context.engine.journal.scheduler.world
+        world = self._context.engine.journal.scheduler.state
         devices = {
             "total": GaugeMetricFamily("llmux_device_total_bytes", "Memory llmux shares out.", labels=["device"]),
             "free": GaugeMetricFamily("llmux_device_free_bytes", "Free at the last reading.", labels=["device"]),

@@ -7,25 +7,19 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from supervisor.core.types import (
+from supervisor.core.effects import StartWorker, StopWorker
+from supervisor.core.events import (
     Configured,
-    Crash,
-    CrashClass,
     DeviceSample,
-    DeviceSpec,
     Event,
     MemorySampled,
-    ModelId,
     Respecified,
-    StartWorker,
-    State,
-    StopWorker,
-    TicketId,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
 )
+from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
 from supervisor.errors import UnavailableError
 from tests.core.simulation import GPU, model
@@ -107,7 +101,7 @@ class Bench:
 
     @property
     def world(self):
-        return self.engine.journal.scheduler.world
+        return self.engine.journal.scheduler.state
 
     def left_behind(self) -> tuple[int, int, int]:
         return len(self.engine._tickets), len(self.world.tickets), len(self.world.queue)
@@ -118,6 +112,7 @@ async def bench():
     bench = Bench()
     await bench.configure()
     yield bench
+    bench.world.check()
     if bench.engine._sampling is not None:
         bench.engine._sampling.cancel()
     if bench.engine._tick is not None:
@@ -203,7 +198,7 @@ class TestMistakes:
         bench.engine.start()
         bench.fleet.refuse_start = KeyError("a")
         asked = bench.ask()
-        await soon(lambda: bench.world.records[A].state is State.BACKOFF)
+        await soon(lambda: bench.world.models[A].state is WorkerState.BACKOFF)
         bench.fleet.refuse_start = None
         await soon(lambda: bool(bench.fleet.started))
         bench.become_ready()

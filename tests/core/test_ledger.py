@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from supervisor.core.events import DeviceSample
 from supervisor.core.ledger import Holder, Ledger, Phase
-from supervisor.core.types import DeviceId, Devices, DeviceSample, DeviceSpec, Generation, Limits, ModelId
+from supervisor.core.types import DeviceId, Devices, DeviceSpec, Generation, Limits, ModelId
 
 GPU, HOST = DeviceId("gpu0"), DeviceId("host")
 LIMITS = Limits(memory_warn_s=5.0, memory_quarantine_s=30.0)
