@@ -1,4 +1,4 @@
-"""What the scheduler orders: the effects of an event."""
+"""What the scheduler orders: the effects of an event. Everything here is frozen."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CutRequest:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Keep what this model took on this device for these launch arguments."""
+    """Store how much memory this model took on this device with these launch arguments."""
 
     model: ModelId
     device: DeviceId

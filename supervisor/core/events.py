@@ -1,4 +1,4 @@
-"""What can happen: the events that the scheduler takes."""
+"""What happens outside the core: the events that the scheduler takes. Everything here is frozen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A client wants `model`. `priority` orders the queue (higher first; all equal for now)."""
+    """A client wants `model`. A higher `priority` is served first."""
 
     ticket: TicketId
     model: ModelId
@@ -28,7 +28,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A dispatched or queued request is over, however it ended (its client may have left)."""
+    """A dispatched or queued request is over, however it ended (its client may have disconnected)."""
 
     ticket: TicketId
 
@@ -58,7 +58,7 @@ class PinAsked:
 
 @dataclass(frozen=True, slots=True)
 class Respecified:
-    """A model runs otherwise from now on. A worker of another definition is replaced after its requests."""
+    """A model has other settings from now on. A worker of another definition is replaced after its requests."""
 
     spec: ModelSpec
 

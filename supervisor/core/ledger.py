@@ -155,32 +155,29 @@ class Ledger:
 
     # -------------------------------------------------------------------------------------------------------- samples
 
-    def sample(self, sample: DeviceSample, taken_at: float) -> list[Holder]:
-        """Take a reading that began at `taken_at`; returns whose leases on the device it released.
+    def sample(self, sample: DeviceSample, taken_at: float) -> None:
+        """Take a reading that began at `taken_at`, and drop the leases whose memory it shows back.
 
         A stale one only blocks the device. Readings older than the last one, or of unknown devices, are ignored.
         """
         device = self._devices.get(sample.id)
         if device is None or taken_at < device.taken_at:
-            return []
+            return
         device.cached = None
         device.stale = sample.stale
         if sample.stale:
-            return []
+            return
         device.free_mib, device.outside_mib, device.taken_at = sample.free_mib, sample.outside_mib, taken_at
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
                 self._put(replace(lease, seen_mib=lease.measured_mib))
-        released: list[Holder] = []
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, release in list(device.releases.items()):
             if taken_at > device.leases[holder].since and release.is_back(device, holder, write_off_s):
                 self._drop(device.leases[holder])
-                released.append(holder)
         # Without the leases just released: this snapshot shows their memory as free.
         seen = {lease.holder: lease.seen_mib for lease in device.leases.values()}
         device.snapshots.appendleft(MemorySnapshot(sample.free_mib, seen))
-        return released
 
     def overdue(self, now: float) -> list[Alert]:
         """What an operator should see, each once: late memory, devices quarantined for it, devices freed again."""

@@ -50,7 +50,7 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
 
 
 def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
-    """It keeps its memory whoever asks, or is like all others again."""
+    """A pinned model is never evicted; unpinning makes it like all others again."""
     model = state.models.get(event.model)
     if model is None:
         return

@@ -219,7 +219,7 @@ class _Case:
     def _without_superfluous(
         self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]
     ) -> list[Resident]:
-        """Without those that need not go after all; whoever would go last is spared first."""
+        """Without the victims that can stay after all; the last in eviction order is spared first."""
         spare = {
             device: _held(gone, device) + _held(self.coming.get(device, ()), device) - mib
             for device, mib in short.items()

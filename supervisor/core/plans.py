@@ -46,7 +46,7 @@ class DeviceView:
 
     id: DeviceId
     total_mib: int
-    usable_mib: int  # total minus margin: no model larger than this ever fits
+    usable_mib: int  # total minus margin: the largest model that can fit
     free_mib: int
     blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
 

@@ -62,7 +62,7 @@ class Step:
 
 
 class Life:
-    """A model's state, when and why it entered it, and the last transitions. Only `lifecycle.advance` changes the state."""
+    """A model's state, when and why it was entered, and the last transitions. Only `lifecycle.advance` changes it."""
 
     __slots__ = ("_story", "reason", "since", "state")
 
@@ -226,7 +226,7 @@ class ModelState:
         self.wish = Wish(self.asked_at, restore=True)
 
     def set_worker(self, *, answering: bool | None = None, stuck: bool | None = None) -> None:
-        """Change what is known of its worker, which must be there."""
+        """Change what is known of its worker. It must have one."""
         worker = self.worker
         assert worker is not None, f"{self.id} has no worker"
         self.worker = replace(
@@ -248,7 +248,7 @@ class ModelState:
         self.spec = replace(self.spec, learned=learned)
 
     def check(self) -> Iterator[tuple[bool, str]]:
-        """The laws that need no more than this model, each with the words for its breach."""
+        """The laws about this model alone: whether each holds, and its words."""
         state, worker, drain, crashes = self.state, self.worker, self.drain, self.crashes
         yield (worker is not None) == (state in HAS_WORKER), "a worker iff the state has one"
         if worker is not None:
@@ -289,7 +289,7 @@ class SchedulerState:
     queue: AdmissionQueue = field(init=False)
     models: dict[ModelId, ModelState] = field(default_factory=dict)
     tickets: dict[TicketId, ModelId] = field(default_factory=dict)  # the dispatched ones
-    wanted: dict[ModelId, None] = field(default_factory=dict)  # models that somebody wants loaded and that aren't
+    wanted: dict[ModelId, None] = field(default_factory=dict)  # models to be loaded as soon as there is room
     timers: list[tuple[float, ModelId]] = field(default_factory=list)  # a heap
     armed: set[tuple[float, ModelId]] = field(default_factory=set)  # what is in it: plans arm the same timer repeatedly
     last_forgotten: Generation = NEVER_STARTED  # no generation of a forgotten model was later
@@ -329,7 +329,7 @@ class SchedulerState:
         return model if model is not None and model.generation == generation and model.has_worker else None
 
     def update_wanted(self, model: ModelState) -> None:
-        """Keep `wanted` true for this model: it isn't loaded, may be loaded, and somebody waits for it."""
+        """Keep `wanted` up to date: this model isn't loaded, may be loaded, and somebody waits for it."""
         if (
             model.life.state is WorkerState.STOPPED
             and not model.removed
@@ -342,7 +342,7 @@ class SchedulerState:
             model.claims = ()
 
     def check(self) -> None:
-        """Assert that the whole state is legal; a breach tells the worker's story."""
+        """Assert that the whole state is legal; the error tells the worker's story."""
         self.ledger.check()
         self.queue.check()
         assert self.tickets == {ticket: m.id for m in self.models.values() for ticket in m.in_flight}

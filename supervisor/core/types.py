@@ -1,8 +1,8 @@
-"""The words the core speaks: ids, specifications, events, effects. The planner has more of its own (`plans`).
+"""The types that everybody shares: ids, specifications, states. `events`, `effects` and `plans` build on them.
 
-Everything here is frozen. Time is a float of monotonic seconds that arrives as an argument; memory is whole MiB; a
-*model* is identified by its configured name and one *worker* of it by `(model, generation)`, where the generation grows
-with every start, so that a late message about an older process can be told apart and dropped.
+Everything here is frozen. Time is a float of monotonic seconds that arrives as an argument; memory is in whole MiB. The
+configured name identifies a *model*; `(model, generation)` identifies one *worker* of it. The generation grows with
+every start, so a late message about an older process is recognised and dropped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TicketId = NewType("TicketId", str)
 Generation = NewType("Generation", int)
 
 Devices = tuple[DeviceId, ...]
-"""Where one worker is: usually on one device; on several GPUs each holds an equal share of it. In order of their ids."""
+"""Where one worker runs, in order of ids: usually one device; of several GPUs each holds an equal share of it."""
 
 REMOTE: Devices = (DeviceId("remote"),)
-"""Where models are that others run: no device of the ledger, and no memory of ours."""
+"""Where remote models run: not a device of the ledger, and none of our memory."""
 
 DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}
 """Model priority by type; the lowest is evicted first. Source: docs/architecture.md, "Memory"."""
@@ -43,14 +43,14 @@ class FootprintSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model is expected to take on a device, and why we think so."""
+    """What a model is expected to take on a device, and where the figure comes from."""
 
     mib: int
     source: FootprintSource
     detail: str = ""
 
     def share(self, parts: int) -> Footprint:
-        """Of one of so many equal parts."""
+        """The footprint of one of so many equal parts."""
         if parts == 1:
             return self
         return replace(self, mib=-(-self.mib // parts), detail=f"one of {parts} parts of {self.mib} MiB: {self.detail}")
@@ -78,9 +78,9 @@ class ModelSpec:
     preload: bool = False
     keep_alive_s: float | None = None  # None: until its memory is needed
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
-    remote: bool = False  # others run it: it needs no place, holds no memory, and is never in anybody's way
-    definition: str = ""  # fingerprint of everything that decides how the worker runs
-    footprint_key: str = ""  # the same of what memory it takes; what is learned is kept under it
+    remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
+    definition: str = ""  # fingerprint of all that determines how the worker runs
+    footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class DeviceSpec:
     id: DeviceId
     total_mib: int
     margin_mib: int
-    returns_at_exit: bool = False  # host memory is back before the exit is visible: the next reading is right
-    takes_whole: bool = False  # host memory is never one of several devices that share a model
+    returns_at_exit: bool = False  # host memory is back before the exit is visible, so the next reading shows it
+    takes_whole: bool = False  # host memory never shares a model with another device
 
     @property
     def usable_mib(self) -> int:
-        """No model larger than this ever fits."""
+        """The largest model that can fit."""
         return self.total_mib - self.margin_mib
 
     def need(self, model: ModelSpec) -> Footprint:
@@ -114,7 +114,7 @@ class Limits:
     queue_per_model: int = 64
     queue_wait_s: float = 600.0
     min_residency_s: float = 30.0
-    linger_s: float = 0.25  # a young model counts as in demand this long after its last request
+    linger_s: float = 0.25  # a model within its minimum residency counts as in demand this long after a request
     loads_per_device: int = 1
     drain_s: float = 30.0
     backoff_first_s: float = 1.0
@@ -172,7 +172,7 @@ class CrashClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A classified end: one line for people, the last log lines for the curious."""
+    """Why and how a worker crashed: its class, one line for people, and the last log lines."""
 
     kind: CrashClass
     summary: str

@@ -324,6 +324,31 @@ class TestKeepAlive:
         world.run(15)
         assert world.state("a") == "stopped"
 
+    def test_counts_anew_after_a_crash(self, world):
+        """Also where the time it would have been looked at passed while it was not ready."""
+        crashes = [UNKNOWN] * 3
+        world.configure(model("a", 4000, keep_alive_s=5.0))
+        load(world, "a")
+        world.crash_on_start = lambda _name: crashes.pop() if crashes else None
+        world.crash("a", UNKNOWN)
+        world.run(40)
+        assert crashes == []
+        assert world.state("a") == "stopped"
+
+    def test_counts_anew_after_a_drain_that_ended_without_a_stop(self, world):
+        world.configure(model("a", 10000, keep_alive_s=40.0), model("b", 10000))
+        load(world, "a")
+        running = world.request("a")
+        world.run(35)
+        waiting = world.request("b")
+        assert world.state("a") == "draining"
+        world.run(20)
+        world.finish(waiting)
+        assert world.state("a") == "ready"
+        world.finish(running)
+        world.run(41)
+        assert world.state("a") == "stopped"
+
     def test_timers_do_not_pile_up(self, world):
         world.configure(model("a", 4000, keep_alive_s=50.0), model("b", 8000), model("c", 15000))
         load(world, "b")
