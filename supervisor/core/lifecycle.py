@@ -56,8 +56,7 @@ def _drain(model: ModelState, entry: Entry) -> None:
     model.keep_alive_at = None
 
 
-def _resume(model: ModelState, entry: Entry) -> None:
-    del entry
+def _resume(model: ModelState, _entry: Entry) -> None:
     model.drain = None
 
 
@@ -73,13 +72,11 @@ def _end(model: ModelState, entry: Entry) -> None:
     model.crashes = replace(model.crashes, retry_at=entry.retry_at)
 
 
-def _retry(model: ModelState, entry: Entry) -> None:
-    del entry
+def _retry(model: ModelState, _entry: Entry) -> None:
     model.crashes = replace(model.crashes, retry_at=None)
 
 
-def _reset(model: ModelState, entry: Entry) -> None:
-    del entry
+def _reset(model: ModelState, _entry: Entry) -> None:
     model.crashes = CrashHistory(oom_retried=model.crashes.oom_retried)
 
 

@@ -43,13 +43,13 @@ class TestTransitions:
     def test_every_state_is_reached_and_left(self):
         assert {transition.to for transition in TABLE.values()} == set(WorkerState) == {start for start, _ in TABLE}
 
-    def test_a_worker_begins_with_a_start_and_ends_where_none_can_be(self):
-        for (start, trigger), transition in TABLE.items():
-            assert (transition.to in HAS_WORKER) == (start in HAS_WORKER or trigger is Trigger.START) or trigger in {
-                Trigger.GONE,
-                Trigger.CRASH,
-                Trigger.FAIL,
-            }
+    def test_which_begin_and_end_a_worker(self):
+        rows = [
+            (start in HAS_WORKER, transition.to in HAS_WORKER, trigger)
+            for (start, trigger), transition in TABLE.items()
+        ]
+        assert {trigger for had, has, trigger in rows if has and not had} == {Trigger.START}
+        assert {trigger for had, has, trigger in rows if had and not has} == {Trigger.GONE, Trigger.CRASH, Trigger.FAIL}
 
 
 class TestCheck:
