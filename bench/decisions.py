@@ -14,27 +14,20 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
-from supervisor.core.journal import Journal
-from supervisor.core.types import (
+from supervisor.core.decisions import DecisionLog
+from supervisor.core.effects import Effect, StartWorker
+from supervisor.core.events import (
     Configured,
-    DeviceId,
     DeviceSample,
-    DeviceSpec,
-    Effect,
     Event,
-    Footprint,
-    FootprintSource,
-    Limits,
     MemorySampled,
-    ModelId,
-    ModelSpec,
     RequestArrived,
     RequestFinished,
-    StartWorker,
-    TicketId,
     WorkerReady,
     WorkerSample,
 )
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.types import DeviceId, DeviceSpec, Footprint, FootprintSource, Limits, ModelId, ModelSpec, TicketId
 
 DEVICE_MIB = 80_000
 MODEL_MIB = 9_000
@@ -45,7 +38,8 @@ class Fleet:
     """`models` over `devices`: as many loaded as fit, each busy with one request; the rest cold, `queued` waiting."""
 
     def __init__(self, models: int, devices: int, queued: int, *, waiting_models: int) -> None:
-        self.journal = Journal()
+        self.scheduler = Scheduler()
+        self.decisions = DecisionLog()
         self.now = 0.0
         self._tickets = count(1)
         self.device_ids = [DeviceId(f"gpu{i}") for i in range(devices)]
@@ -71,7 +65,8 @@ class Fleet:
 
     def handle(self, event: Event) -> list[Effect]:
         self.now += 1e-3
-        effects = self.journal.handle(event, self.now)
+        effects = self.scheduler.handle(event, self.now)
+        self.decisions.note(effects, self.now)
         for effect in effects:
             if isinstance(effect, StartWorker):
                 self.handle(WorkerReady(effect.model, effect.generation))
@@ -86,7 +81,7 @@ class Fleet:
         self.handle(self.reading())
 
     def reading(self) -> MemorySampled:
-        leases = self.journal.scheduler.world.ledger.leases()
+        leases = self.scheduler.state.ledger.leases()
         free = dict.fromkeys(self.device_ids, DEVICE_MIB)
         for lease in leases:
             free[lease.device] -= lease.mib
@@ -145,7 +140,7 @@ def falling_idle(fleet: Fleet) -> Iterator[Callable[[], object]]:
     for i in count():
         name = fleet.warm[i % len(fleet.warm)]
         ticket = fleet.running.get(name)
-        if ticket is None or ticket not in fleet.journal.scheduler.world.tickets:
+        if ticket is None or ticket not in fleet.scheduler.state.tickets:
             continue
         yield lambda ticket=ticket: fleet.handle(RequestFinished(ticket))  # type: ignore[misc]
         fleet.running[name] = fleet.arrive(name)

@@ -256,7 +256,7 @@ def exit_codes() -> str:
 
 def transitions() -> str:
     """The table of a worker's life."""
-    rows = [(f"`{start}`", f"`{step}`", f"`{finish}`") for (start, step), finish in TABLE.items()]
+    rows = [(f"`{start}`", f"`{trigger}`", f"`{transition.to}`") for (start, trigger), transition in TABLE.items()]
     return table(("From", "What happens", "To"), rows)
 
 

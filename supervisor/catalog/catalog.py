@@ -24,18 +24,10 @@ from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits
 from supervisor.core.footprint import choose
-from supervisor.core.places import MOST_PLACES, count, fits, places
-from supervisor.core.types import (
-    DEFAULT_PRIORITY,
-    DeviceId,
-    DeviceSpec,
-    Footprint,
-    FootprintSource,
-    ModelId,
-    ModelSpec,
-)
-from supervisor.core.wording import listed
+from supervisor.core.messages import listed
+from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, DeviceSpec, Footprint, FootprintSource, ModelId, ModelSpec
 from supervisor.errors import NotFoundError
 
 Learned = Mapping[tuple[str, DeviceId], int]
@@ -222,7 +214,7 @@ def check_devices(
 
 
 def _is_guessed(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> bool:
-    return all(device.need(spec).source in _GUESSES for way in places(spec, devices) for device in way)
+    return all(device.need(spec).source in _GUESSES for way in device_sets(spec, devices) for device in way)
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
@@ -231,9 +223,12 @@ def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str]
     for name in spec.devices:
         if name not in known:
             return "devices", f"no device {name} here; there is: {', '.join(known) or 'none'}"
-    if count(spec, devices) > MOST_PLACES:
-        return "devices", f"{count(spec, devices)} ways to choose {spec.gpus} GPUs; name those that it may run on"
-    ways = places(spec, devices)
+    if count_device_sets(spec, devices) > MAX_DEVICE_SETS:
+        return (
+            "devices",
+            f"{count_device_sets(spec, devices)} ways to choose {spec.gpus} GPUs; name those that it may run on",
+        )
+    ways = device_sets(spec, devices)
     if not ways and spec.gpus > 1:
         there = sum(not device.takes_whole for device in devices if device.id in (spec.devices or known))
         return "gpus", f"{spec.gpus} GPUs share the model, and it may run on {there}"

@@ -25,7 +25,8 @@ from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import DeviceConfig, ServerConfig
-from supervisor.core.types import Configured, DeviceId, UnloadAsked
+from supervisor.core.events import Configured, UnloadAsked
+from supervisor.core.types import DeviceId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.reload import Reloader

@@ -1,16 +1,16 @@
 """Who holds how much memory of which device, and how much of it a new worker may take.
 
 A *lease* belongs to one holder, a worker named by (model, generation), on one device, and goes STARTING → HELD →
-RETURNING. A worker that is spread over several devices has an equal lease on each; they begin and settle
-together, and each ends when its own device shows the memory back.
+RETURNING. A worker that is spread over several devices has an equal lease on each. These leases begin and settle
+together; each ends when its own device shows the memory release.
 
-What a device has free is believed only as far as both of two views allow, less the margin:
+A new worker may take the smaller of two figures, less the margin:
 
     measured:  free at the last sample - what workers may still take of their leases but had not taken by that sample
     by leases: total - sum of max(lease, measured) over all workers
 
-The first sees users outside, the second what workers may come to use. A worker "may still take" its whole lease while
-it starts, and until a sample taken after it was ready (or had exited) has shown what it took.
+The first includes users outside, the second what workers may come to use. A worker "may still take" its whole lease
+while it starts, and until a sample taken after it was ready (or had exited) has shown what it took.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from supervisor.core.books import Books, Holder, Lease, Phase, Picture, Return
+from supervisor.core.device_ledger import DeviceLedger, Holder, Lease, MemorySnapshot, PendingRelease, Phase
+from supervisor.core.effects import Alert
+from supervisor.core.events import DeviceSample
 from supervisor.core.plans import DeviceView
-from supervisor.core.types import Alert, DeviceId, Devices, DeviceSample, DeviceSpec, Limits, ModelId
+from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId
 
 WRITE_OFF = 10
-"""Where nobody can tell whose memory is missing, it counts as somebody else's after this many times the quarantine's
-delay: our worker's tree is gone, and what is really free is measured."""
+"""Where nobody can tell who holds missing memory, it counts as used outside after this many times the quarantine's delay:
+our worker's process tree is gone, and the free memory is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
-    """A device's books for people. All MiB; `available_mib` is what a new lease may take."""
+    """A device's figures for people, in MiB; `available_mib` is what a new lease may take."""
 
     id: DeviceId
     total_mib: int
@@ -50,12 +52,12 @@ class Ledger:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._devices: dict[DeviceId, Books] = {}
+        self._devices: dict[DeviceId, DeviceLedger] = {}
         self._leases: dict[Holder, dict[DeviceId, Lease]] = {}  # none is empty
         self._alerts: list[Alert] = []
 
     def configure(self, devices: Iterable[DeviceSpec], limits: Limits) -> None:
-        """New devices and limits. A device that is no longer named takes nothing new and goes with its last worker."""
+        """New devices and limits. A device no longer named takes nothing new, and is forgotten with its last lease."""
         self._limits = limits
         specs = {spec.id: spec for spec in devices}
         for device_id, device in list(self._devices.items()):
@@ -65,19 +67,19 @@ class Ledger:
                 continue
             if not device.leases:
                 del self._devices[device_id]
-            for holder in list(device.returns):  # nobody reads this device any more
+            for holder in list(device.releases):  # nobody reads this device any more
                 self._drop(device.leases[holder])
         for device_id, spec in specs.items():
             known = self._devices.get(device_id)
             if known is None:
-                self._devices[device_id] = Books(spec)
+                self._devices[device_id] = DeviceLedger(spec)
             else:
                 known.spec = spec
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
     def begin(self, holder: Holder, devices: Devices, mib: int) -> None:
-        """Its worker starts now and may take `mib` of each. The memory must be free."""
+        """Its worker starts now and may take `mib` of each device. The memory must be free."""
         assert mib > 0, f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device in devices:
@@ -88,13 +90,13 @@ class Ledger:
             self._put(Lease(holder, device, Phase.STARTING, mib))
 
     def settle(self, holder: Holder, now: float) -> None:
-        """Its worker is ready at `now`: from the next sample on, its devices' free memory shows what it took."""
+        """Its worker is ready at `now`: the next sample shows, in its devices' free memory, what it took."""
         for lease in self.leases_of(holder):
             assert lease.phase is Phase.STARTING, f"{lease} settles"
             self._put(replace(lease, phase=Phase.HELD, since=now))
 
     def measure(self, holder: Holder, device: DeviceId, used_mib: int) -> None:
-        """What its worker takes there now. To be called before `sample` of the same reading; unknown ones are ignored."""
+        """What its worker takes of the device now. Call it before `sample` of the same reading. Ignores unknown leases."""
         lease = self._leases.get(holder, {}).get(device)
         if lease is None or lease.phase is Phase.RETURNING or lease.measured_mib == used_mib:
             return
@@ -102,14 +104,14 @@ class Ledger:
         self._put(replace(lease, measured_mib=used_mib))
 
     def stopping(self, holder: Holder) -> None:
-        """Its worker is told to end. Until then it had its memory."""
+        """Its worker is told to end. Keep the last snapshot in which it surely had its memory."""
         for lease in self.leases_of(holder):
             device = self._devices[lease.device]
-            if device.pictures:
-                device.stopping.setdefault(holder, device.pictures[0])
+            if device.snapshots:
+                device.stopping.setdefault(holder, device.snapshots[0])
 
     def returning(self, holder: Holder, now: float) -> None:
-        """Its process tree is gone; its leases stay until samples show the memory, if anybody still reads the device."""
+        """Its process tree is gone; a lease stays until a sample shows its memory back, if the device is still read."""
         for lease in self.leases_of(holder):
             assert lease.phase in {Phase.STARTING, Phase.HELD}, f"{lease} returns"
             device = self._devices[lease.device]
@@ -118,7 +120,7 @@ class Ledger:
                 continue
             alive = device.stopping.pop(holder, None)
             device.last_exit = holder[0], now
-            device.returns[holder] = Return.after((alive,) if alive else tuple(device.pictures), holder)
+            device.releases[holder] = PendingRelease.after((alive,) if alive else tuple(device.snapshots), holder)
             self._put(replace(lease, phase=Phase.RETURNING, since=now))
 
     def quarantine(self, holder: Holder, reason: str) -> None:
@@ -142,7 +144,7 @@ class Ledger:
         if not self._leases[holder]:
             del self._leases[holder]
         del device.leases[holder]
-        device.returns.pop(holder, None)
+        device.releases.pop(holder, None)
         device.stopping.pop(holder, None)
         device.cached = None
         if device.quarantine.pop(holder, None) is not None and not device.quarantine:
@@ -153,61 +155,56 @@ class Ledger:
 
     # -------------------------------------------------------------------------------------------------------- samples
 
-    def sample(self, sample: DeviceSample, taken_at: float) -> list[Holder]:
-        """Take a reading that began at `taken_at`; returns whose leases on the device it released.
+    def sample(self, sample: DeviceSample, taken_at: float) -> None:
+        """Take a reading that began at `taken_at`, and drop the leases whose memory it shows back.
 
         A stale one only blocks the device. Readings older than the last one, or of unknown devices, are ignored.
         """
         device = self._devices.get(sample.id)
         if device is None or taken_at < device.taken_at:
-            return []
+            return
         device.cached = None
         device.stale = sample.stale
         if sample.stale:
-            return []
+            return
         device.free_mib, device.outside_mib, device.taken_at = sample.free_mib, sample.outside_mib, taken_at
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
                 self._put(replace(lease, seen_mib=lease.measured_mib))
-        released: list[Holder] = []
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
-        for holder, back in list(device.returns.items()):
-            if taken_at > device.leases[holder].since and back.is_back(device, holder, write_off_s):
+        for holder, release in list(device.releases.items()):
+            if taken_at > device.leases[holder].since and release.is_back(device, holder, write_off_s):
                 self._drop(device.leases[holder])
-                released.append(holder)
-        # Without those just released: what they held is in the free memory of this picture.
+        # Without the leases just released: this snapshot shows their memory as free.
         seen = {lease.holder: lease.seen_mib for lease in device.leases.values()}
-        device.pictures.appendleft(Picture(sample.free_mib, seen))
-        return released
+        device.snapshots.appendleft(MemorySnapshot(sample.free_mib, seen))
 
     def overdue(self, now: float) -> list[Alert]:
-        """What an operator should see, each once: memory that is late, devices quarantined for it or freed again."""
+        """What an operator should see, each once: late memory, devices quarantined for it, devices freed again."""
         alerts, self._alerts = self._alerts, []
         for device in self._devices.values():
-            for holder, back in device.returns.items():
+            for holder, release in device.releases.items():
                 since = device.leases[holder].since
-                model, where = holder[0], device.spec.id
-                late = (
-                    f"{model} ended {now - since:.0f} s ago and {where} does not show its {back.expected_mib} MiB back"
-                )
-                if now >= since + self._limits.memory_warn_s and not back.warned:
-                    back.warned = True
-                    alerts.append(Alert("memory.late", late, where, model))
+                model_id, where = holder[0], device.spec.id
+                late = f"{model_id} ended {now - since:.0f} s ago and {where} does not show its {release.expected_mib} MiB back"
+                if now >= since + self._limits.memory_warn_s and not release.warned:
+                    release.warned = True
+                    alerts.append(Alert("memory.late", late, where, model_id))
                 if now >= since + self._limits.memory_quarantine_s and holder not in device.quarantine:
                     self._quarantine(device.leases[holder], late)
                     message = f"{late}; it takes no new models until it does"
-                    alerts.append(Alert("device.quarantined", message, where, model))
+                    alerts.append(Alert("device.quarantined", message, where, model_id))
         return alerts
 
     def deadline(self, now: float) -> float:
-        """When `overdue` will have something to say; infinity when nothing is on its way back."""
+        """When `overdue` will have an alert; infinity when no memory is on its way release."""
         if self._alerts:
             return now
         times = [math.inf]
         for device in self._devices.values():
-            for holder, back in device.returns.items():
+            for holder, release in device.releases.items():
                 since = device.leases[holder].since
-                if not back.warned:
+                if not release.warned:
                     times.append(since + self._limits.memory_warn_s)
                 if holder not in device.quarantine:
                     times.append(since + self._limits.memory_quarantine_s)
@@ -233,33 +230,33 @@ class Ledger:
         return tuple(lease for leases in self._leases.values() for lease in leases.values())
 
     def leases_of(self, holder: Holder) -> tuple[Lease, ...]:
-        """Its leases, one on each of its devices; what was released already is not among them."""
+        """Its leases, one per device, without those already released."""
         return tuple(self._leases.get(holder, {}).values())
 
     def holds(self, holder: Holder) -> bool:
         """Has it a lease, on any device?"""
         return holder in self._leases
 
-    def holds_any(self, model: ModelId) -> bool:
+    def holds_any(self, model_id: ModelId) -> bool:
         """Has any worker of the model a lease?"""
-        return any(holder[0] == model for holder in self._leases)
+        return any(holder[0] == model_id for holder in self._leases)
 
     def in_motion(self, device: DeviceId, now: float) -> ModelId | None:
-        """A model whose load or end the device's figures may not show in full yet; None when they are what they are.
+        """A model whose load or end the device's figures may not show in full yet; None when they are complete.
 
-        What was never measured can't be seen to come back, so that an end counts for `memory_warn_s` at least.
+        Memory that was never measured can't be seen to come back, so an end counts for at least `memory_warn_s`.
         """
-        books = self._devices[device]
-        for lease in books.leases.values():
-            if lease.phase in {Phase.STARTING, Phase.RETURNING} or books.taken_at <= lease.since:
+        ledger = self._devices[device]
+        for lease in ledger.leases.values():
+            if lease.phase in {Phase.STARTING, Phase.RETURNING} or ledger.taken_at <= lease.since:
                 return lease.holder[0]
-        if books.last_exit is None or books.spec.returns_at_exit:
+        if ledger.last_exit is None or ledger.spec.returns_at_exit:
             return None
-        model, at = books.last_exit
-        return model if now - at < self._limits.memory_warn_s else None
+        model_id, at = ledger.last_exit
+        return model_id if now - at < self._limits.memory_warn_s else None
 
     def quarantined_by(self, holder: Holder) -> str | None:
-        """Why one of the holder's devices takes nothing new on its account; None when all do."""
+        """Why a device takes nothing new because of this holder; None when none is quarantined for it."""
         reasons = (self._devices[lease.device].quarantine.get(holder) for lease in self.leases_of(holder))
         return next((reason for reason in reasons if reason is not None), None)
 
@@ -268,27 +265,27 @@ class Ledger:
         return sum(lease.phase is Phase.STARTING for lease in self._devices[device].leases.values())
 
     def is_waiting(self) -> bool:
-        """Is memory on its way back, so that sampling often pays?"""
-        return any(device.returns for device in self._devices.values())
+        """Is memory on its way back, so that frequent samples help?"""
+        return any(device.releases for device in self._devices.values())
 
     def totals(self, device: DeviceId) -> DeviceTotals:
-        """The device's books for people."""
-        books = self._devices[device]
+        """The device's figures for people."""
+        ledger = self._devices[device]
         by_phase = dict.fromkeys(Phase, 0)
-        for lease in books.leases.values():
+        for lease in ledger.leases.values():
             by_phase[lease.phase] += lease.held_mib
         return DeviceTotals(
             id=device,
-            total_mib=books.spec.total_mib,
-            margin_mib=books.spec.margin_mib,
-            free_mib=books.free_mib,
-            outside_mib=books.outside_mib,
+            total_mib=ledger.spec.total_mib,
+            margin_mib=ledger.spec.margin_mib,
+            free_mib=ledger.free_mib,
+            outside_mib=ledger.outside_mib,
             starting_mib=by_phase[Phase.STARTING],
             held_mib=by_phase[Phase.HELD],
             returning_mib=by_phase[Phase.RETURNING],
-            available_mib=max(0, books.free()) if books.blocked() is None else 0,
-            blocked=books.blocked(),
-            quarantined=bool(books.quarantine),
+            available_mib=max(0, ledger.free()) if ledger.blocked() is None else 0,
+            blocked=ledger.blocked(),
+            quarantined=bool(ledger.quarantine),
         )
 
     def check(self) -> None:
@@ -301,17 +298,17 @@ class Ledger:
             for holder, lease in device.leases.items():
                 assert (lease.holder, lease.device) == (holder, device_id)
                 assert lease.mib > 0
-                assert (lease.phase is Phase.RETURNING) == (holder in device.returns), f"{lease}"
-            assert device.returns.keys() <= device.leases.keys()
+                assert (lease.phase is Phase.RETURNING) == (holder in device.releases), f"{lease}"
+            assert device.releases.keys() <= device.leases.keys()
             assert device.stopping.keys() <= device.leases.keys()
             assert device.quarantine.keys() <= device.leases.keys(), "a quarantine that nothing can lift"
             assert device.cached is None or device.cached == replace(device).view(), "figures are out of date"
             totals = self.totals(device_id)
-            books = totals.starting_mib + totals.held_mib + totals.returning_mib
-            slack = totals.total_mib - totals.margin_mib - books - device.free()
-            assert slack >= 0, f"{device_id}: {device.free()} free and {books} leased exceed the total by {-slack}"
+            leased = totals.starting_mib + totals.held_mib + totals.returning_mib
+            slack = totals.total_mib - totals.margin_mib - leased - device.free()
+            assert slack >= 0, f"{device_id}: {device.free()} free and {leased} leased exceed the total by {-slack}"
             if device.free_mib is None:
                 assert slack == 0
             else:
-                unseen = totals.total_mib - device.free_mib + device.untaken() - books
+                unseen = totals.total_mib - device.free_mib + device.untaken() - leased
                 assert slack == max(0, unseen), f"{device_id}: {slack} MiB are neither free, leased nor used outside"

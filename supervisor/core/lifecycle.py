@@ -1,90 +1,134 @@
-"""A worker's life: the states and the one literal table of what may follow what.
+"""A worker's life: one literal table says which state follows which trigger, and what is set and cleared on the way.
 
-An impossible step raises, changes nothing, and prints the worker's story, because a wrong state is a bug in the
-scheduler and the story is what finds it.
+An impossible transition raises, changes nothing, and prints the worker's story: a wrong state is a bug in the
+scheduler, and the story shows where it began.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from supervisor.core.types import State
+from supervisor.core.state import CrashHistory, Drain, ModelState, Worker
+from supervisor.core.types import Devices, Generation, WorkerState
 
 
-class Step(StrEnum):
+class Trigger(StrEnum):
     """What can happen to a worker."""
 
-    START = "start"  # memory is there: spawn it
+    START = "start"  # its memory is free: spawn it
     READY = "ready"  # it answers
-    DRAIN = "drain"  # no new requests; it will be stopped when the running ones end
-    RESUME = "resume"  # whoever wanted it drained doesn't any more
+    DRAIN = "drain"  # no new requests; stop it when the running ones end
+    RESUME = "resume"  # nobody wants it drained any more
     STOP = "stop"  # signals are on their way
-    GONE = "gone"  # its tree is gone and its memory is back
+    GONE = "gone"  # its process tree is gone and its memory is back
     CRASH = "crash"  # it ended by itself; try again later
-    FAIL = "fail"  # it ended by itself too often, or can't ever work
+    FAIL = "fail"  # it ended by itself too often, or can never work
     RETRY = "retry"  # the backoff is over
     RESET = "reset"  # an operator says: try again
 
 
-TABLE: dict[tuple[State, Step], State] = {
-    (State.STOPPED, Step.START): State.STARTING,
-    (State.STARTING, Step.READY): State.READY,
-    (State.STARTING, Step.STOP): State.STOPPING,
-    (State.STARTING, Step.GONE): State.STOPPED,  # ended by itself in a way that needs no backoff
-    (State.STARTING, Step.CRASH): State.BACKOFF,
-    (State.STARTING, Step.FAIL): State.FAILED,
-    (State.READY, Step.DRAIN): State.DRAINING,
-    (State.READY, Step.STOP): State.STOPPING,
-    (State.READY, Step.CRASH): State.BACKOFF,
-    (State.READY, Step.FAIL): State.FAILED,
-    (State.DRAINING, Step.RESUME): State.READY,
-    (State.DRAINING, Step.STOP): State.STOPPING,
-    (State.DRAINING, Step.CRASH): State.BACKOFF,
-    (State.DRAINING, Step.FAIL): State.FAILED,
-    (State.STOPPING, Step.GONE): State.STOPPED,
-    (State.BACKOFF, Step.RETRY): State.STOPPED,
-    (State.BACKOFF, Step.RESET): State.STOPPED,
-    (State.FAILED, Step.RESET): State.STOPPED,
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a transition is given."""
+
+    now: float
+    devices: Devices = ()  # START
+    drain: Drain | None = None  # DRAIN
+    retry_at: float | None = None  # CRASH
+
+
+def _start(model: ModelState, entry: Entry) -> None:
+    model.generation = Generation(model.generation + 1)
+    model.worker = Worker(entry.devices)
+    model.crashes = replace(model.crashes, last=None)
+
+
+def _serve(model: ModelState, entry: Entry) -> None:
+    model.ready_at = model.last_used = entry.now
+    model.wish = None
+
+
+def _drain(model: ModelState, entry: Entry) -> None:
+    model.drain = entry.drain
+    model.keep_alive_at = None
+
+
+def _resume(model: ModelState, _entry: Entry) -> None:
+    model.drain = None
+
+
+def _stop(model: ModelState, entry: Entry) -> None:
+    model.set_worker(answering=False)
+    model.drain = model.keep_alive_at = None
+    model.stopped_at = entry.now
+
+
+def _end(model: ModelState, entry: Entry) -> None:
+    """Also after a crash: `retry_at` is set iff the model backs off."""
+    model.worker = model.drain = model.keep_alive_at = None
+    model.crashes = replace(model.crashes, retry_at=entry.retry_at)
+
+
+def _retry(model: ModelState, _entry: Entry) -> None:
+    model.crashes = replace(model.crashes, retry_at=None)
+
+
+def _reset(model: ModelState, _entry: Entry) -> None:
+    model.crashes = CrashHistory(oom_retried=model.crashes.oom_retried)
+
+
+class Transition(NamedTuple):
+    """The state that is entered, and what is set and cleared then."""
+
+    to: WorkerState
+    enter: Callable[[ModelState, Entry], None]
+
+
+_S = WorkerState
+
+TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
+    (_S.STOPPED, Trigger.START): Transition(_S.STARTING, _start),
+    (_S.STARTING, Trigger.READY): Transition(_S.READY, _serve),
+    (_S.STARTING, Trigger.STOP): Transition(_S.STOPPING, _stop),
+    (_S.STARTING, Trigger.GONE): Transition(_S.STOPPED, _end),  # ended by itself in a way that needs no backoff
+    (_S.STARTING, Trigger.CRASH): Transition(_S.BACKOFF, _end),
+    (_S.STARTING, Trigger.FAIL): Transition(_S.FAILED, _end),
+    (_S.READY, Trigger.DRAIN): Transition(_S.DRAINING, _drain),
+    (_S.READY, Trigger.STOP): Transition(_S.STOPPING, _stop),
+    (_S.READY, Trigger.CRASH): Transition(_S.BACKOFF, _end),
+    (_S.READY, Trigger.FAIL): Transition(_S.FAILED, _end),
+    (_S.DRAINING, Trigger.RESUME): Transition(_S.READY, _resume),
+    (_S.DRAINING, Trigger.STOP): Transition(_S.STOPPING, _stop),
+    (_S.DRAINING, Trigger.CRASH): Transition(_S.BACKOFF, _end),
+    (_S.DRAINING, Trigger.FAIL): Transition(_S.FAILED, _end),
+    (_S.STOPPING, Trigger.GONE): Transition(_S.STOPPED, _end),
+    (_S.BACKOFF, Trigger.RETRY): Transition(_S.STOPPED, _retry),
+    (_S.BACKOFF, Trigger.RESET): Transition(_S.STOPPED, _reset),
+    (_S.FAILED, Trigger.RESET): Transition(_S.STOPPED, _reset),
 }
 
-HAS_WORKER = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
-"""States with a process that holds (or may hold) memory."""
 
-SERVES = frozenset({State.READY, State.DRAINING})
-"""States with requests in flight."""
-
-STORY_LENGTH = 40
+class ImpossibleTransitionError(AssertionError):
+    """The table has no such transition. A bug; the message tells the worker's story."""
 
 
-class ImpossibleStepError(AssertionError):
-    """A step the table doesn't have. A bug; the message tells the worker's story."""
-
-
-class Lifecycle:
-    """One model's state, when it was entered and why, and the last steps that led there."""
-
-    __slots__ = ("_name", "_story", "reason", "since", "state")
-
-    def __init__(self, name: str, now: float) -> None:
-        self._name = name
-        self.state = State.STOPPED
-        self.since = now
-        self.reason = "never loaded"
-        self._story: deque[tuple[float, Step, State, str]] = deque(maxlen=STORY_LENGTH)
-
-    def can(self, step: Step) -> bool:
-        """Does the table allow it now?"""
-        return (self.state, step) in TABLE
-
-    def step(self, step: Step, now: float, reason: str) -> None:
-        """Take `step` at `now`, or raise ImpossibleStepError and stay as it is."""
-        finish = TABLE.get((self.state, step))
-        if finish is None:
-            raise ImpossibleStepError(f"{self._name}: {step} in {self.state} ({reason}); story:\n{self.story()}")
-        self.state, self.since, self.reason = finish, now, reason
-        self._story.append((now, step, finish, reason))
-
-    def story(self) -> str:
-        """The last steps, one a line, oldest first."""
-        return "\n".join(f"  {at:.3f} {step} -> {state}: {reason}" for at, step, state, reason in self._story)
+def advance(
+    model: ModelState,
+    trigger: Trigger,
+    now: float,
+    reason: str,
+    *,
+    devices: Devices = (),
+    drain: Drain | None = None,
+    retry_at: float | None = None,
+) -> None:
+    """Take the transition at `now`, or raise ImpossibleTransitionError and change nothing."""
+    transition = TABLE.get((model.state, trigger))
+    if transition is None:
+        told = f"{model.id}: {trigger} in {model.state} ({reason}); story:\n{model.life.story()}"
+        raise ImpossibleTransitionError(told)
+    transition.enter(model, Entry(now, devices, drain, retry_at))
+    model.life.enter(transition.to, trigger, now, reason)

@@ -1,28 +1,29 @@
 """Who has to go so that a model can be loaded, and why.
 
-`plan` is a pure function of a demand and a snapshot; equal inputs give equal plans, every tie ends in an id. It walks
-one numbered tree, whose numbers come back in the code:
+`plan` is a pure function of a demand and a snapshot; equal inputs give equal plans, and every tie ends in an id. It
+walks one numbered tree, whose numbers return in the code:
 
-0. Places are the demand's options on devices large enough for it. None → Refuse. Loaded already → Admit, needing 0.
-1. It fits in what is free on an unblocked place, and `max_loaded` of its type is not exceeded → Admit.
-2. It fits once residents without a hold and of no higher priority are gone → Evict them.
-3. It would fit if those that are held only for now could go as well, or the place is blocked only for now → Wait.
+0. The candidates are the demand's device sets whose devices are all large enough. None → Refuse. Loaded already → Admit,
+   needing 0.
+1. It fits in what is free on an unblocked device set, and `max_loaded` of its type is not exceeded → Admit.
+2. It fits once residents without a block and of no higher priority are gone → Evict them.
+3. It would fit if those that are blocked only for now could go as well, or the device set is blocked only for now → Wait.
 4. `last_resort` only: like 2, with residents of higher priority too → Evict.
 5. `last_resort` only: like 3, with residents of higher priority too → Wait.
 6. Refuse, naming what is in the way.
 
-A resident that is STOPPING goes whatever we decide: nothing is evicted for memory that is already on its way, so in
-2 to 5 its memory counts as coming, and a plan that needs nothing else is a Wait for it. A YOUNG resident has no hold
-against a demand of higher priority. A PINNED one never goes.
+A STOPPING resident goes whatever we decide. Nothing is evicted for memory that is already on its way back, so in 2 to 5
+that memory counts as coming, and a plan that needs nothing else is a Wait for it. MIN_RESIDENCY does not block a demand
+that may overtake the resident. A PINNED resident never goes.
 
-Victims are chosen in one order: lowest priority, least valuable (cheap to reload for the time it idled), id. First
-those that `max_loaded` asks for, from any device; what they return at the place counts. Then, for space, whole
+Victims are chosen in one order: lowest priority, least valuable (cheap to reload for the time it idled), id. First come
+those that `max_loaded` requires, from any device; what they return on the device set counts. Then, for space, whole
 priority classes from the lowest up, and of the last class the smallest set that fits (docs/adr/0002-eviction-order.md).
-Among places: lowest class touched, fewest victims, least value, ids.
+Among device sets: lowest class touched, fewest victims, least value, ids.
 
-A place is one device, or several that a model is spread over. Space is made there device by device, what went for one
-counting for the next, and in the end nobody goes whom the others made superfluous. A resident that is spread over
-several devices returns on each what it holds there.
+A device set is one device, or several over which a model is spread. Space is made device by device; what goes for one
+device counts for the next, and at the end a victim that the others made superfluous stays. A resident that is spread
+over several devices returns on each what it holds there.
 """
 
 from __future__ import annotations
@@ -34,12 +35,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Plan, Refuse, Resident, Snapshot, Wait
-from supervisor.core.types import DeviceId, Devices, Eviction, ModelId
-from supervisor.core.wording import held_in_mib, in_mib, listed, residents_listed
+from supervisor.core.messages import held_in_mib, in_mib, listed, residents_listed
+from supervisor.core.plans import (
+    Admit,
+    Demand,
+    DeviceView,
+    Evict,
+    EvictionBlock,
+    Option,
+    Plan,
+    Refuse,
+    Resident,
+    Snapshot,
+    Wait,
+)
+from supervisor.core.types import DeviceId, Devices, ModelId
 
 SHOWN_DEVICES = 3
-"""A refusal explains this many devices or places; of the others it only says how many there are."""
+"""A refusal explains this many devices or device sets, and only counts the others."""
 
 
 def plan(demand: Demand, snapshot: Snapshot) -> Plan:
@@ -52,35 +65,34 @@ def plan(demand: Demand, snapshot: Snapshot) -> Plan:
     views = {view.id: view for view in snapshot.devices}
     known = sorted(
         (
-            Place(option, tuple(views[device] for device in option.devices))
+            DeviceSet(option, tuple(views[device] for device in option.devices))
             for option in demand.options
             if views.keys() >= set(option.devices)
         ),
-        key=lambda place: place.option.devices,
+        key=lambda device_set: device_set.option.devices,
     )
-    places = [place for place in known if place.is_large_enough]
+    candidates = [device_set for device_set in known if device_set.is_large_enough]
     for resident in snapshot.residents:
-        if resident.model == demand.model and resident.hold is not Hold.STOPPING:
+        if resident.model == demand.model and resident.block is not EvictionBlock.STOPPING:
             return Admit(resident.devices, 0, f"already loaded on {listed(resident.devices)}")
-    if not places:
+    if not candidates:
         return Refuse(_too_large(known))
 
     # 1.
     excess = _excess(demand, snapshot)
     if excess == 0:
-        for place in places:
-            if not place.blocked and all(short <= 0 for short in place.short().values()):
-                return Admit(place.option.devices, place.option.need_mib, _needs(place))
+        for device_set in candidates:
+            if not device_set.blocked and all(short <= 0 for short in device_set.short().values()):
+                return Admit(device_set.option.devices, device_set.option.need_mib, _needs(device_set))
 
-    case = _Case(demand, snapshot, places, excess)
-    protected = [True] if snapshot.policy.eviction is Eviction.STRICT else [True, False]
-    for spare_higher in protected:
+    case = _Case(demand, snapshot, candidates, excess)
+    for spare_higher in [True, False] if snapshot.admission.may_evict_higher() else [True]:
         # 2. and 4.
-        fit = case.best(spare_higher=spare_higher, held=False)
+        fit = case.best(spare_higher=spare_higher, blocked=False)
         if fit is not None:
             return case.wait(fit) if not fit.victims else case.evict(fit)
         # 3. and 5.
-        fit = case.best(spare_higher=spare_higher, held=True)
+        fit = case.best(spare_higher=spare_higher, blocked=True)
         if fit is not None:
             return case.wait(fit)
     # 6.
@@ -88,7 +100,7 @@ def plan(demand: Demand, snapshot: Snapshot) -> Plan:
 
 
 def value(resident: Resident) -> float:
-    """What evicting it is expected to cost: seconds of reload per second it was idle. The least valuable goes first."""
+    """The expected cost of evicting it: seconds of reload per second it was idle. The least valuable goes first."""
     return resident.reload_s / max(resident.idle_s, 0.001)
 
 
@@ -98,55 +110,55 @@ def eviction_order(resident: Resident) -> tuple[int, float, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the model may go: the devices that it would be on, and what it takes of each."""
+class DeviceSet:
+    """Where the model may go: the devices it would use, and what it takes of each."""
 
     option: Option
     views: tuple[DeviceView, ...]
 
     @property
     def is_large_enough(self) -> bool:
-        """Would it fit if nothing else were there?"""
+        """Would it fit if nothing else were loaded?"""
         return all(self.option.need_mib <= view.usable_mib for view in self.views)
 
     @property
     def blocked(self) -> tuple[DeviceView, ...]:
-        """Those of the devices that take nothing now."""
+        """Its devices that take nothing now."""
         return tuple(view for view in self.views if view.blocked is not None)
 
     def short(self) -> dict[DeviceId, int]:
-        """MiB that are missing on each device; zero or less where enough is free."""
+        """MiB missing on each device; zero or less where enough is free."""
         return {view.id: self.option.need_mib - view.free_mib for view in self.views}
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A way to make it fit at `place`: `victims` go, and those `coming` (STOPPING) return what they hold."""
+    """A way to make it fit on `device_set`: `victims` go, and those `coming` (STOPPING) return what they hold."""
 
-    place: Place
+    device_set: DeviceSet
     victims: tuple[Resident, ...]
     coming: tuple[Resident, ...]
 
     def cost(self) -> tuple[bool, float, int, float, Devices]:
-        """Sort key among places; less is better."""
+        """Sort key among device sets; less is better."""
         return (
-            bool(self.place.blocked),
+            bool(self.device_set.blocked),
             max((victim.priority for victim in self.victims), default=-math.inf),
             len(self.victims),
             math.fsum(value(victim) for victim in self.victims),
-            self.place.option.devices,
+            self.device_set.option.devices,
         )
 
 
 class _Case:
     """One demand against one snapshot, past rule 1."""
 
-    def __init__(self, demand: Demand, snapshot: Snapshot, places: Sequence[Place], excess: int) -> None:
+    def __init__(self, demand: Demand, snapshot: Snapshot, candidates: Sequence[DeviceSet], excess: int) -> None:
         self.demand = demand
-        self.policy = snapshot.policy
-        self.places = places
+        self.admission = snapshot.admission
+        self.candidates = candidates
         self.excess = excess
-        devices = {view.id for place in places for view in place.views}
+        devices = {view.id for device_set in candidates for view in device_set.views}
         self.residents = sorted(
             (
                 resident
@@ -155,34 +167,37 @@ class _Case:
             ),
             key=eviction_order,
         )
-        self.coming = _by_device(resident for resident in self.residents if resident.hold is Hold.STOPPING)
+        self.coming = _by_device(resident for resident in self.residents if resident.block is EvictionBlock.STOPPING)
 
-    def best(self, *, spare_higher: bool, held: bool) -> Fit | None:
-        """The cheapest fit over all places; None when there is none.
+    def best(self, *, spare_higher: bool, blocked: bool) -> Fit | None:
+        """The cheapest fit over all device sets; None when there is none.
 
-        `held`: residents with a passing hold may go too, and blocked places count.
+        `blocked`: residents and device sets that are blocked only for now count too.
         """
-        pool = self._pool(spare_higher=spare_higher, held=held)
+        pool = self._pool(spare_higher=spare_higher, blocked=blocked)
         typed = tuple(resident for resident in pool if resident.type == self.demand.type)[: self.excess]
         if len(typed) < self.excess:
             return None
         here = _by_device(resident for resident in pool if resident not in typed)
-        fits = [self._fit(place, typed, here) for place in self.places if held or not place.blocked]
+        open_sets = (device_set for device_set in self.candidates if blocked or not device_set.blocked)
+        fits = [self._fit(device_set, typed, here) for device_set in open_sets]
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
-    def _pool(self, *, spare_higher: bool, held: bool) -> list[Resident]:
+    def _pool(self, *, spare_higher: bool, blocked: bool) -> list[Resident]:
         """Who may be a victim, in eviction order."""
         return [
             resident
             for resident in self.residents
-            if resident.hold is not Hold.STOPPING
-            and resident.hold is not Hold.PINNED
-            and (held or not self._is_held(resident))
+            if resident.block is not EvictionBlock.STOPPING
+            and resident.block is not EvictionBlock.PINNED
+            and (blocked or not self._is_blocked(resident))
             and not (spare_higher and resident.priority > self.demand.priority)
         ]
 
-    def _fit(self, place: Place, typed: tuple[Resident, ...], here: Mapping[DeviceId, list[Resident]]) -> Fit | None:
-        short = place.short()
+    def _fit(
+        self, device_set: DeviceSet, typed: tuple[Resident, ...], here: Mapping[DeviceId, list[Resident]]
+    ) -> Fit | None:
+        short = device_set.short()
         gone = list(typed)
         for device, mib in short.items():
             going = {resident.model for resident in gone}
@@ -199,12 +214,12 @@ class _Case:
             if mib > _held(gone, device)
             for resident in self.coming.get(device, ())
         }
-        return Fit(place, tuple(sorted(gone, key=eviction_order)), tuple(coming.values()))
+        return Fit(device_set, tuple(sorted(gone, key=eviction_order)), tuple(coming.values()))
 
     def _without_superfluous(
         self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]
     ) -> list[Resident]:
-        """Those who need not go after all stay, who would go last first."""
+        """Without the victims that can stay after all; the last in eviction order is spared first."""
         spare = {
             device: _held(gone, device) + _held(self.coming.get(device, ()), device) - mib
             for device, mib in short.items()
@@ -217,80 +232,80 @@ class _Case:
                     spare[device] -= resident.held_on(device)
         return [resident for resident in gone if resident.model not in staying]
 
-    def _is_held(self, resident: Resident) -> bool:
-        if resident.hold is Hold.YOUNG:
-            return resident.priority >= self.demand.priority
-        return resident.hold is not Hold.NONE
+    def _is_blocked(self, resident: Resident) -> bool:
+        if resident.block is EvictionBlock.MIN_RESIDENCY:
+            return not self.admission.may_overtake(self.demand.priority, resident.priority)
+        return resident.block is not EvictionBlock.NONE
 
     def evict(self, fit: Fit) -> Evict:
         last_resort = any(victim.priority > self.demand.priority for victim in fit.victims)
         reason = f"{self._situation(fit)}; {'as a last resort ' if last_resort else ''}evicting {residents_listed(fit.victims)}"
         if fit.coming:
             reason += f", after {residents_listed(fit.coming)}"
-        return Evict(fit.place.option.devices, fit.place.option.need_mib, _ids(fit.victims), reason)
+        return Evict(fit.device_set.option.devices, fit.device_set.option.need_mib, _ids(fit.victims), reason)
 
     def wait(self, fit: Fit) -> Wait:
-        waits_for = (*fit.coming, *(victim for victim in fit.victims if self._is_held(victim)))
-        others = [victim for victim in fit.victims if not self._is_held(victim)]
+        waits_for = (*fit.coming, *(victim for victim in fit.victims if self._is_blocked(victim)))
+        others = [victim for victim in fit.victims if not self._is_blocked(victim)]
         parts = []
-        if blocked := [f"{view.id} ({view.blocked})" for view in fit.place.blocked]:
+        if blocked := [f"{view.id} ({view.blocked})" for view in fit.device_set.blocked]:
             parts.append(f"waiting for {listed(blocked)}")
         if waits_for:
             parts.append(f"waiting for {residents_listed(waits_for)}")
         if others:
             parts.append(f"then evicting {residents_listed(others)}")
         reason = "; ".join((self._situation(fit), *parts))
-        return Wait(fit.place.option.devices, fit.place.option.need_mib, _ids(waits_for), reason)
+        return Wait(fit.device_set.option.devices, fit.device_set.option.need_mib, _ids(waits_for), reason)
 
     def _situation(self, fit: Fit) -> str:
-        return _needs(fit.place) + (f", {self._limit()}" if self.excess else "")
+        return _needs(fit.device_set) + (f", {self._limit()}" if self.excess else "")
 
     def _limit(self) -> str:
-        return f"max_loaded allows {self.policy.max_loaded[self.demand.type]} {self.demand.type}"
+        return f"max_loaded allows {self.admission.max_loaded(self.demand.type)} {self.demand.type}"
 
     def refusal(self) -> str:
-        """What is in the way, place by place."""
-        shown = [self._obstacles(place) for place in self.places[:SHOWN_DEVICES]]
-        hidden = len(self.places) - len(shown)
+        """What is in the way, for each device set."""
+        shown = [self._obstacles(device_set) for device_set in self.candidates[:SHOWN_DEVICES]]
+        hidden = len(self.candidates) - len(shown)
         if hidden:
-            kind = "place" if any(len(place.views) > 1 for place in self.places) else "device"
+            kind = "place" if any(len(device_set.views) > 1 for device_set in self.candidates) else "device"
             shown.append(f"{hidden} more {kind if hidden == 1 else f'{kind}s'} can't take it either")
         return "; ".join(shown)
 
-    def _obstacles(self, place: Place) -> str:
+    def _obstacles(self, device_set: DeviceSet) -> str:
         """Only what matters: the limit by type where it can't be met, memory where it would not suffice."""
-        pool = self._pool(spare_higher=self.policy.eviction is Eviction.STRICT, held=True)
+        pool = self._pool(spare_higher=not self.admission.may_evict_higher(), blocked=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
-        going = {*pool, *(r for r in self.residents if r.hold is Hold.STOPPING)}
-        scarce = {device for device, mib in place.short().items() if mib > _held(going, device)}
+        going = {*pool, *(r for r in self.residents if r.block is EvictionBlock.STOPPING)}
+        scarce = {device for device, mib in device_set.short().items() if mib > _held(going, device)}
         staying = [
             r
             for r in self.residents
             if r not in going and (not scarce.isdisjoint(r.devices) or (limited and r.type == self.demand.type))
         ]
         ways = [self._limit()] if limited else []
-        ways += [f"pinned {r.model} holds {held_in_mib(r)}" for r in staying if r.hold is Hold.PINNED]
+        ways += [f"pinned {r.model} holds {held_in_mib(r)}" for r in staying if r.block is EvictionBlock.PINNED]
         protected = [
             f"{r.model} ({r.type}, priority {r.priority}, {held_in_mib(r)})"
             for r in staying
-            if r.hold is not Hold.PINNED
+            if r.block is not EvictionBlock.PINNED
         ]
         if protected:
             ways.append(f"the strict policy protects {' and '.join(protected)}")
-        for view in place.views:
+        for view in device_set.views:
             outside = view.usable_mib - view.free_mib - _held(self.residents, view.id)
             if view.id in scarce and outside > 0:
-                where = f" on {view.id}" if len(place.views) > 1 else ""
+                where = f" on {view.id}" if len(device_set.views) > 1 else ""
                 ways.append(f"{in_mib(outside)} are used outside or promised to others{where}")
-        return f"{_needs(place)}; in the way: {', '.join(ways)}"
+        return f"{_needs(device_set)}; in the way: {', '.join(ways)}"
 
 
 def _excess(demand: Demand, snapshot: Snapshot) -> int:
     """How many residents of its type must go before one more is allowed."""
-    limit = snapshot.policy.max_loaded.get(demand.type)
+    limit = snapshot.admission.max_loaded(demand.type)
     if limit is None:
         return 0
-    loaded = sum(r.type == demand.type and r.hold is not Hold.STOPPING for r in snapshot.residents)
+    loaded = sum(r.type == demand.type and r.block is not EvictionBlock.STOPPING for r in snapshot.residents)
     return max(0, loaded - limit + 1)
 
 
@@ -311,8 +326,8 @@ def _space(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> lis
 def _smallest(ordered: Sequence[Resident], device: DeviceId, short_mib: int) -> list[Resident]:
     """Of the sets with the fewest members that hold `short_mib` there, the one that comes first in the order.
 
-    All members together must hold enough. Exact: one is taken whenever the largest of those behind it can make up the
-    rest, which is precisely when some smallest set contains it and all taken before. O(members x set size).
+    All members together must hold enough. Exact: a member is taken whenever the largest of those behind it can make up
+    the rest, and precisely then some smallest set contains it and all taken before. O(members x set size).
     """
     later = sorted(resident.held_on(device) for resident in ordered)
     count = 1
@@ -350,21 +365,21 @@ def _ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:
 # ------------------------------------------------------------------------------------------------------------ reasons
 
 
-def _needs(place: Place) -> str:
-    need, free = in_mib(place.option.need_mib), [max(view.free_mib, 0) for view in place.views]
+def _needs(device_set: DeviceSet) -> str:
+    need, free = in_mib(device_set.option.need_mib), [max(view.free_mib, 0) for view in device_set.views]
     if len(free) == 1:
-        return f"needs {need} on {place.views[0].id}, {free[0]} free"
-    return f"needs {need} on each of {listed(place.option.devices)}, {listed(free)} free"
+        return f"needs {need} on {device_set.views[0].id}, {free[0]} free"
+    return f"needs {need} on each of {listed(device_set.option.devices)}, {listed(free)} free"
 
 
-def _too_large(known: Sequence[Place]) -> str:
+def _too_large(known: Sequence[DeviceSet]) -> str:
     if not known:
         return "no device that it may run on is there"
-    small = {  # by device: several places may have the same one in them
-        view.id: f"needs {in_mib(place.option.need_mib)} on {view.id}, which has {view.usable_mib} usable"
-        for place in known
-        for view in place.views
-        if view.usable_mib < place.option.need_mib
+    small = {  # by device: several device sets may share one
+        view.id: f"needs {in_mib(device_set.option.need_mib)} on {view.id}, which has {view.usable_mib} usable"
+        for device_set in known
+        for view in device_set.views
+        if view.usable_mib < device_set.option.need_mib
     }
     shown = list(small.values())[:SHOWN_DEVICES]
     if len(small) > len(shown):

@@ -1,23 +1,24 @@
-"""The planner's words: what it is asked, what it looks at, and its answers. Everything here is frozen."""
+"""The planner's types: what it is asked, what it looks at, and its answers. Everything here is frozen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from supervisor.core.types import DeviceId, Devices, ModelId, Policy
+from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.types import DeviceId, Devices, ModelId
 
 
-class Hold(StrEnum):
-    """Why a resident can't be evicted now. PINNED is for good; all others pass."""
+class EvictionBlock(StrEnum):
+    """Why a resident can't be evicted now. PINNED stays; all others pass."""
 
     NONE = "none"
     PINNED = "pinned"
     BUSY = "busy"  # has requests in flight
     STARTING = "starting"
-    STOPPING = "stopping"  # already going; its memory is on the way back
-    RESERVED = "reserved"  # its first request has not reached it, or another waiter claimed it
-    YOUNG = "young"  # below the minimum residency and in demand
+    STOPPING = "stopping"  # its memory is already on the way back
+    RESERVED = "reserved"  # an earlier plan loads it for a request that still waits
+    MIN_RESIDENCY = "young"  # within its minimum residency and in demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,13 @@ class Resident:
     priority: int
     devices: Devices
     held_mib: tuple[int, ...]  # device by device, max(lease, measured): what evicting it is expected to return there
-    hold: Hold = Hold.NONE
+    block: EvictionBlock = EvictionBlock.NONE
     idle_s: float = 0.0
     reload_s: float = 1.0  # what loading it again is expected to cost
     in_flight: int = 0
 
     def held_on(self, device: DeviceId) -> int:
-        """What it holds there; nothing where it is not."""
+        """What it holds on the device; 0 where it is not."""
         return self.held_mib[self.devices.index(device)] if device in self.devices else 0
 
 
@@ -45,14 +46,14 @@ class DeviceView:
 
     id: DeviceId
     total_mib: int
-    usable_mib: int  # total minus margin: no model larger than this ever fits
+    usable_mib: int  # total minus margin: the largest model that can fit
     free_mib: int
     blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A place where the demanded model may go and what it would take there, on each of the devices."""
+    """A device set for the demanded model, and what the model would take of each device in it."""
 
     devices: Devices
     need_mib: int
@@ -70,11 +71,11 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the planner looks at."""
+    """All that the planner looks at, and the policy it asks."""
 
     devices: tuple[DeviceView, ...]
     residents: tuple[Resident, ...]
-    policy: Policy = field(default_factory=Policy)
+    admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It will fit once `waits_for` can go (or, when empty, once the place is unblocked). No devices: anywhere."""
+    """It will fit once `waits_for` can go (or, when empty, once its devices are unblocked). No devices: anywhere."""
 
     devices: Devices
     need_mib: int
@@ -108,7 +109,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """It can't fit whatever passes by itself: too large, or pinned/protected residents are in the way."""
+    """Waiting doesn't help: it is too large, or pinned or protected residents are in the way."""
 
     reason: str
 

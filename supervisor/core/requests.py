@@ -2,105 +2,104 @@
 
 from __future__ import annotations
 
-from supervisor.core.lifecycle import Step
+from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
+from supervisor.core.effects import Reject
+from supervisor.core.events import RequestArrived, RequestFinished
+from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.reports import REMOTE_RETRY_S
-from supervisor.core.types import (
-    Reject,
-    RejectCode,
-    RequestArrived,
-    RequestFinished,
-    State,
-    StopCause,
-)
-from supervisor.core.world import Record, Turn, World
+from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.termination import stop_now
+from supervisor.core.types import RejectCode, StopCause, WorkerState
 
 
-def arrived(world: World, turn: Turn, event: RequestArrived) -> bool:
-    """Refuse it, dispatch it, or queue it. True when its model is wanted only now."""
+def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
+    """Refuse it, dispatch it, or queue it. True when its model is wanted only from now on."""
     # 1.
-    record = world.records.get(event.model)
-    if record is None or record.retired:
-        turn.emit(Reject(event.ticket, RejectCode.MODEL_NOT_FOUND, f"There is no model {event.model!r}."))
+    model = state.models.get(event.model)
+    if model is None or model.removed:
+        step.emit(Reject(event.ticket, RejectCode.MODEL_NOT_FOUND, f"There is no model {event.model!r}."))
         return False
-    if world.shutting_down:
+    if state.shutting_down:
         message = "llmux is shutting down; try again in a moment."
-        turn.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
+        step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
         return False
-    if record.state is State.FAILED or record.stuck:
-        turn.emit(_failed(event, record))
+    if model.state is WorkerState.FAILED or model.stuck:
+        step.emit(_failed(event, model))
         return False
-    if record.spec.remote and record.state is State.READY and not record.answering:
-        message = f"{record.id}: {record.life.reason}"
-        turn.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
+    can_answer = model.state is WorkerState.READY and model.answering
+    if model.spec.remote and model.state is WorkerState.READY and not can_answer:
+        message = f"{model.id}: {model.life.reason}"
+        step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
         return False
     # 2.
-    idle_queue = world.queue.count(record.id) == 0
-    if record.state is State.READY and record.answering and idle_queue and not world.is_full(record):
-        world.assign(turn, record, event.ticket)
+    if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
+        assign(state, step, model, event.ticket)
         return False
     # 3.
-    full = world.queue.push(event.ticket, event.model, event.priority, turn.now)
+    full = state.queue.push(event.ticket, event.model, event.priority, step.now)
     if full is not None:
-        retry_after_s = min(120.0, max(1.0, record.load_s or 1.0))
+        retry_after_s = min(120.0, max(1.0, model.load_s or 1.0))
         message = f"The queue is full: {full}. Try again in {retry_after_s:.0f} s."
-        turn.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s))
+        step.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s))
         return False
-    known = record.id in world.wanted
-    world.want(record)
-    return not known and record.id in world.wanted
+    was_wanted = model.id in state.wanted
+    state.update_wanted(model)
+    return not was_wanted and model.id in state.wanted
 
 
-def finished(world: World, turn: Turn, event: RequestFinished) -> bool:
-    """4. It is over: its place is free, or nobody waits for its model any more. True when that may change a plan."""
-    model = world.tickets.pop(event.ticket, None)
-    if model is None:  # it was still queued, or its worker is gone already
-        waiting = world.queue.remove(event.ticket)
+def finished(state: SchedulerState, step: Step, event: RequestFinished) -> bool:
+    """4. It is over: its slot is free, or nobody waits for its model any more. True when that may change a plan."""
+    model_id = state.tickets.pop(event.ticket, None)
+    if model_id is None:  # it was still queued, or its worker is gone already
+        waiting = state.queue.remove(event.ticket)
         if waiting is None:
             return False
-        was_wanted = waiting.model in world.wanted
-        _left(world, turn, world.records[waiting.model])
-        return was_wanted and waiting.model not in world.wanted
-    record = world.records[model]
-    del record.in_flight[event.ticket]
-    record.last_used = turn.now
-    if world.queue.count(model) > 0:
-        world.dispatch(turn, record)
-    if record.in_flight:
+        was_wanted = waiting.model in state.wanted
+        _left(state, step, state.models[waiting.model])
+        return was_wanted and waiting.model not in state.wanted
+    model = state.models[model_id]
+    del model.in_flight[event.ticket]
+    model.last_used = step.now
+    if state.queue.count(model_id) > 0:
+        dispatch(state, step, model)
+    if model.in_flight:
         return False
-    world.keep_alive(record)
-    if record.state is State.DRAINING and record.stop_reason is not None:
-        world.stop(turn, record, record.stop_cause, record.stop_reason)
-    elif record.state is State.DRAINING:
-        record.life.step(Step.RESUME, turn.now, "idle")  # place() stops it in this same turn if it is still claimed
-        return True
-    return bool(world.wanted)
+    arm_keep_alive(state, model)
+    drain = model.drain
+    if drain is None:
+        return bool(state.wanted)
+    if drain.is_ordered:
+        stop_now(state, step, model, drain.cause, drain.reason)
+        return bool(state.wanted)
+    advance(model, Trigger.RESUME, step.now, "idle")  # `place_wanted` stops it in this same step if still claimed
+    return True
 
 
-def expire(world: World, turn: Turn) -> None:
+def expire(state: SchedulerState, step: Step) -> None:
     """Refuse those who have waited too long."""
-    waited = world.limits.queue_wait_s
-    for waiting in world.queue.expired(turn.now):
-        record = world.records[waiting.model]
-        message = f"Waited {waited:.0f} s for {record.id} without getting a turn. To see why: llmux why {record.id}"
-        turn.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
-        _left(world, turn, record)
+    waited = state.limits.queue_wait_s
+    for waiting in state.queue.expired(step.now):
+        model = state.models[waiting.model]
+        message = f"Waited {waited:.0f} s for {model.id} without getting a turn. To see why: llmux why {model.id}"
+        step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
+        _left(state, step, model)
 
 
-def _left(world: World, turn: Turn, record: Record) -> None:
-    """One fewer waits for the model. A load that is for nobody now is stopped, unless most of it is behind us."""
-    world.want(record)
-    needless = record.asked_at is None and not record.restore and world.queue.count(record.id) == 0
-    if record.state is not State.STARTING or not needless:
+def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """One fewer waits for the model. A load that nobody wants now is cancelled, unless most of it is done."""
+    state.update_wanted(model)
+    is_wanted = model.wish is not None or state.queue.count(model.id) > 0
+    if model.state is not WorkerState.STARTING or is_wanted:
         return
-    if record.load_s is not None and turn.now - record.life.since > record.load_s / 2:
+    if model.load_s is not None and step.now - model.life.since > model.load_s / 2:
         return
     reason = "nobody waits for it any more"
-    world.stop(turn, record, StopCause.UNWANTED, reason, force=True)
-    turn.decide("cancel", record.id, f"load cancelled: {reason}")
+    stop_now(state, step, model, StopCause.UNWANTED, reason, force=True)
+    step.decide("cancel", model.id, f"load cancelled: {reason}")
 
 
-def _failed(event: RequestArrived, record: Record) -> Reject:
-    what = record.crash.summary if record.crash is not None else record.life.reason
-    message = f"{record.id} does not start: {what}. Fix the cause, then: llmux load {record.id}"
-    tail = record.crash.log_tail if record.crash is not None else ()
+def _failed(event: RequestArrived, model: ModelState) -> Reject:
+    what = model.crash.summary if model.crash is not None else model.life.reason
+    message = f"{model.id} does not start: {what}. Fix the cause, then: llmux load {model.id}"
+    tail = model.crash.log_tail if model.crash is not None else ()
     return Reject(event.ticket, RejectCode.MODEL_FAILED, message, 60.0, tail)

@@ -1,31 +1,30 @@
 """The state machine: `handle(event, now) -> [Effect]`.
 
 One object owns all state and is called from one place; nothing here waits, reads a clock, or touches a process. Each
-event changes the records it is about, then wanted models are planned (`placement`), so that every decision is made on
-the state as it is at the end of the event. Given the same events at the same times it returns the same effects: that is
-what the journal replays.
+event changes the models it is about, then wanted models are planned (`placement`), so every decision sees the state at
+the end of the event. The same events at the same times give the same effects: a replay relies on it.
 
 A request's way:
  1. arrives → refused at once (unknown, failed, full, shutting down), or
  2. dispatched at once to a ready worker with room, or
- 3. queued, which makes its model wanted; the worker's READY dispatches it *in the same turn*, so that nothing can evict
+ 3. queued, which makes its model wanted; the worker's READY dispatches it *in the same step*, so that nothing can evict
     the model between becoming ready and its first request;
  4. finished, however it ended.
 
-Where what happens is decided: `requests` (1 to 4), `placement` (who is loaded, who has to go), `reports` (what workers
-and devices say), `endings` (stops, crashes, what is left of a worker), `operators` (people and configurations), `timers`
-(what only time brings). All of them change the one `World`.
+The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (who is loaded,
+who has to go), `reports` (what workers and devices report), `termination` (stops, crashes, what is left of a worker),
+`operators` (people and configurations), `timers` (what only time brings). All of them change the one `SchedulerState`.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import endings, operators, reports, requests, timers
-from supervisor.core.placement import place
-from supervisor.core.types import (
+from supervisor.core import operators, reports, requests, termination, timers
+from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.effects import Effect
+from supervisor.core.events import (
     Configured,
-    Effect,
     Event,
     LoadAsked,
     MemorySampled,
@@ -41,63 +40,64 @@ from supervisor.core.types import (
     WorkerUnkillable,
     WorkerUnready,
 )
-from supervisor.core.world import Turn, World
+from supervisor.core.placement import place_wanted
+from supervisor.core.state import SchedulerState, Step
 
 
 class Scheduler:
     """Decides what runs where and who is served. Not thread-safe: one writer."""
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, admission: AdmissionPolicy | None = None) -> None:
+        self.state = SchedulerState(admission or AdmissionPolicy())
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take one event at `now` (monotonic seconds, never going back) and say what has to be done, in order."""
-        turn = Turn(now)
-        replan = self._take(turn, event)
-        replan = timers.ring(self.world, turn) or replan
+        """Take one event at `now` (monotonic seconds, never going back); returns what has to be done, in order."""
+        step = Step(now)
+        replan = self._take(step, event)
+        replan = timers.fire(self.state, step) or replan
         if replan:
-            reports.watch_memory(self.world, turn)
-            place(self.world, turn)
-        return turn.effects
+            reports.watch_memory(self.state, step)
+            place_wanted(self.state, step)
+        return step.effects
 
     def deadline(self, now: float) -> float:
         """When `Tick` is needed at the latest; infinity when nothing is due."""
-        return min(self.world.next_wake(), self.world.queue.deadline(), self.world.ledger.deadline(now))
+        return min(self.state.next_wake(), self.state.queue.deadline(), self.state.ledger.deadline(now))
 
     def is_impatient(self) -> bool:
-        """Is somebody waiting for memory, so that it should be sampled often?"""
-        return bool(self.world.wanted) or self.world.ledger.is_waiting()
+        """Does anybody wait for memory, so that it should be sampled often?"""
+        return bool(self.state.wanted) or self.state.ledger.is_waiting()
 
-    def _take(self, turn: Turn, event: Event) -> bool:
+    def _take(self, step: Step, event: Event) -> bool:
         """Apply the event; True when plans have to be made anew."""
-        world = self.world
+        state = self.state
         match event:
             case RequestArrived():
-                return requests.arrived(world, turn, event)
+                return requests.arrived(state, step, event)
             case RequestFinished():
-                return requests.finished(world, turn, event)
+                return requests.finished(state, step, event)
             case WorkerReady():
-                reports.ready(world, turn, event)
+                reports.ready(state, step, event)
             case WorkerUnready():
-                reports.unready(world, turn, event)
+                reports.unready(state, step, event)
             case WorkerExited():
-                endings.exited(world, turn, event)
+                termination.exited(state, step, event)
             case WorkerUnkillable():
-                endings.unkillable(world, turn, event)
+                termination.unkillable(state, step, event)
             case MemorySampled():
-                reports.sampled(world, turn, event)
+                reports.sampled(state, step, event)
             case LoadAsked():
-                operators.load(world, turn, event)
+                operators.load(state, step, event)
             case UnloadAsked():
-                operators.unload(world, turn, event)
+                operators.unload(state, step, event)
             case PinAsked():
-                operators.pin(world, turn, event)
+                operators.pin(state, step, event)
             case Respecified():
-                operators.respecify(world, turn, event)
+                operators.respecify(state, step, event)
             case Configured():
-                operators.configure(world, turn, event)
+                operators.configure(state, step, event)
             case ShutdownAsked():
-                operators.shut_down(world, turn)
+                operators.shut_down(state, step)
             case Tick():
                 pass
             case _:

@@ -1,77 +1,82 @@
-"""What only time brings: the end of a backoff, of a drain, of an idle model's keep-alive, of anybody's patience.
+"""What only time brings: the end of a backoff, of a drain, of an idle model's keep-alive, of a waiter's patience.
 
-A timer says only "look at this model"; what is due follows from the model's state, so that a late or needless one does
-no harm.
+A timer says only "look at this model"; what is due follows from the model's state, so a late or needless timer does no
+harm.
 """
 
 from __future__ import annotations
 
-from supervisor.core.endings import cut
-from supervisor.core.lifecycle import Step
+from dataclasses import replace
+
+from supervisor.core.dispatch import arm_keep_alive
+from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.requests import expire
-from supervisor.core.types import (
-    State,
-    StopCause,
-)
-from supervisor.core.world import Record, Turn, World
+from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.termination import cut, stop_now
+from supervisor.core.types import StopCause, WorkerState
 
 
-def ring(world: World, turn: Turn) -> bool:
-    """See to everything that is due; True when anything was."""
-    if turn.now < world.next_wake() and turn.now < world.queue.deadline():
+def fire(state: SchedulerState, step: Step) -> bool:
+    """Do everything that is due; True when anything was."""
+    if step.now < state.next_wake() and step.now < state.queue.deadline():
         return False
-    rang = False
-    for model in world.due(turn.now):
-        if (record := world.records.get(model)) is not None:
-            _look(world, turn, record)
-            rang = True
-    if world.queue.deadline() <= turn.now:
-        expire(world, turn)
-        rang = True
-    return rang
+    fired = False
+    for model_id in state.due(step.now):
+        if (model := state.models.get(model_id)) is not None:
+            _look(state, step, model)
+            fired = True
+    if state.queue.deadline() <= step.now:
+        expire(state, step)
+        fired = True
+    return fired
 
 
-def _look(world: World, turn: Turn, record: Record) -> None:
-    if record.state is State.BACKOFF and turn.now >= record.retry_at:
-        record.life.step(Step.RETRY, turn.now, "backoff over")
-    _give_up(world, turn, record)
-    if record.state is State.DRAINING and record.drain_until is not None and turn.now >= record.drain_until:
-        reason = record.stop_reason or "drain time is over"
-        cut(turn, record, reason)
-        world.stop(turn, record, record.stop_cause, reason)
-        cut_after = f"cut {len(record.in_flight)} after {world.limits.drain_s:.0f} s"
-        turn.decide("stop", record.id, f"{reason}; {cut_after}")
-    if record.state is State.READY:
-        if record.crashes and turn.now >= record.ready_at + world.limits.backoff_reset_s:
-            record.crashes.clear()
-        _keep_alive(world, turn, record)
-    world.want(record)
+def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
+    if model.crashes.retry_at is not None and step.now >= model.crashes.retry_at:
+        advance(model, Trigger.RETRY, step.now, "backoff over")
+    _give_up(state, step, model)
+    _end_drain(state, step, model)
+    if model.state is WorkerState.READY:
+        if model.crashes.times and step.now >= model.ready_at + state.limits.backoff_reset_s:
+            model.crashes = replace(model.crashes, times=())
+        _end_keep_alive(state, step, model)
+    state.update_wanted(model)
 
 
-def _give_up(world: World, turn: Turn, record: Record) -> None:
+def _give_up(state: SchedulerState, step: Step, model: ModelState) -> None:
     """A load that an operator asked for waits no longer than a request; while it lasts its victims are drained."""
-    patience = world.limits.queue_wait_s
-    if record.asked_at is None or record.state is State.STARTING or turn.now < record.asked_at + patience:
+    asked_at = model.asked_at
+    if asked_at is None or model.state is WorkerState.STARTING or step.now < state.admission.gives_up_at(asked_at):
         return
-    record.asked_at = None
-    reason = f"it was asked for and got no place within {patience:.0f} s"
-    if record.state is State.STOPPED:
-        record.life.reason = reason
-    turn.decide("give_up", record.id, reason)
+    model.give_up()
+    reason = f"it was asked for and got no place within {state.limits.queue_wait_s:.0f} s"
+    if model.state is WorkerState.STOPPED:
+        model.life.reason = reason
+    step.decide("give_up", model.id, reason)
 
 
-def _keep_alive(world: World, turn: Turn, record: Record) -> None:
-    if record.keep_alive_at is None or turn.now < record.keep_alive_at:
+def _end_drain(state: SchedulerState, step: Step, model: ModelState) -> None:
+    drain = model.drain
+    if drain is None or drain.until is None or step.now < drain.until:
         return
-    record.keep_alive_at = None
-    keep_alive_s = record.spec.keep_alive_s
-    if keep_alive_s is None or record.pinned or record.in_flight:
+    cut(step, model, drain.reason)
+    stop_now(state, step, model, drain.cause, drain.reason)
+    cut_after = f"cut {len(model.in_flight)} after {state.limits.drain_s:.0f} s"
+    step.decide("stop", model.id, f"{drain.reason}; {cut_after}")
+
+
+def _end_keep_alive(state: SchedulerState, step: Step, model: ModelState) -> None:
+    if model.keep_alive_at is None or step.now < model.keep_alive_at:
+        return
+    model.keep_alive_at = None
+    keep_alive_s = model.spec.keep_alive_s
+    if keep_alive_s is None or model.pinned or model.in_flight:
         return  # the end of its last request sets it again
-    if world.queue.count(record.id) > 0:
-        record.last_used = turn.now
-    if turn.now < record.last_used + keep_alive_s:
-        world.keep_alive(record)
+    if state.queue.count(model.id) > 0:
+        model.last_used = step.now
+    if step.now < model.last_used + keep_alive_s:
+        arm_keep_alive(state, model)
         return
     reason = f"idle for {keep_alive_s:.0f} s (keep_alive_s)"
-    world.stop(turn, record, StopCause.IDLE, reason)
-    turn.decide("stop", record.id, reason)
+    stop_now(state, step, model, StopCause.IDLE, reason)
+    step.decide("stop", model.id, reason)

@@ -1,8 +1,8 @@
-"""The words the core speaks: ids, specifications, events, effects. The planner has more of its own (`plans`).
+"""The types that everybody shares: ids, specifications, states. `events`, `effects` and `plans` build on them.
 
-Everything here is frozen. Time is a float of monotonic seconds that arrives as an argument; memory is whole MiB; a
-*model* is identified by its configured name and one *worker* of it by `(model, generation)`, where the generation grows
-with every start, so that a late message about an older process can be told apart and dropped.
+Everything here is frozen. Time is a float of monotonic seconds that arrives as an argument; memory is in whole MiB. The
+configured name identifies a *model*; `(model, generation)` identifies one *worker* of it. The generation grows with
+every start, so a late message about an older process is recognised and dropped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TicketId = NewType("TicketId", str)
 Generation = NewType("Generation", int)
 
 Devices = tuple[DeviceId, ...]
-"""Where one worker is: usually on one device; on several GPUs each holds an equal share of it. In order of their ids."""
+"""Where one worker runs, in order of ids: usually one device; of several GPUs each holds an equal share of it."""
 
 REMOTE: Devices = (DeviceId("remote"),)
-"""Where models are that others run: no device of the ledger, and no memory of ours."""
+"""Where remote models run: not a device of the ledger, and none of our memory."""
 
 DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}
 """Model priority by type; the lowest is evicted first. Source: docs/architecture.md, "Memory"."""
@@ -43,14 +43,14 @@ class FootprintSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a model is expected to take on a device, and why we think so."""
+    """What a model is expected to take on a device, and where the figure comes from."""
 
     mib: int
     source: FootprintSource
     detail: str = ""
 
     def share(self, parts: int) -> Footprint:
-        """Of one of so many equal parts."""
+        """The footprint of one of so many equal parts."""
         if parts == 1:
             return self
         return replace(self, mib=-(-self.mib // parts), detail=f"one of {parts} parts of {self.mib} MiB: {self.detail}")
@@ -78,9 +78,9 @@ class ModelSpec:
     preload: bool = False
     keep_alive_s: float | None = None  # None: until its memory is needed
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
-    remote: bool = False  # others run it: it needs no place, holds no memory, and is never in anybody's way
-    definition: str = ""  # fingerprint of everything that decides how the worker runs
-    footprint_key: str = ""  # the same of what memory it takes; what is learned is kept under it
+    remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
+    definition: str = ""  # fingerprint of all that determines how the worker runs
+    footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class DeviceSpec:
     id: DeviceId
     total_mib: int
     margin_mib: int
-    returns_at_exit: bool = False  # host memory is back before the exit is visible: the next reading is right
-    takes_whole: bool = False  # host memory is never one of several devices that share a model
+    returns_at_exit: bool = False  # host memory is back before the exit is visible, so the next reading shows it
+    takes_whole: bool = False  # host memory never shares a model with another device
 
     @property
     def usable_mib(self) -> int:
-        """No model larger than this ever fits."""
+        """The largest model that can fit."""
         return self.total_mib - self.margin_mib
 
     def need(self, model: ModelSpec) -> Footprint:
@@ -114,7 +114,7 @@ class Limits:
     queue_per_model: int = 64
     queue_wait_s: float = 600.0
     min_residency_s: float = 30.0
-    linger_s: float = 0.25  # a young model counts as in demand this long after its last request
+    linger_s: float = 0.25  # a model within its minimum residency counts as in demand this long after a request
     loads_per_device: int = 1
     drain_s: float = 30.0
     backoff_first_s: float = 1.0
@@ -138,7 +138,7 @@ class Policy:
 # ---------------------------------------------------------------------------------------------------------- lifecycle
 
 
-class State(StrEnum):
+class WorkerState(StrEnum):
     """A model's worker, from the scheduler's side."""
 
     STOPPED = "stopped"
@@ -148,6 +148,13 @@ class State(StrEnum):
     STOPPING = "stopping"
     BACKOFF = "backoff"
     FAILED = "failed"
+
+
+HAS_WORKER = frozenset({WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING, WorkerState.STOPPING})
+"""States with a process that holds (or may hold) memory."""
+
+SERVES = frozenset({WorkerState.READY, WorkerState.DRAINING})
+"""States in which requests run to their end."""
 
 
 class CrashClass(StrEnum):
@@ -165,176 +172,12 @@ class CrashClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A classified end: one line for people, the last log lines for the curious."""
+    """Why and how a worker crashed: its class, one line for people, and the last log lines."""
 
     kind: CrashClass
     summary: str
     log_tail: tuple[str, ...] = ()
     exit_code: int | None = None  # negative: the signal's number
-
-
-# ------------------------------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class Configured:
-    """The whole configuration, at boot and after every reload. Models not named any more are stopped and forgotten."""
-
-    models: tuple[ModelSpec, ...]
-    devices: tuple[DeviceSpec, ...]
-    limits: Limits = Limits()
-    policy: Policy = Policy()
-
-
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
-    """A client wants `model`. `priority` orders the queue (higher first; all equal for now)."""
-
-    ticket: TicketId
-    model: ModelId
-    priority: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFinished:
-    """A dispatched or queued request is over, however it ended (its client may have left)."""
-
-    ticket: TicketId
-
-
-@dataclass(frozen=True, slots=True)
-class LoadAsked:
-    """An operator (or preload) wants the model loaded whatever the traffic. Clears FAILED."""
-
-    model: ModelId
-
-
-@dataclass(frozen=True, slots=True)
-class UnloadAsked:
-    """An operator wants it gone: after its requests, or at once with `force`."""
-
-    model: ModelId
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PinAsked:
-    """An operator pins or unpins a model until the daemon ends, whatever the configuration says."""
-
-    model: ModelId
-    pin: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Respecified:
-    """A model runs otherwise from now on. A worker of another definition is replaced after its requests."""
-
-    spec: ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """It answers its health check. Also sent when an unready worker recovers."""
-
-    model: ModelId
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerUnready:
-    """Its readiness probe failed too often: no new requests until it recovers. A remote may begin with it."""
-
-    model: ModelId
-    generation: Generation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
-    """Its whole process tree is gone. `crash` is None when we stopped it."""
-
-    model: ModelId
-    generation: Generation
-    crash: Crash | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerUnkillable:
-    """SIGKILL was sent and the tree is still there after the bounded wait."""
-
-    model: ModelId
-    generation: Generation
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSample:
-    """One reading of a device. `outside_mib` is what others use, None where the process list can't tell."""
-
-    id: DeviceId
-    free_mib: int
-    stale: bool = False
-    outside_mib: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSample:
-    """What one worker's tree takes on one device; None where it can't be told."""
-
-    model: ModelId
-    generation: Generation
-    device: DeviceId
-    used_mib: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySampled:
-    """A reading of all devices and workers. `taken_at`: when the reading began, on the core's clock."""
-
-    devices: tuple[DeviceSample, ...]
-    workers: tuple[WorkerSample, ...]
-    taken_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time passed; sent no later than `Scheduler.deadline()`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShutdownAsked:
-    """Take nothing new, drain, stop everything."""
-
-
-Event = (
-    Configured
-    | RequestArrived
-    | RequestFinished
-    | LoadAsked
-    | UnloadAsked
-    | PinAsked
-    | Respecified
-    | WorkerReady
-    | WorkerUnready
-    | WorkerExited
-    | WorkerUnkillable
-    | MemorySampled
-    | Tick
-    | ShutdownAsked
-)
-
-
-# ------------------------------------------------------------------------------------------------------------ effects
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorker:
-    """Spawn the model's worker on `devices`; on REMOTE, connect. Answer: WorkerReady, or WorkerExited with a crash."""
-
-    model: ModelId
-    generation: Generation
-    devices: Devices
-    lease_mib: int  # on each of them
 
 
 class StopCause(StrEnum):
@@ -346,26 +189,6 @@ class StopCause(StrEnum):
     CONFIGURATION = "configuration"  # changed or removed
     UNWANTED = "unwanted"  # nobody waits for its load any more
     SHUTDOWN = "shutdown"
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorker:
-    """SIGTERM, grace, SIGKILL (at once with `force`). Answer: WorkerExited or WorkerUnkillable."""
-
-    model: ModelId
-    generation: Generation
-    cause: StopCause
-    reason: str
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """The ticket may go to this worker now. Answer: RequestFinished."""
-
-    ticket: TicketId
-    model: ModelId
-    generation: Generation
 
 
 class RejectCode(StrEnum):
@@ -381,54 +204,3 @@ class RejectCode(StrEnum):
     MODEL_UNLOADED = "model_unloaded"
     REMOTE_UNAVAILABLE = "remote_unavailable"
     SHUTTING_DOWN = "shutting_down"
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """The ticket is over; tell its client. `detail` may hold last log lines."""
-
-    ticket: TicketId
-    code: RejectCode
-    message: str
-    retry_after_s: float | None = None
-    detail: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CutRequest:
-    """A dispatched request must end now: its worker is being taken away."""
-
-    ticket: TicketId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Learn:
-    """Keep what this model took on this device for these launch arguments."""
-
-    model: ModelId
-    device: DeviceId
-    footprint_key: str
-    mib: int
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """Something an operator should see; `code` is stable, e.g. `device.quarantined`."""
-
-    code: str
-    message: str
-    device: DeviceId | None = None
-    model: ModelId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """A decision and its reason, for the journal and `llmux why`. `kind` is stable, e.g. `evict`, `admit`, `wait`."""
-
-    kind: str
-    model: ModelId | None
-    reason: str
-
-
-Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | Learn | Alert | Decided

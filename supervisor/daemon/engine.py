@@ -14,42 +14,29 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 import structlog
 
-from supervisor.core.journal import DECISIONS, Decision, Journal
-from supervisor.core.types import (
-    Alert,
-    Crash,
-    CrashClass,
-    CutRequest,
-    Decided,
-    DeviceId,
-    Dispatch,
-    Effect,
+from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
+from supervisor.core.effects import Alert, CutRequest, Decided, Dispatch, Effect, Learn, Reject, StartWorker, StopWorker
+from supervisor.core.events import (
     Event,
-    Generation,
-    Learn,
     LoadAsked,
-    ModelId,
-    Reject,
-    RejectCode,
     RequestArrived,
     RequestFinished,
     ShutdownAsked,
-    StartWorker,
-    State,
-    StopWorker,
     Tick,
-    TicketId,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
 )
-from supervisor.core.world import Record
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.state import ModelState
+from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId, RejectCode, TicketId, WorkerState
+from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, device_status, model_status, queue_status
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
@@ -101,7 +88,9 @@ class Engine:
         device_keys: Mapping[DeviceId, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._journal = Journal()
+        self._scheduler = Scheduler()
+        self._decisions = DecisionLog()
+        self._recordings: list[Recording] = []
         self.clock = clock
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
@@ -115,7 +104,7 @@ class Engine:
         self._tick: asyncio.TimerHandle | None = None
         self._tick_at = float("inf")
         self._impatient = False
-        self._sampling = Sampling(self.sample, self._journal.scheduler.is_impatient)
+        self._sampling = Sampling(self.sample, self._scheduler.is_impatient)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
 
@@ -136,12 +125,15 @@ class Engine:
             following = self._events.popleft()
             began = self.clock()
             try:
-                effects = self._journal.handle(following, began)
+                effects = self._scheduler.handle(following, began)
             except Exception as error:
                 log.critical("event.mishandled", happened=repr(following), exc_info=error)
                 mistake = error if following is event else mistake
                 continue
             took = self.clock() - began
+            self._decisions.note(effects, began)
+            for recording in self._recordings:
+                recording.add(began, following, effects)
             for effect in effects:
                 self._carry_out(effect)
             if not self._is_settled(following, effects):
@@ -167,11 +159,11 @@ class Engine:
         """A request that was dispatched at once, or that ended while nobody waited, moves no deadline. Most do."""
         if type(event) is RequestArrived:
             return len(effects) == 1 and type(effects[0]) is Dispatch
-        return type(event) is RequestFinished and not effects and not self._journal.scheduler.world.wanted
+        return type(event) is RequestFinished and not effects and not self._scheduler.state.wanted
 
     def _look_ahead(self) -> None:
         """See to it that the next deadline is kept, and that memory is read soon when somebody waits for it."""
-        was_impatient, self._impatient = self._impatient, self._journal.scheduler.is_impatient()
+        was_impatient, self._impatient = self._impatient, self._scheduler.is_impatient()
         if self._impatient and not was_impatient:
             self._sampling.soon()
         self._schedule_tick()
@@ -183,7 +175,7 @@ class Engine:
         await watcher
 
     def _schedule_tick(self) -> None:
-        deadline = self._journal.scheduler.deadline(self.clock())
+        deadline = self._scheduler.deadline(self.clock())
         if deadline >= self._tick_at:
             return
         if self._tick is not None:
@@ -298,7 +290,7 @@ class Engine:
 
         Never for a request that was cut: it would load again what was just unloaded.
         """
-        records = self._journal.scheduler.world.records
+        records = self._scheduler.state.models
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (
@@ -319,36 +311,46 @@ class Engine:
 
     def model(self, model: ModelId) -> ModelStatus | None:
         """What is known of it now; None for a model that is not configured."""
-        world = self._journal.scheduler.world
-        record = world.records.get(model)
+        world = self._scheduler.state
+        record = world.models.get(model)
         return None if record is None else model_status(world, record, self.clock())
 
     def models(self) -> tuple[ModelStatus, ...]:
         """Every model, in the order in which they were configured."""
-        world, now = self._journal.scheduler.world, self.clock()
-        return tuple(model_status(world, record, now) for record in world.records.values())
+        world, now = self._scheduler.state, self.clock()
+        return tuple(model_status(world, record, now) for record in world.models.values())
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Every configured device, by id."""
-        world = self._journal.scheduler.world
+        world = self._scheduler.state
         return tuple(device_status(world, device) for device in world.ledger.devices())
 
     def queue(self) -> QueueStatus:
         """All requests together."""
-        return queue_status(self._journal.scheduler.world)
+        return queue_status(self._scheduler.state)
 
     def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
         """The last decisions, oldest first; those about one model if named."""
-        return self._journal.decisions(model, limit=limit)
+        return self._decisions.last(model, limit=limit)
 
     def decisions_since(self, seq: int) -> list[Decision]:
         """All kept decisions after number `seq`, oldest first."""
-        return self._journal.decisions_since(seq)
+        return self._decisions.since(seq)
 
     @property
     def last_decision(self) -> int:
         """The number of the newest decision; 0 before the first."""
-        return self._journal.last_seq
+        return self._decisions.last_seq
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """What the scheduler gets and decides from now on, see `Recording`, until the block is left."""
+        recording = Recording(self._scheduler, self.clock())
+        self._recordings.append(recording)
+        try:
+            yield recording
+        finally:
+            self._recordings.remove(recording)
 
     # ------------------------------------------------------------------------------------------------------ operators
 
@@ -356,15 +358,15 @@ class Engine:
         """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only."""
         self.post(LoadAsked(model))
         while True:
-            record = self._journal.scheduler.world.records.get(model)
+            record = self._scheduler.state.models.get(model)
             if record is None:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
-            if record.state is State.READY and record.answering:
+            if record.state is WorkerState.READY and record.answering:
                 return
-            if record.state is State.READY and record.spec.remote:
+            if record.state is WorkerState.READY and record.spec.remote:
                 raise UnavailableError(f"{model}: {record.life.reason}", code="remote_unavailable")
             self._check_quarantine(record)
-            if record.state is State.FAILED or (record.state is State.STOPPED and record.asked_at is None):
+            if record.state is WorkerState.FAILED or (record.state is WorkerState.STOPPED and record.asked_at is None):
                 code = (
                     "runtime_not_installed"
                     if record.crash and record.crash.kind == "runtime_not_installed"
@@ -379,21 +381,21 @@ class Engine:
 
         Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
         """
-        records = self._journal.scheduler.world.records
+        records = self._scheduler.state.models
         before = records[model].generation if model in records else None
         self.post(UnloadAsked(model, force))
         while True:
             record = records.get(model)
             if record is None or not record.has_worker or record.generation != before:
                 return
-            if record.stop_reason is None and record.state is State.READY:
+            if record.state is WorkerState.READY:
                 return
             self._check_quarantine(record)
             await self._change()
 
-    def _check_quarantine(self, record: Record) -> None:
+    def _check_quarantine(self, record: ModelState) -> None:
         """There is no telling when a worker goes that can't be killed, or memory comes back that is long overdue."""
-        reason = self._journal.scheduler.world.ledger.quarantined_by(record.holder)
+        reason = self._scheduler.state.ledger.quarantined_by(record.holder)
         if reason is not None:
             raise UnavailableError(reason, code="device_quarantined")
 
@@ -408,7 +410,7 @@ class Engine:
         self.post(ShutdownAsked())
         while any(
             record.has_worker and not record.exited and not record.stuck
-            for record in self._journal.scheduler.world.records.values()
+            for record in self._scheduler.state.models.values()
         ):
             await self._change()
         self._sampling.stop()

@@ -11,16 +11,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from supervisor.core.types import (
-    Alert,
-    Decided,
-    Effect,
-    Event,
-    MemorySampled,
-    ModelId,
-    RequestArrived,
-    RequestFinished,
-)
+from supervisor.core.effects import Alert, Decided, Effect
+from supervisor.core.events import Event, MemorySampled, RequestArrived, RequestFinished
+from supervisor.core.types import ModelId
 from supervisor.daemon.events import SUBSCRIBERS, Kind, Subscription
 from supervisor.daemon.status import ModelStatus
 from supervisor.daemon.views import Json, decision_view, device_views, model_view

@@ -13,7 +13,8 @@ from pydantic import JsonValue
 
 from supervisor.catalog.catalog import misplaced
 from supervisor.catalog.overrides import Override, overridden
-from supervisor.core.types import LoadAsked, ModelId, ModelSpec, Respecified, UnloadAsked
+from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
+from supervisor.core.types import ModelId, ModelSpec
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import InvalidRequestError, UnavailableError
 

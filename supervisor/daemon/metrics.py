@@ -13,14 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from supervisor.core.types import (
-    Decided,
-    Effect,
-    Event,
-    StopWorker,
-    WorkerExited,
-    WorkerReady,
-)
+from supervisor.core.effects import Decided, Effect, StopWorker
+from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.daemon.requests import RequestContext
 from supervisor.io.distribution import version

@@ -23,7 +23,8 @@ from pydantic import BaseModel
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
-from supervisor.core.types import Configured, ModelSpec
+from supervisor.core.events import Configured
+from supervisor.core.types import ModelSpec
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.core.books import Lease
+from supervisor.core.device_ledger import Lease
 from supervisor.core.ledger import DeviceTotals
 from supervisor.core.placement import RELOAD_MIB_PER_S
-from supervisor.core.types import Crash, DeviceId, Devices, DeviceSpec, Generation, ModelId, ModelSpec, State
-from supervisor.core.world import Record, World
+from supervisor.core.state import ModelState, SchedulerState
+from supervisor.core.types import Crash, DeviceId, Devices, DeviceSpec, Generation, ModelId, ModelSpec, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ModelStatus:
     """One model and its worker. Seconds count from when the status was made."""
 
     spec: ModelSpec
-    state: State
+    state: WorkerState
     reason: str  # of the last change of state
     since_s: float  # since then
     answering: bool  # its worker takes new requests
@@ -79,7 +79,7 @@ class QueueStatus:
     is_stopping: bool  # the daemon shuts down: nothing new is admitted
 
 
-def model_status(world: World, record: Record, now: float) -> ModelStatus:
+def model_status(world: SchedulerState, record: ModelState, now: float) -> ModelStatus:
     """See ModelStatus."""
     leases = world.ledger.leases_of(record.holder)
     queued = world.queue.count(record.id)
@@ -103,25 +103,25 @@ def model_status(world: World, record: Record, now: float) -> ModelStatus:
         eta_s=_eta_s(record, leases, since_s),
         load_s=record.load_s,
         crash=record.crash,
-        is_replaced=record.next_spec is not None,
+        is_replaced=record.change is not None,
     )
 
 
-def device_status(world: World, device: DeviceSpec) -> DeviceStatus:
+def device_status(world: SchedulerState, device: DeviceSpec) -> DeviceStatus:
     """See DeviceStatus."""
     leases = tuple(lease for lease in world.ledger.leases() if lease.device == device.id)
     return DeviceStatus(device, world.ledger.totals(device.id), leases)
 
 
-def queue_status(world: World) -> QueueStatus:
+def queue_status(world: SchedulerState) -> QueueStatus:
     """See QueueStatus."""
-    in_flight = sum(len(record.in_flight) for record in world.records.values())
+    in_flight = sum(len(record.in_flight) for record in world.models.values())
     return QueueStatus(len(world.queue), in_flight, world.shutting_down)
 
 
-def _eta_s(record: Record, leases: tuple[Lease, ...], since_s: float) -> float | None:
+def _eta_s(record: ModelState, leases: tuple[Lease, ...], since_s: float) -> float | None:
     """By the time the last load took; before the first one, by the size of the model."""
-    if record.state is not State.STARTING:
+    if record.state is not WorkerState.STARTING:
         return None
     guess = max(1.0, sum(lease.mib for lease in leases) / RELOAD_MIB_PER_S)
     return max(0.0, (guess if record.load_s is None else record.load_s) - since_s)

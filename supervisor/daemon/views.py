@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from runtimes.base import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.masking import masked
-from supervisor.core.journal import Decision
+from supervisor.core.decisions import Decision
 from supervisor.core.types import DeviceId, Footprint, ModelId
 from supervisor.daemon.status import DeviceStatus, ModelStatus
 from supervisor.io.memory import DeviceInfo

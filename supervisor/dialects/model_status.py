@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from supervisor.core.types import ModelId, State
+from supervisor.core.types import ModelId, WorkerState
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.status import ModelStatus
 
@@ -32,11 +32,11 @@ def _value(found: ModelStatus | None) -> Status:
     if found is None:
         return "unloaded"
     match found.state:
-        case State.READY | State.DRAINING:
+        case WorkerState.READY | WorkerState.DRAINING:
             return "loaded" if found.answering else "loading"
-        case State.STARTING | State.BACKOFF:
+        case WorkerState.STARTING | WorkerState.BACKOFF:
             return "loading"
-        case State.FAILED:
+        case WorkerState.FAILED:
             return "failed"
-        case State.STOPPED | State.STOPPING:
+        case WorkerState.STOPPED | WorkerState.STOPPING:
             return "loading" if found.is_wanted else "unloaded"

@@ -12,15 +12,9 @@ from pydantic import JsonValue
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import (
-    Crash,
-    CrashClass,
-    Generation,
-    ModelId,
-    StartWorker,
-    StopWorker,
-    WorkerExited,
-)
+from supervisor.core.effects import StartWorker, StopWorker
+from supervisor.core.events import WorkerExited
+from supervisor.core.types import Crash, CrashClass, Generation, ModelId
 from supervisor.fleet.launcher import Launcher
 from supervisor.fleet.remote import Remote
 from supervisor.fleet.replica import Post, Replica

@@ -19,7 +19,8 @@ from pydantic import JsonValue
 from runtimes.base import ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import Crash, CrashClass, WorkerReady, WorkerUnready
+from supervisor.core.events import WorkerReady, WorkerUnready
+from supervisor.core.types import Crash, CrashClass
 from supervisor.fleet.replica import Post
 from supervisor.io.memory import WorkerKey
 from supervisor.io.probe import Readiness

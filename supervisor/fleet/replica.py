@@ -7,7 +7,8 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from supervisor.core.types import Crash, Event
+from supervisor.core.events import Event
+from supervisor.core.types import Crash
 from supervisor.io.memory import HolderPids
 from supervisor.io.upstream import Upstream
 

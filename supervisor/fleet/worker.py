@@ -21,7 +21,8 @@ from pydantic import JsonValue
 from runtimes.base import LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import Crash, CrashClass, Devices, WorkerReady, WorkerUnkillable, WorkerUnready
+from supervisor.core.events import WorkerReady, WorkerUnkillable, WorkerUnready
+from supervisor.core.types import Crash, CrashClass, Devices
 from supervisor.errors import LlmuxError
 from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post

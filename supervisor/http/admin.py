@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.core.types import ModelId, PinAsked
+from supervisor.core.events import PinAsked
+from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.reload import Reloader

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from supervisor.core.types import Generation, ModelId, State
+from supervisor.core.types import Generation, ModelId, WorkerState
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import LlmuxError
 from supervisor.http.worker_metrics import together
@@ -32,7 +32,7 @@ def route(daemon: Daemon) -> Route:
     async def answer(_request: Request) -> Response:
         own = generate_latest(daemon.metrics.registry)
         taken = set(_NAMES.findall(own.decode()))
-        ready = [model for model in daemon.engine.models() if model.state is State.READY and model.answering]
+        ready = [model for model in daemon.engine.models() if model.state is WorkerState.READY and model.answering]
         texts = await asyncio.gather(*(_worker(daemon, model.id, model.generation) for model in ready))
         workers = together(zip((model.id for model in ready), texts, strict=True), taken)
         return Response(own + workers, media_type=CONTENT_TYPE)

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.core.types import DeviceId, DeviceSample, WorkerSample
+from supervisor.core.events import DeviceSample, WorkerSample
+from supervisor.core.types import DeviceId
 from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
 from supervisor.io.memory import MIB, DeviceInfo, Holders, Reading, default_margin_mib, mib_up
 from supervisor.io.proc_tree import ProcessTable, Resident, resident, resident_quickly

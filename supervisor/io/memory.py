@@ -17,16 +17,8 @@ from typing import Literal, Protocol, TypeVar
 import structlog
 
 from runtimes.base import DeviceAssignment
-from supervisor.core.types import (
-    DeviceId,
-    Devices,
-    DeviceSample,
-    DeviceSpec,
-    Generation,
-    MemorySampled,
-    ModelId,
-    WorkerSample,
-)
+from supervisor.core.events import DeviceSample, MemorySampled, WorkerSample
+from supervisor.core.types import DeviceId, Devices, DeviceSpec, Generation, ModelId
 
 T = TypeVar("T")
 WorkerKey = tuple[ModelId, Generation]

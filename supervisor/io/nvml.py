@@ -22,7 +22,8 @@ from typing import Protocol, cast
 
 import structlog
 
-from supervisor.core.types import DeviceId, DeviceSample, WorkerSample
+from supervisor.core.events import DeviceSample, WorkerSample
+from supervisor.core.types import DeviceId
 from supervisor.io.free_delta import FreeDelta
 from supervisor.io.memory import (
     MIB,

@@ -11,42 +11,40 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from supervisor.core.journal import Journal
-from supervisor.core.types import (
+from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.decisions import DecisionLog
+from supervisor.core.effects import CutRequest, Decided, Dispatch, Effect, Reject, StartWorker, StopWorker
+from supervisor.core.events import (
     Configured,
-    Crash,
-    CutRequest,
-    Decided,
-    DeviceId,
-    Devices,
     DeviceSample,
-    DeviceSpec,
-    Dispatch,
-    Effect,
     Event,
-    Footprint,
-    FootprintSource,
-    Generation,
-    Limits,
     MemorySampled,
-    ModelId,
-    ModelSpec,
-    Policy,
-    Reject,
     RequestArrived,
     RequestFinished,
-    StartWorker,
-    State,
-    StopWorker,
     Tick,
-    TicketId,
     WorkerExited,
     WorkerReady,
     WorkerSample,
     WorkerUnkillable,
 )
-from supervisor.core.world import Record
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.types import (
+    Crash,
+    DeviceId,
+    Devices,
+    DeviceSpec,
+    Footprint,
+    FootprintSource,
+    Generation,
+    Limits,
+    ModelId,
+    ModelSpec,
+    Policy,
+    TicketId,
+)
+from supervisor.daemon.recording import Recording, replay
 
+SEGMENT = 200  # events after which a recording begins anew, from the state as it is then
 Key = tuple[ModelId, Generation]
 GPU = DeviceId("gpu0")
 
@@ -85,9 +83,13 @@ class World:
     stale: set[DeviceId] = field(default_factory=set)
     beyond: dict[tuple[str, DeviceId], int] = field(default_factory=dict)
     crash_on_start: Callable[[ModelId], Crash | None] = lambda _model: None
+    admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
 
     def __post_init__(self) -> None:
-        self.journal = Journal(segment_events=200)
+        self.scheduler = Scheduler(self.admission)
+        self.decisions = DecisionLog()
+        self.recorded = Recording(self.scheduler, self.now)
+        self.lines: list[bytes] = self.recorded.take()
         self.using: dict[
             Key, tuple[Devices, int]
         ] = {}  # really taken on each device, also after the exit until it is back
@@ -128,10 +130,21 @@ class World:
             self.post(RequestFinished(ticket))
 
     def post(self, event: Event) -> None:
-        for effect in self.journal.handle(event, self.now):
+        if len(self.lines) >= SEGMENT:
+            self.recorded = Recording(self.scheduler, self.now)
+            self.lines = self.recorded.take()
+        effects = self.scheduler.handle(event, self.now)
+        self.decisions.note(effects, self.now)
+        self.recorded.add(self.now, event, effects)
+        self.lines += self.recorded.take()
+        for effect in effects:
             self.effects.append(effect)
             self._carry_out(effect)
         self.check()
+
+    def replays(self) -> bool:
+        """Does the recording of the last events give the same again?"""
+        return all(replayed.is_same for replayed in replay(self.lines))
 
     def sample(self) -> None:
         self.post(self.reading())
@@ -166,7 +179,7 @@ class World:
         end = self.now + seconds
         sample_at = self.now + 0.25
         while True:
-            deadline = self.journal.scheduler.deadline(self.now)
+            deadline = self.scheduler.deadline(self.now)
             at = min(sample_at, max(self.now, deadline), self._due[0][0] if self._due else end, end)
             self.now = max(self.now, at)
             if at >= end:
@@ -176,7 +189,7 @@ class World:
             elif deadline <= at:
                 before = deadline
                 self.post(Tick())
-                if self.journal.scheduler.deadline(self.now) <= before:
+                if self.scheduler.deadline(self.now) <= before:
                     self.now += 1e-6  # a tick that changes nothing must not stop the clock
             else:
                 self.sample()
@@ -259,51 +272,26 @@ class World:
 
     def check(self) -> None:
         """What must hold after every event."""
-        world = self.journal.scheduler.world
-        world.ledger.check()
-        world.queue.check()
+        state = self.scheduler.state
+        state.check()
         for device, total in self.totals.items():
             taken = sum(
                 max(mib, self.leased.get(key, 0)) for key, (where, mib) in self.using.items() if device in where
             )
             assert taken + self.outside.get(device, 0) <= max(total, self.outside.get(device, 0)), "over-committed"
-        queued = {ticket for ticket in self.open if ticket in world.queue}
+        queued = {ticket for ticket in self.open if ticket in state.queue}
         assert queued | set(self.dispatched) == set(self.open), "a waiter was lost"
         assert not queued & set(self.dispatched)
-        assert world.tickets == {ticket: r.id for r in world.records.values() for ticket in r.in_flight}
-        assert set(self.alive) == {r.holder for r in world.records.values() if r.has_worker and not r.exited}
-        assert len(world.timers) == len(world.armed) <= 20 * len(world.records) + 20, "timers pile up"
-        for record in world.records.values():
-            self._check_record(record)
-
-    def _check_record(self, record: Record) -> None:
-        world = self.journal.scheduler.world
-        state, queued = record.state, world.queue.count(record.id)
-        if record.in_flight:
-            assert state in {State.READY, State.DRAINING, State.STOPPING}
-        if state is State.READY:
-            assert record.asked_at is None
-            assert not record.restore
-            assert not (record.answering and queued and not world.is_full(record)), "could be served"
-        if state is State.DRAINING:
-            assert record.in_flight, "nothing to drain"
-            assert record.stop_reason is not None or record.claimed_by is not None, "drained for nobody"
-        if state is State.BACKOFF:
-            assert any(model == record.id for _, model in world.timers), "a backoff without an end"
-        if state is State.FAILED or record.retired or record.stuck or world.shutting_down:
-            assert not queued, "waits for what can't come"
-        wanted = queued or record.asked_at is not None or record.restore
-        may = not (record.retired or record.stuck or world.shutting_down)
-        assert (record.id in world.wanted) == bool(state is State.STOPPED and wanted and may)
+        assert set(self.alive) == {m.holder for m in state.models.values() if m.has_worker and not m.exited}
 
     def state(self, name: str) -> str:
-        return self.journal.scheduler.world.records[ModelId(name)].state.value
+        return self.scheduler.state.models[ModelId(name)].state.value
 
     def loaded(self) -> set[str]:
-        return {r.id for r in self.journal.scheduler.world.records.values() if r.state.value == "ready"}
+        return {r.id for r in self.scheduler.state.models.values() if r.state.value == "ready"}
 
     def reasons(self, name: str) -> list[tuple[str, str]]:
-        return [(d.kind, d.reason) for d in self.journal.decisions(ModelId(name))]
+        return [(d.kind, d.reason) for d in self.decisions.last(ModelId(name))]
 
     def decided(self) -> list[Decided]:
         return [effect for effect in self.effects if isinstance(effect, Decided)]

@@ -7,25 +7,19 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from supervisor.core.types import (
+from supervisor.core.effects import StartWorker, StopWorker
+from supervisor.core.events import (
     Configured,
-    Crash,
-    CrashClass,
     DeviceSample,
-    DeviceSpec,
     Event,
     MemorySampled,
-    ModelId,
     Respecified,
-    StartWorker,
-    State,
-    StopWorker,
-    TicketId,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
 )
+from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
 from supervisor.errors import UnavailableError
 from tests.core.simulation import GPU, model
@@ -107,7 +101,7 @@ class Bench:
 
     @property
     def world(self):
-        return self.engine._journal.scheduler.world
+        return self.engine._scheduler.state
 
     def left_behind(self) -> tuple[int, int, int]:
         return len(self.engine._tickets), len(self.world.tickets), len(self.world.queue)
@@ -118,6 +112,7 @@ async def bench():
     bench = Bench()
     await bench.configure()
     yield bench
+    bench.world.check()
     bench.engine._sampling.stop()
     if bench.engine._tick is not None:
         bench.engine._tick.cancel()
@@ -202,7 +197,7 @@ class TestMistakes:
         bench.engine.start()
         bench.fleet.refuse_start = KeyError("a")
         asked = bench.ask()
-        await soon(lambda: bench.world.records[A].state is State.BACKOFF)
+        await soon(lambda: bench.world.models[A].state is WorkerState.BACKOFF)
         bench.fleet.refuse_start = None
         await soon(lambda: bool(bench.fleet.started))
         bench.become_ready()
@@ -226,14 +221,14 @@ class TestMistakes:
         assert bench.left_behind() == (0, 0, 0)
 
     async def test_an_event_that_the_core_can_not_take_costs_only_itself(self, bench, monkeypatch):
-        handle = bench.engine._journal.handle
+        handle = bench.engine._scheduler.handle
 
         def stumble(event: Event, now: float):
             if isinstance(event, Respecified):
                 raise AssertionError("an impossible step")
             return handle(event, now)
 
-        monkeypatch.setattr(bench.engine._journal, "handle", stumble)
+        monkeypatch.setattr(bench.engine._scheduler, "handle", stumble)
 
         def start(effect: StartWorker, post: Callable[[Event], None]) -> None:
             post(Respecified(model("a", 1)))  # handled after the current event
@@ -249,7 +244,7 @@ class TestMistakes:
             raise AssertionError("an impossible step")
 
         with monkeypatch.context() as patch:
-            patch.setattr(bench.engine._journal, "handle", stumble)
+            patch.setattr(bench.engine._scheduler, "handle", stumble)
             with pytest.raises(AssertionError):
                 await bench.engine.admit(TicketId("1"), A)
         assert bench.left_behind() == (0, 0, 0)

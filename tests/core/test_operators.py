@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.types import LoadAsked, ModelId, PinAsked, Respecified, UnloadAsked
+from supervisor.core.events import LoadAsked, PinAsked, Respecified, UnloadAsked
+from supervisor.core.types import ModelId
 from tests.core.simulation import World, model
 
 A = ModelId("a")
@@ -14,7 +15,7 @@ A = ModelId("a")
 def world():
     world = World()
     yield world
-    assert world.journal.replay() is None, "a replay decides the same"
+    assert world.replays(), "a replay decides the same"
 
 
 class TestPin:
@@ -44,7 +45,7 @@ class TestPin:
         world.configure(*models)
         world.post(PinAsked(A, True))
         world.configure(*models)
-        assert world.journal.scheduler.world.records[A].pinned
+        assert world.scheduler.state.models[A].pinned
 
     def test_holds_up_the_keep_alive_which_counts_again_afterwards(self, world):
         world.configure(model("a", 4000, keep_alive_s=5.0))
@@ -69,7 +70,7 @@ class TestRespecified:
         world.post(LoadAsked(A))
         world.run(5)
         assert world.starts == ["a", "a"]
-        assert world.journal.scheduler.world.records[A].spec.footprint.mib == 6000
+        assert world.scheduler.state.models[A].spec.footprint.mib == 6000
 
     def test_lets_requests_end_first(self, world):
         world.configure(model("a", 4000))
@@ -115,7 +116,7 @@ class TestRespecified:
     def test_of_a_model_that_is_not_there_is_nothing(self, world):
         world.configure(model("a", 4000))
         world.post(Respecified(model("z", 4000)))
-        assert ModelId("z") not in world.journal.scheduler.world.records
+        assert ModelId("z") not in world.scheduler.state.models
 
 
 def test_decisions_since_a_number_are_those_after_it():
@@ -123,6 +124,6 @@ def test_decisions_since_a_number_are_those_after_it():
     world.configure(model("a", 4000))
     world.post(PinAsked(A, True))
     world.post(PinAsked(A, False))
-    decisions = world.journal.decisions()
-    assert world.journal.decisions_since(decisions[0].seq) == decisions[1:]
-    assert world.journal.decisions_since(decisions[-1].seq) == []
+    decisions = world.decisions.last()
+    assert world.decisions.since(decisions[0].seq) == decisions[1:]
+    assert world.decisions.since(decisions[-1].seq) == []

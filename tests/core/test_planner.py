@@ -13,10 +13,23 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.messages import listed
 from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Plan, Refuse, Resident, Snapshot, Wait
+from supervisor.core.plans import (
+    Admit,
+    Demand,
+    DeviceView,
+    Evict,
+    EvictionBlock,
+    Option,
+    Plan,
+    Refuse,
+    Resident,
+    Snapshot,
+    Wait,
+)
 from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, Eviction, ModelId, Policy
-from supervisor.core.wording import listed
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "planner"
 GPU = DeviceId("gpu0")
@@ -42,9 +55,11 @@ ASR, TTS, SMALL, MEDIUM, LARGE = (
 )
 
 
-def resident(name: str, hold: Hold = Hold.NONE, idle_s: float = 60.0, in_flight: int = 0) -> Resident:
+def resident(
+    name: str, block: EvictionBlock = EvictionBlock.NONE, idle_s: float = 60.0, in_flight: int = 0
+) -> Resident:
     kind, mib = MODELS[name]
-    return Resident(ModelId(name), kind, DEFAULT_PRIORITY[kind], (GPU,), (mib,), hold, idle_s, mib / 1024, in_flight)
+    return Resident(ModelId(name), kind, DEFAULT_PRIORITY[kind], (GPU,), (mib,), block, idle_s, mib / 1024, in_flight)
 
 
 def demand(name: str) -> Demand:
@@ -66,13 +81,13 @@ class Scenario:
     def snapshot(self, mode: Eviction) -> Snapshot:
         free = TOTAL - MARGIN - self.outside_mib - sum(r.held_on(GPU) for r in self.loaded)
         view = DeviceView(GPU, TOTAL, TOTAL - MARGIN, free, self.blocked)
-        return Snapshot((view,), self.loaded, Policy(mode, {"llm": 1, "tts": 1}))
+        return Snapshot((view,), self.loaded, AdmissionPolicy(policy=Policy(mode, {"llm": 1, "tts": 1})))
 
     def text(self) -> str:
         """The scenario and its plans; one plan where the modes agree."""
         lines = [
             "loaded: "
-            + (", ".join(f"{r.model} ({r.type}, {r.held_on(GPU)} MiB, {r.hold})" for r in self.loaded) or "-")
+            + (", ".join(f"{r.model} ({r.type}, {r.held_on(GPU)} MiB, {r.block})" for r in self.loaded) or "-")
         ]
         lines.append(f"wanted: {self.wanted} ({MODELS[self.wanted][0]}, {MODELS[self.wanted][1]} MiB)")
         plans = {mode: rendered(plan(demand(self.wanted), self.snapshot(mode))) for mode in self.modes}
@@ -100,7 +115,7 @@ def rendered(answer: Plan) -> str:
 
 SCENARIOS = (
     # Typical scenarios
-    Scenario("typical-1-loaded-already", (resident(ASR), resident(SMALL, Hold.BUSY, 0.0, 1)), SMALL),
+    Scenario("typical-1-loaded-already", (resident(ASR), resident(SMALL, EvictionBlock.BUSY, 0.0, 1)), SMALL),
     Scenario("typical-2-medium-llm-replaces-small", (resident(ASR), resident(TTS), resident(SMALL, idle_s=41)), MEDIUM),
     Scenario("typical-3-large-llm-takes-the-card", (resident(ASR), resident(TTS), resident(SMALL, idle_s=41)), LARGE),
     Scenario("typical-4-transcription-replaces-large-llm", (resident(LARGE),), ASR),
@@ -116,14 +131,14 @@ SCENARIOS = (
     # What the two lists leave open
     Scenario("more-00-speech-evicts-llm-not-asr", (resident(ASR), resident(MEDIUM)), TTS, outside_mib=1500),
     Scenario("more-01-second-voice-replaces-the-first", (resident(ASR), resident(TTS), resident(SMALL)), "chatterbox-turbo"),
-    Scenario("more-02-busy-llm-is-waited-for", (resident(ASR), resident(TTS), resident(SMALL, Hold.BUSY, 0.0, 3)), MEDIUM),
-    Scenario("more-03-large-llm-waits-for-busy-small", (resident(ASR), resident(TTS), resident(SMALL, Hold.BUSY, 0.0, 1)), LARGE),
-    Scenario("more-04-pinned-asr-stays", (resident(ASR, Hold.PINNED), resident(TTS), resident(SMALL)), LARGE),
-    Scenario("more-05-young-llm-keeps-its-place-against-an-llm", (resident(SMALL, Hold.YOUNG, 0.1),), MEDIUM),
-    Scenario("more-06-young-llm-yields-to-asr", (resident(LARGE, Hold.YOUNG, 0.1),), ASR),
-    Scenario("more-07-first-request-is-not-evicted", (resident(LARGE, Hold.RESERVED, 0.0),), ASR),
-    Scenario("more-08-starting-llm-counts", (resident(ASR), resident(SMALL, Hold.STARTING, 0.0)), MEDIUM),
-    Scenario("more-09-nothing-goes-for-memory-on-its-way", (resident(TTS), resident(LARGE, Hold.STOPPING)), ASR),
+    Scenario("more-02-busy-llm-is-waited-for", (resident(ASR), resident(TTS), resident(SMALL, EvictionBlock.BUSY, 0.0, 3)), MEDIUM),
+    Scenario("more-03-large-llm-waits-for-busy-small", (resident(ASR), resident(TTS), resident(SMALL, EvictionBlock.BUSY, 0.0, 1)), LARGE),
+    Scenario("more-04-pinned-asr-stays", (resident(ASR, EvictionBlock.PINNED), resident(TTS), resident(SMALL)), LARGE),
+    Scenario("more-05-young-llm-keeps-its-place-against-an-llm", (resident(SMALL, EvictionBlock.MIN_RESIDENCY, 0.1),), MEDIUM),
+    Scenario("more-06-young-llm-yields-to-asr", (resident(LARGE, EvictionBlock.MIN_RESIDENCY, 0.1),), ASR),
+    Scenario("more-07-first-request-is-not-evicted", (resident(LARGE, EvictionBlock.RESERVED, 0.0),), ASR),
+    Scenario("more-08-starting-llm-counts", (resident(ASR), resident(SMALL, EvictionBlock.STARTING, 0.0)), MEDIUM),
+    Scenario("more-09-nothing-goes-for-memory-on-its-way", (resident(TTS), resident(LARGE, EvictionBlock.STOPPING)), ASR),
     Scenario("more-10-another-program-holds-the-card", (resident(TTS),), LARGE, outside_mib=6000),
     Scenario("more-11-device-is-loading", (resident(ASR),), TTS, blocked="cohere-transcribe is loading"),
     Scenario("more-12-device-is-quarantined-and-full", (resident(LARGE),), ASR, blocked="quarantined: gpt-oss-20b ended 31 s ago"),
@@ -150,8 +165,10 @@ def view(name: str, free: int, total: int = 10000, blocked: str | None = None) -
     return DeviceView(DeviceId(name), total, total, free, blocked)
 
 
-def on(device: str, name: str, mib: int, priority: int = 100, hold: Hold = Hold.NONE, **more: float) -> Resident:
-    return Resident(ModelId(name), "llm", priority, (DeviceId(device),), (mib,), hold, **more)  # type: ignore[arg-type]  # only floats
+def on(
+    device: str, name: str, mib: int, priority: int = 100, block: EvictionBlock = EvictionBlock.NONE, **more: float
+) -> Resident:
+    return Resident(ModelId(name), "llm", priority, (DeviceId(device),), (mib,), block, **more)  # type: ignore[arg-type]  # only floats
 
 
 def want(need: int, *devices: str, priority: int = 100) -> Demand:
@@ -167,7 +184,7 @@ def want_pairs(need: int, *devices: str) -> Demand:
 def world(*parts: DeviceView | Resident, **policy: object) -> Snapshot:
     views = tuple(part for part in parts if isinstance(part, DeviceView))
     residents = tuple(part for part in parts if isinstance(part, Resident))
-    return Snapshot(views, residents, Policy(**policy))  # type: ignore[arg-type]  # spelled out by each caller
+    return Snapshot(views, residents, AdmissionPolicy(policy=Policy(**policy)))  # type: ignore[arg-type]  # spelled out by each caller
 
 
 class TestPlaces:
@@ -203,7 +220,7 @@ class TestPlaces:
 
     def test_places_that_are_not_shown_are_no_devices(self):
         names = ("d0", "d1", "d2", "d3")
-        pinned = (on(name, f"pinned-{name}", 9000, hold=Hold.PINNED) for name in names)
+        pinned = (on(name, f"pinned-{name}", 9000, block=EvictionBlock.PINNED) for name in names)
         answer = plan(want_pairs(9000, *names), world(*(view(name, 1000) for name in names), *pinned))
 
         assert answer.reason.endswith("; 3 more places can't take it either")
@@ -260,7 +277,9 @@ class TestMaxLoaded:
         assert answer.victims == ("a",)
 
     def test_one_that_is_stopping_does_not_count(self):
-        answer = plan(want(10), world(view("d0", 10), on("d0", "old", 5, hold=Hold.STOPPING), max_loaded={"llm": 1}))
+        answer = plan(
+            want(10), world(view("d0", 10), on("d0", "old", 5, block=EvictionBlock.STOPPING), max_loaded={"llm": 1})
+        )
 
         assert isinstance(answer, Admit)
 
@@ -271,7 +290,8 @@ class TestMaxLoaded:
 
     def test_a_pinned_one_of_the_type_refuses(self):
         answer = plan(
-            want(10), world(view("d0", 10), view("d1", 0), on("d1", "p", 5, hold=Hold.PINNED), max_loaded={"llm": 1})
+            want(10),
+            world(view("d0", 10), view("d1", 0), on("d1", "p", 5, block=EvictionBlock.PINNED), max_loaded={"llm": 1}),
         )
 
         assert answer == Refuse(
@@ -321,18 +341,27 @@ class TestVictims:
         assert (answer.devices, answer.victims) == (("d1",), ("a", "b"))
 
 
-class TestHolds:
+class TestBlocks:
     """What is held now is waited for, what is held for good is not."""
 
-    @pytest.mark.parametrize("hold", [Hold.BUSY, Hold.STARTING, Hold.RESERVED, Hold.STOPPING, Hold.YOUNG])
-    def test_a_passing_hold_is_waited_for(self, hold):
-        answer = plan(want(5), world(view("d0", 0), on("d0", "old", 5, hold=hold)))
+    @pytest.mark.parametrize(
+        "block",
+        [
+            EvictionBlock.BUSY,
+            EvictionBlock.STARTING,
+            EvictionBlock.RESERVED,
+            EvictionBlock.STOPPING,
+            EvictionBlock.MIN_RESIDENCY,
+        ],
+    )
+    def test_a_passing_block_is_waited_for(self, block):
+        answer = plan(want(5), world(view("d0", 0), on("d0", "old", 5, block=block)))
 
         assert isinstance(answer, Wait)
         assert answer.waits_for == ("old",)
 
     def test_an_idle_one_is_evicted_instead_of_waiting_for_a_busy_one(self):
-        residents = [on("d0", "busy", 5, 10, Hold.BUSY), on("d0", "idle", 5, 100)]
+        residents = [on("d0", "busy", 5, 10, EvictionBlock.BUSY), on("d0", "idle", 5, 100)]
 
         answer = plan(want(5), world(view("d0", 0), *residents))
 
@@ -340,21 +369,21 @@ class TestHolds:
         assert answer.victims == ("idle",)
 
     def test_waiting_comes_before_evicting_something_higher(self):
-        residents = [on("d0", "busy", 5, 100, Hold.BUSY), on("d0", "high", 5, 200)]
+        residents = [on("d0", "busy", 5, 100, EvictionBlock.BUSY), on("d0", "high", 5, 200)]
 
         answer = plan(want(5), world(view("d0", 0), *residents))
 
         assert isinstance(answer, Wait)
         assert answer.waits_for == ("busy",)
 
-    def test_young_is_no_hold_against_a_higher_priority(self):
-        snapshot = world(view("d0", 0), on("d0", "young", 5, 100, Hold.YOUNG))
+    def test_minimum_residency_is_no_block_against_a_higher_priority(self):
+        snapshot = world(view("d0", 0), on("d0", "young", 5, 100, EvictionBlock.MIN_RESIDENCY))
 
         assert isinstance(plan(want(5, priority=100), snapshot), Wait)
         assert isinstance(plan(want(5, priority=101), snapshot), Evict)
 
     def test_memory_on_its_way_saves_a_victim(self):
-        residents = [on("d0", "going", 6, 900, Hold.STOPPING), on("d0", "a", 3), on("d0", "b", 3)]
+        residents = [on("d0", "going", 6, 900, EvictionBlock.STOPPING), on("d0", "a", 3), on("d0", "b", 3)]
 
         answer = plan(want(9), world(view("d0", 0), *residents))
 
@@ -363,7 +392,7 @@ class TestHolds:
         assert answer.reason.endswith("evicting a (llm, 3 MiB, idle 0 s), after going (llm, 6 MiB, stopping)")
 
     def test_memory_on_its_way_that_is_not_needed_is_not_waited_for(self):
-        residents = [on("d0", "going", 1, hold=Hold.STOPPING), on("d0", "busy", 6, hold=Hold.BUSY)]
+        residents = [on("d0", "going", 1, block=EvictionBlock.STOPPING), on("d0", "busy", 6, block=EvictionBlock.BUSY)]
 
         answer = plan(want(5), world(view("d0", 0), *residents))
 
@@ -372,7 +401,10 @@ class TestHolds:
 
     def test_promised_memory_makes_free_negative_and_is_not_promised_twice(self):
         """6 MiB are on their way back and promised to another waiter."""
-        residents = [on("d0", "going", 6, hold=Hold.STOPPING), on("d0", "waiter", 6, hold=Hold.RESERVED)]
+        residents = [
+            on("d0", "going", 6, block=EvictionBlock.STOPPING),
+            on("d0", "waiter", 6, block=EvictionBlock.RESERVED),
+        ]
 
         answer = plan(want(5), world(view("d0", -6), *residents))
 
@@ -403,7 +435,7 @@ class TestProtection:
         assert "as a last resort evicting high" in answer.reason
 
     def test_strict_refuses_and_says_what_it_protects(self):
-        answer = plan(want(5), replace(self.SNAPSHOT, policy=Policy(Eviction.STRICT)))
+        answer = plan(want(5), replace(self.SNAPSHOT, admission=AdmissionPolicy(policy=Policy(Eviction.STRICT))))
 
         assert answer == Refuse(
             "needs 5 MiB on d0, 0 free; in the way: the strict policy protects high (llm, priority 200, 5 MiB), "
@@ -411,7 +443,7 @@ class TestProtection:
         )
 
     def test_pinned_stays_in_either_mode(self):
-        snapshot = world(view("d0", 0, total=5), on("d0", "p", 5, 10, Hold.PINNED))
+        snapshot = world(view("d0", 0, total=5), on("d0", "p", 5, 10, EvictionBlock.PINNED))
 
         assert plan(want(5, priority=900), snapshot) == Refuse(
             "needs 5 MiB on d0, 0 free; in the way: pinned p holds 5 MiB"
@@ -424,7 +456,7 @@ class TestCost:
     def test_deciding_takes_well_under_a_hundred_milliseconds(self, record_property):
         devices = [view(f"d{n:02}", 500) for n in range(100)]
         residents = [on(f"d{n % 100:02}", f"m{n}", 950, 100 + n % 3, idle_s=float(n)) for n in range(1000)]
-        snapshot = Snapshot(tuple(devices), tuple(residents), Policy(max_loaded={"tts": 1}))
+        snapshot = Snapshot(tuple(devices), tuple(residents), AdmissionPolicy(policy=Policy(max_loaded={"tts": 1})))
         names = [device.id for device in devices]
         for label, need, expected in (("admit", 400, Admit), ("evict", 5000, Evict)):
             demanded = want(need, *names)

@@ -15,8 +15,20 @@ from itertools import chain, combinations
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, Demand, DeviceView, Evict, Hold, Option, Refuse, Resident, Snapshot, Wait
+from supervisor.core.plans import (
+    Admit,
+    Demand,
+    DeviceView,
+    Evict,
+    EvictionBlock,
+    Option,
+    Refuse,
+    Resident,
+    Snapshot,
+    Wait,
+)
 from supervisor.core.types import DeviceId, Eviction, ModelId, Policy
 
 TYPES = ("llm", "tts")
@@ -40,7 +52,7 @@ def cases(draw) -> tuple[Demand, Snapshot]:
             priority=draw(st.sampled_from([100, 100, 200, 300])),
             devices=(spot := draw(st.sampled_from(spots))),
             held_mib=tuple(draw(st.integers(0, 6)) for _ in spot),
-            hold=draw(st.sampled_from([Hold.NONE] * 8 + list(Hold))),
+            block=draw(st.sampled_from([EvictionBlock.NONE] * 8 + list(EvictionBlock))),
             idle_s=draw(st.sampled_from([0.0, 1.0, 4.0])),
             reload_s=draw(st.sampled_from([0.0, 1.0, 2.0])),
         )
@@ -54,7 +66,9 @@ def cases(draw) -> tuple[Demand, Snapshot]:
         tuple(Option((place,), draw(st.integers(2, 13))) for place in places),
     )
     limits = draw(st.dictionaries(st.sampled_from(TYPES), st.sampled_from([1, 2, 3, 4, 0])))
-    return demand, Snapshot(tuple(devices), residents, Policy(draw(st.sampled_from(Eviction)), limits))
+    return demand, Snapshot(
+        tuple(devices), residents, AdmissionPolicy(policy=Policy(draw(st.sampled_from(Eviction)), limits))
+    )
 
 
 class Oracle:
@@ -69,22 +83,22 @@ class Oracle:
             for option in demand.options
             if option.devices[0] in views and option.need_mib <= views[option.devices[0]].usable_mib
         ]
-        counted = [r for r in snapshot.residents if r.type == demand.type and r.hold != "stopping"]
-        limit = snapshot.policy.max_loaded.get(demand.type, 10**6)
+        counted = [r for r in snapshot.residents if r.type == demand.type and r.block != "stopping"]
+        limit = snapshot.admission.policy.max_loaded.get(demand.type, 10**6)
         self.excess = max(0, len(counted) + 1 - limit)
 
     # ------------------------------------------------------------------------------------------------ definitions
 
-    def held_now(self, resident: Resident) -> bool:
-        if resident.hold == "young" and resident.priority < self.demand.priority:
+    def blocked_now(self, resident: Resident) -> bool:
+        if resident.block == "young" and resident.priority < self.demand.priority:
             return False
-        return resident.hold != "none"
+        return resident.block != "none"
 
     def pool(self, rule: int) -> list[Resident]:
         """Whom the rule allows to go."""
-        allowed = [r for r in self.snapshot.residents if r.hold not in {"pinned", "stopping"}]
+        allowed = [r for r in self.snapshot.residents if r.block not in {"pinned", "stopping"}]
         if rule in {2, 4}:
-            allowed = [r for r in allowed if not self.held_now(r)]
+            allowed = [r for r in allowed if not self.blocked_now(r)]
         if rule in {2, 3}:
             allowed = [r for r in allowed if r.priority <= self.demand.priority]
         return allowed
@@ -95,7 +109,7 @@ class Oracle:
         return (resident.priority, cost, resident.model)
 
     def coming(self, device: str) -> list[Resident]:
-        return [r for r in self.snapshot.residents if device in r.devices and r.hold == "stopping"]
+        return [r for r in self.snapshot.residents if device in r.devices and r.block == "stopping"]
 
     def allowed_places(self, rule: int) -> list[tuple[DeviceView, int]]:
         return [(view, need) for view, need in self.places if rule in {3, 5} or view.blocked is None]
@@ -165,7 +179,7 @@ class Oracle:
         fitting = [((v.id,), need) for v, need in self.places if v.blocked is None and need <= v.free_mib]
         if fitting and self.excess == 0:
             return ("Admit", *min(fitting))
-        for rule in (2, 3) if self.snapshot.policy.eviction == "strict" else (2, 3, 4, 5):
+        for rule in (2, 3) if self.snapshot.admission.policy.eviction == "strict" else (2, 3, 4, 5):
             best = self.best(rule)
             if best is None:
                 continue
@@ -174,7 +188,7 @@ class Oracle:
             coming = sorted(coming, key=self.rank)
             if rule in {2, 4} and victims:
                 return ("Evict", (view.id,), need, tuple(v.model for v in victims))
-            waits_for = [*coming, *(v for v in victims if self.held_now(v))]
+            waits_for = [*coming, *(v for v in victims if self.blocked_now(v))]
             return ("Wait", (view.id,), need, tuple(r.model for r in waits_for))
         return ("Refuse",)
 
@@ -212,7 +226,7 @@ class TestOracle:
         devices, residents, options = list(snapshot.devices), list(snapshot.residents), list(demand.options)
         for items in (devices, residents, options):
             random.shuffle(items)
-        shuffled = Snapshot(tuple(devices), tuple(residents), snapshot.policy)
+        shuffled = Snapshot(tuple(devices), tuple(residents), snapshot.admission)
 
         other = plan(Demand(demand.model, demand.type, demand.priority, tuple(options)), shuffled)
 
@@ -228,7 +242,7 @@ class TestProofs:
         demand, snapshot = case
         oracle = Oracle(demand, snapshot)
         by_id = {resident.model: resident for resident in snapshot.residents}
-        rules = (2, 3) if snapshot.policy.eviction == "strict" else (2, 3, 4, 5)
+        rules = (2, 3) if snapshot.admission.policy.eviction == "strict" else (2, 3, 4, 5)
         possible = [rule for rule in rules if oracle.is_possible(rule)]
         answer = plan(demand, snapshot)
         match answer:
@@ -246,7 +260,7 @@ class TestProofs:
                 assert possible[0] in {2, 4}
                 gone = [by_id[model] for model in victims]
                 assert gone
-                assert all(r.hold in {Hold.NONE, Hold.YOUNG} for r in gone)
+                assert all(r.block in {EvictionBlock.NONE, EvictionBlock.MIN_RESIDENCY} for r in gone)
                 view = next(view for view in snapshot.devices if view.id == device)
                 back = sum(r.held_on(device) for r in [*gone, *oracle.coming(device)])
                 assert need <= view.free_mib + back
@@ -255,9 +269,9 @@ class TestProofs:
                     assert all(r.priority <= demand.priority for r in gone)
             case Wait(_, _, waits_for, _):
                 assert possible
-                assert not any(by_id[model].hold in {Hold.NONE, Hold.PINNED} for model in waits_for)
+                assert not any(by_id[model].block in {EvictionBlock.NONE, EvictionBlock.PINNED} for model in waits_for)
                 if possible[0] in {2, 4}:  # nothing has to go besides what is going already
-                    assert all(by_id[model].hold is Hold.STOPPING for model in waits_for)
+                    assert all(by_id[model].block is EvictionBlock.STOPPING for model in waits_for)
 
     @settings(max_examples=300)
     @given(cases())
@@ -270,7 +284,7 @@ class TestProofs:
         gone = {
             r
             for r in snapshot.residents
-            if r.model in answer.victims or (r.hold is Hold.STOPPING and answer.devices[0] in r.devices)
+            if r.model in answer.victims or (r.block is EvictionBlock.STOPPING and answer.devices[0] in r.devices)
         }
         devices = tuple(
             DeviceView(
@@ -284,7 +298,7 @@ class TestProofs:
         )
         left = tuple(r for r in snapshot.residents if r not in gone)
 
-        assert isinstance(plan(demand, Snapshot(devices, left, snapshot.policy)), Admit)
+        assert isinstance(plan(demand, Snapshot(devices, left, snapshot.admission)), Admit)
 
 
 @st.composite
@@ -303,7 +317,7 @@ class TestSpread:
     def room(snapshot: Snapshot, device: DeviceId, gone) -> int:
         """What is free there once these are gone, and what is stopping."""
         view = next(view for view in snapshot.devices if view.id == device)
-        back = [r for r in snapshot.residents if r.model in gone or r.hold is Hold.STOPPING]
+        back = [r for r in snapshot.residents if r.model in gone or r.block is EvictionBlock.STOPPING]
         return view.free_mib + sum(r.held_on(device) for r in back)
 
     def fits(self, case, option: Option, gone) -> bool:
@@ -336,7 +350,7 @@ class TestSpread:
         usable = {view.id: view.usable_mib for view in snapshot.devices}
         large = [o for o in demand.options if all(o.need_mib <= usable[device] for device in o.devices)]
         pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(5)}
-        if snapshot.policy.eviction == "strict":
+        if snapshot.admission.policy.eviction == "strict":
             pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(3)}
         typed = sum(r.type == demand.type for r in snapshot.residents if r.model in pool)
         enough = typed >= Oracle(replace(demand, options=()), snapshot).excess

@@ -11,8 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.queue import AdmissionQueue
-from supervisor.core.types import Limits, ModelId, TicketId
+from supervisor.core.types import Limits, ModelId, Policy, TicketId
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 
@@ -47,20 +48,6 @@ class TestOrder:
         assert queue.oldest(A) == 1.0
         assert [ticket(2), ticket(3), ticket(1)] == drained(queue, A)
 
-    def test_models_come_in_the_order_of_their_next_requests(self):
-        queue = AdmissionQueue()
-        queue.push(ticket(1), B, 0, 1.0)
-        queue.push(ticket(2), A, 0, 2.0)
-        queue.push(ticket(3), C, 1, 3.0)
-        assert queue.models() == [C, B, A]
-
-        queue.push(ticket(4), A, 2, 4.0)
-        assert queue.models() == [A, C, B]
-
-        queue.remove(ticket(4))
-        queue.remove(ticket(1))
-        assert queue.models() == [C, A]
-
     def test_one_models_requests_are_not_another_ones(self):
         queue = AdmissionQueue()
         queue.push(ticket(1), A, 0, 1.0)
@@ -76,7 +63,7 @@ class TestLimits:
     """A full queue refuses at once and says by how much it is full."""
 
     def test_the_total_is_limited(self):
-        queue = AdmissionQueue(Limits(queue_total=2))
+        queue = AdmissionQueue(AdmissionPolicy(Limits(queue_total=2)))
         queue.push(ticket(1), A, 0, 0.0)
         queue.push(ticket(2), B, 0, 0.0)
 
@@ -84,17 +71,18 @@ class TestLimits:
         assert ticket(3) not in queue
 
     def test_one_model_cannot_take_all_of_it(self):
-        queue = AdmissionQueue(Limits(queue_per_model=1))
+        queue = AdmissionQueue(AdmissionPolicy(Limits(queue_per_model=1)))
         queue.push(ticket(1), A, 0, 0.0)
 
         assert queue.push(ticket(2), A, 9, 0.0) == "1 requests are queued for a, the limit is 1"
         assert queue.push(ticket(3), B, 0, 0.0) is None
 
     def test_smaller_limits_keep_who_is_queued_already(self):
-        queue = AdmissionQueue()
+        admission = AdmissionPolicy()
+        queue = AdmissionQueue(admission)
         for number in range(3):
             queue.push(ticket(number), A, 0, 0.0)
-        queue.configure(Limits(queue_total=1))
+        admission.configure(Limits(queue_total=1), Policy())
 
         assert len(queue) == 3
         assert queue.push(ticket(9), B, 0, 0.0) is not None
@@ -111,7 +99,7 @@ class TestExpiry:
     """Nobody waits longer than `queue_wait_s`."""
 
     def test_the_oldest_decides_the_deadline_whatever_its_priority(self):
-        queue = AdmissionQueue(Limits(queue_wait_s=10.0))
+        queue = AdmissionQueue(AdmissionPolicy(Limits(queue_wait_s=10.0)))
         assert queue.deadline() == math.inf
         queue.push(ticket(1), A, 0, 1.0)
         queue.push(ticket(2), A, 9, 2.0)
@@ -122,13 +110,14 @@ class TestExpiry:
         assert queue.deadline() == 12.0
 
     def test_a_new_limit_counts_for_those_already_waiting(self):
-        queue = AdmissionQueue(Limits(queue_wait_s=10.0))
+        admission = AdmissionPolicy(Limits(queue_wait_s=10.0))
+        queue = AdmissionQueue(admission)
         queue.push(ticket(1), A, 0, 0.0)
         queue.push(ticket(2), B, 0, 4.0)
-        queue.configure(Limits(queue_wait_s=3.0))
+        admission.configure(Limits(queue_wait_s=3.0), Policy())
 
         assert [ticket(1)] == [waiting.ticket for waiting in queue.expired(5.0)]
-        assert queue.models() == [B]
+        assert [queue.count(A), queue.count(B)] == [0, 1]
 
 
 class TestCost:
@@ -137,7 +126,7 @@ class TestCost:
     @staticmethod
     def _turnover_s(queued: int) -> float:
         """CPU time of 200 rounds of push, peek, remove and pop beside `queued` others; the best of five."""
-        queue = AdmissionQueue(Limits(queue_total=10**6, queue_per_model=10**6))
+        queue = AdmissionQueue(AdmissionPolicy(Limits(queue_total=10**6, queue_per_model=10**6)))
         for number in range(queued):
             queue.push(ticket(number), ModelId(f"m{number % 100}"), 0, float(number))
         queue.push(ticket(-1), ModelId("m0"), 0, float(queued))
@@ -184,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.limits = Limits(queue_total=12, queue_per_model=6, queue_wait_s=20.0)
-        self.queue = AdmissionQueue(self.limits)
+        self.queue = AdmissionQueue(AdmissionPolicy(self.limits))
         self.list: list[Expected] = []
         self.now = 0.0
         self.seq = 0

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.types import (
-    Alert,
+from supervisor.core.effects import Alert, Learn, StopWorker
+from supervisor.core.events import (
     Configured,
-    Crash,
-    CrashClass,
-    DeviceId,
     DeviceSample,
-    DeviceSpec,
-    Eviction,
-    Generation,
-    Learn,
-    Limits,
     LoadAsked,
     MemorySampled,
-    ModelId,
-    Policy,
-    RejectCode,
     ShutdownAsked,
-    StopWorker,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
     WorkerUnready,
+)
+from supervisor.core.types import (
+    Crash,
+    CrashClass,
+    DeviceId,
+    DeviceSpec,
+    Eviction,
+    Generation,
+    Limits,
+    ModelId,
+    Policy,
+    RejectCode,
 )
 from tests.core.simulation import GPU, World, model
 
@@ -36,7 +36,7 @@ from tests.core.simulation import GPU, World, model
 def world():
     world = World()
     yield world
-    assert world.journal.replay() is None, "a replay decides the same"
+    assert world.replays(), "a replay decides the same"
 
 
 class TestColdModel:
@@ -349,7 +349,7 @@ class TestCrash:
         needs = []
 
         def crash(name):
-            lease = world.journal.scheduler.world.ledger.leases()[-1].mib
+            lease = world.scheduler.state.ledger.leases()[-1].mib
             needs.append(lease)
             return Crash(CrashClass.OUT_OF_MEMORY, "out of memory") if len(needs) == 1 else None
 
@@ -470,7 +470,7 @@ class TestOperators:
         world.finish(ticket)
         world.run(4)
         assert world.starts == ["a", "a"]
-        assert world.journal.scheduler.world.records[ModelId("a")].spec.definition == "new"
+        assert world.scheduler.state.models[ModelId("a")].spec.definition == "new"
 
     def test_a_removed_model_ends_after_its_streams_and_is_forgotten(self, world):
         world.configure(model("a", 4000))
@@ -482,7 +482,7 @@ class TestOperators:
         assert world.rejected[refused].code is RejectCode.MODEL_NOT_FOUND
         world.finish(ticket)
         world.run(2)
-        assert world.journal.scheduler.world.records == {}
+        assert world.scheduler.state.models == {}
         assert world.alive == {}
 
     def test_nobody_waits_past_the_deadline(self, world):

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.types import (
+from supervisor.core.effects import Learn
+from supervisor.core.events import (
     Configured,
-    Crash,
-    CrashClass,
-    DeviceId,
     DeviceSample,
-    DeviceSpec,
-    Footprint,
-    FootprintSource,
-    Generation,
-    Learn,
-    Limits,
     LoadAsked,
     MemorySampled,
-    ModelId,
-    Policy,
-    RejectCode,
     Respecified,
-    State,
     UnloadAsked,
     WorkerExited,
     WorkerSample,
     WorkerUnkillable,
+)
+from supervisor.core.types import (
+    Crash,
+    CrashClass,
+    DeviceId,
+    DeviceSpec,
+    Footprint,
+    FootprintSource,
+    Generation,
+    Limits,
+    ModelId,
+    Policy,
+    RejectCode,
+    WorkerState,
 )
 from tests.core.simulation import GPU, World, model
 
@@ -39,7 +41,7 @@ UNKNOWN = Crash(CrashClass.UNKNOWN, "exited with 3", ("last line",), 3)
 def world():
     world = World()
     yield world
-    assert world.journal.replay() is None, "a replay decides the same"
+    assert world.replays(), "a replay decides the same"
 
 
 def guessed(name: str, mib: int, **more: object):
@@ -58,7 +60,7 @@ def load(world: World, name: str) -> None:
 
 
 def record(world: World, name: str):
-    return world.journal.scheduler.world.records[ModelId(name)]
+    return world.scheduler.state.models[ModelId(name)]
 
 
 class TestMemoryThatIsBackAtTheExit:
@@ -95,7 +97,7 @@ class TestMemoryThatIsBackAtTheExit:
         world.post(Configured((model("b", 4000),), (DeviceSpec(GPU, 16384, 512),)))
         del world.totals[GPU1]
         world.run(3)
-        assert A not in world.journal.scheduler.world.records
+        assert A not in world.scheduler.state.models
 
     def test_also_when_the_worker_was_gone_before_the_device(self, world):
         world.totals = {GPU: 16384, GPU1: 16384}
@@ -230,7 +232,7 @@ class TestForgetting:
         world.crash("a", UNKNOWN)
         world.return_s = 0.1
         load(world, "a")  # on the other device
-        assert {lease.device for lease in world.journal.scheduler.world.ledger.leases()} == {GPU, GPU1}
+        assert {lease.device for lease in world.scheduler.state.ledger.leases()} == {GPU, GPU1}
         world.post(Configured((model("b", 10000),), tuple(DeviceSpec(d, 16384, 512) for d in world.totals)))
         world.run(3)
         ticket = world.request("b")
@@ -322,6 +324,31 @@ class TestKeepAlive:
         world.run(15)
         assert world.state("a") == "stopped"
 
+    def test_counts_anew_after_a_crash(self, world):
+        """Also where the time it would have been looked at passed while it was not ready."""
+        crashes = [UNKNOWN] * 3
+        world.configure(model("a", 4000, keep_alive_s=5.0))
+        load(world, "a")
+        world.crash_on_start = lambda _name: crashes.pop() if crashes else None
+        world.crash("a", UNKNOWN)
+        world.run(40)
+        assert crashes == []
+        assert world.state("a") == "stopped"
+
+    def test_counts_anew_after_a_drain_that_ended_without_a_stop(self, world):
+        world.configure(model("a", 10000, keep_alive_s=40.0), model("b", 10000))
+        load(world, "a")
+        running = world.request("a")
+        world.run(35)
+        waiting = world.request("b")
+        assert world.state("a") == "draining"
+        world.run(20)
+        world.finish(waiting)
+        assert world.state("a") == "ready"
+        world.finish(running)
+        world.run(41)
+        assert world.state("a") == "stopped"
+
     def test_timers_do_not_pile_up(self, world):
         world.configure(model("a", 4000, keep_alive_s=50.0), model("b", 8000), model("c", 15000))
         load(world, "b")
@@ -332,7 +359,7 @@ class TestKeepAlive:
             ticket = world.request("a")
             world.finish(ticket)
             world.run(0.3)
-        assert len(world.journal.scheduler.world.timers) < 50
+        assert len(world.scheduler.state.timers) < 50
         world.finish(kept)
 
 
@@ -419,7 +446,7 @@ class TestReload:
         world.configure(model("a", 4000, devices=(GPU1,)))
         world.run(5)
         assert record(world, "a").devices == (GPU1,)
-        assert record(world, "a").state is State.READY
+        assert record(world, "a").state is WorkerState.READY
 
     def test_a_limit_by_type_that_shrinks_below_what_waits(self, world):
         world.configure(model("a", 1000), model("b", 1000), model("c", 1000))

@@ -14,6 +14,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from supervisor.core.events import (
+    LoadAsked,
+    MemorySampled,
+    PinAsked,
+    RequestFinished,
+    Respecified,
+    ShutdownAsked,
+    UnloadAsked,
+    WorkerExited,
+    WorkerReady,
+    WorkerUnkillable,
+    WorkerUnready,
+)
 from supervisor.core.types import (
     Crash,
     CrashClass,
@@ -23,23 +36,12 @@ from supervisor.core.types import (
     FootprintSource,
     Generation,
     Limits,
-    LoadAsked,
-    MemorySampled,
     ModelId,
     ModelSpec,
-    PinAsked,
     Policy,
     RejectCode,
-    RequestFinished,
-    Respecified,
-    ShutdownAsked,
-    State,
     TicketId,
-    UnloadAsked,
-    WorkerExited,
-    WorkerReady,
-    WorkerUnkillable,
-    WorkerUnready,
+    WorkerState,
 )
 from tests.core.simulation import GPU, Key, World, model
 
@@ -47,7 +49,7 @@ NAMES = ["asr", "tts", "small", "medium", "large", "guess", "spread"]
 GPU1 = DeviceId("gpu1")
 PATIENCE_S = 1e6
 names = st.sampled_from(NAMES)
-RESTS = {State.STOPPED, State.READY, State.BACKOFF, State.FAILED}
+RESTS = {WorkerState.STOPPED, WorkerState.READY, WorkerState.BACKOFF, WorkerState.FAILED}
 
 
 def models(changed: int) -> tuple[ModelSpec, ...]:
@@ -101,7 +103,7 @@ class Scheduling(RuleBasedStateMachine):
         specs = [spec for spec in [*models(self.changed), *spread] if spec.id not in without]
         self.world.configure(*specs, limits=self.limits, policy=self.policy)
 
-    def of(self, *states: State) -> list[Key]:
+    def of(self, *states: WorkerState) -> list[Key]:
         """The living workers of models in these states."""
         return sorted(key for key in self.world.alive if self.world.state(key[0]) in states)
 
@@ -144,17 +146,17 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lose_and_find(self, data: st.DataObject) -> None:
-        if ready := self.of(State.READY):
+        if ready := self.of(WorkerState.READY):
             key = data.draw(st.sampled_from(ready))
             self.world.post(WorkerUnready(*key, "probe failed"))
             self.world.later(1.0, lambda: self.world.post(WorkerReady(*key)))
 
     @rule(name=names, back=st.integers(0, 3), which=st.integers(0, 3))
     def late_word(self, name: str, back: int, which: int) -> None:
-        record = self.world.journal.scheduler.world.records.get(ModelId(name))
-        if record is None:
+        known = self.world.scheduler.state.models.get(ModelId(name))
+        if known is None:
             return
-        key = (record.id, Generation(record.generation - back))
+        key = (known.id, Generation(known.generation - back))
         if key not in self.world.alive:
             crash = Crash(CrashClass.OUT_OF_MEMORY, "late")
             words = (
@@ -178,7 +180,7 @@ class Scheduling(RuleBasedStateMachine):
     @rule(data=st.data(), mib=st.sampled_from([100, 1500]))
     def outgrow(self, data: st.DataObject, mib: int) -> None:
         """Seen at once, and only into memory that nobody was promised: what else happens then nobody could prevent."""
-        if not (ready := self.of(State.READY)):
+        if not (ready := self.of(WorkerState.READY)):
             return
         key = data.draw(st.sampled_from(ready))
         places, used = self.world.using[key]
@@ -274,17 +276,17 @@ class Scheduling(RuleBasedStateMachine):
                 break
         assert not world.open, "a request waits for ever"
         world.run(400.0)  # longer than it takes to write off memory that nobody can account for
-        inner = world.journal.scheduler.world
-        assert {record.id: record.state for record in inner.records.values() if record.state not in RESTS} == {}
+        inner = world.scheduler.state
+        assert {m.id: m.state for m in inner.models.values() if m.state not in RESTS} == {}
         assert not inner.wanted, "a model is wanted for ever"
-        assert not world.journal.scheduler.is_impatient()
-        assert not any(record.retired for record in inner.records.values()), "a removed model is remembered for ever"
+        assert not world.scheduler.is_impatient()
+        assert not any(m.removed for m in inner.models.values()), "a removed model is remembered for ever"
         if self.shutting_down:
             assert world.alive == {}
         refused = {reject.code for reject in world.rejected.values()}
         assert RejectCode.QUEUE_TIMEOUT not in refused
         assert self.may_refuse or RejectCode.INSUFFICIENT_MEMORY not in refused, "refused what there was a way to place"
-        assert world.journal.replay() is None
+        assert world.replays()
 
 
 TestScheduling = Scheduling.TestCase

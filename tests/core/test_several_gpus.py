@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.types import Crash, CrashClass, DeviceId, MemorySampled, ModelId, State, UnloadAsked
+from supervisor.core.events import MemorySampled, UnloadAsked
+from supervisor.core.types import Crash, CrashClass, DeviceId, ModelId, WorkerState
 from tests.core.simulation import GPU, World, model
 from tests.core.test_scheduler_review import guessed, load, record
 
@@ -18,7 +19,7 @@ def world():
     """A large card and a small one."""
     world = World(totals={GPU: 24000, GPU1: 12000})
     yield world
-    assert world.journal.replay() is None, "a replay decides the same"
+    assert world.replays(), "a replay decides the same"
 
 
 class TestUnevenlyDivided:
@@ -33,7 +34,7 @@ class TestUnevenlyDivided:
         }
         world.post(UnloadAsked(ModelId("spread")))
         world.run(2)
-        assert record(world, "spread").state is State.STOPPED
+        assert record(world, "spread").state is WorkerState.STOPPED
         load(world, "spread")
 
     def test_all_that_it_holds_comes_back_when_it_goes(self, world):
@@ -42,7 +43,7 @@ class TestUnevenlyDivided:
         world.configure(model("spread", 20000, gpus=2), model("large", 20000, priority=200, devices=(GPU,)))
         load(world, "spread")
         load(world, "large")
-        (evicted,) = [d.reason for d in world.journal.decisions(ModelId("large")) if d.kind == "evict"]
+        (evicted,) = [d.reason for d in world.decisions.last(ModelId("large")) if d.kind == "evict"]
         assert "evicting spread (llm, 20000 + 10000 MiB, idle" in evicted
 
 
@@ -55,7 +56,7 @@ class TestUnreadable:
         world.run(0.9)
         while_loading = world.reading()
         world.run(1.2)  # ready, and not read since
-        assert record(world, "spread").state is State.READY
+        assert record(world, "spread").state is WorkerState.READY
         old = {(worker.model, worker.device): worker for worker in while_loading.workers}
         assert 0 < old[ModelId("spread"), GPU1].used_mib < 10000
         now = world.reading()
@@ -76,5 +77,5 @@ class TestOutOfMemory:
         world.run(8)
         assert ticket in world.dispatched
         assert world.starts == ["spread", "spread"]
-        leases = world.journal.scheduler.world.ledger.leases()
+        leases = world.scheduler.state.ledger.leases()
         assert [(lease.device, lease.mib) for lease in leases] == [(GPU, 11488), (GPU1, 11488)]

@@ -23,7 +23,8 @@ from supervisor.catalog.schema import json_schema
 from supervisor.cli.demo import write_demo
 from supervisor.cli.main import main
 from supervisor.cli.serve import welcome
-from supervisor.core.types import CrashClass, FootprintSource, Reject, RejectCode, TicketId
+from supervisor.core.effects import Reject
+from supervisor.core.types import CrashClass, FootprintSource, RejectCode, TicketId
 from supervisor.daemon.engine import rejection
 from supervisor.errors import LlmuxError
 

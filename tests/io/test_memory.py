@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from supervisor.core.types import DeviceId, DeviceSample, Generation, ModelId, WorkerSample
+from supervisor.core.events import DeviceSample, WorkerSample
+from supervisor.core.types import DeviceId, Generation, ModelId
 from supervisor.io.memory import CompositeSampler, DeviceInfo, HolderPids, Reading, ThreadedSampler, in_thread
 
 X = DeviceId("x")

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from supervisor.core.types import DeviceId, DeviceSample, Generation, ModelId, WorkerSample
+from supervisor.core.events import DeviceSample, WorkerSample
+from supervisor.core.types import DeviceId, Generation, ModelId
 from supervisor.io.memory import HolderPids
 from supervisor.io.nvml import NvmlReader, NvmlSession, NvmlUnavailableError
 

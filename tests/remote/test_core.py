@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.scheduler import Scheduler
-from supervisor.core.types import (
-    REMOTE,
+from supervisor.core.effects import CutRequest, Dispatch, Reject, StartWorker, StopWorker
+from supervisor.core.events import (
     Configured,
-    Crash,
-    CrashClass,
-    CutRequest,
-    DeviceId,
     DeviceSample,
-    DeviceSpec,
-    Dispatch,
-    Footprint,
-    FootprintSource,
-    Generation,
     LoadAsked,
     MemorySampled,
-    ModelId,
-    ModelSpec,
-    Policy,
-    Reject,
-    RejectCode,
     RequestArrived,
     RequestFinished,
     ShutdownAsked,
-    StartWorker,
-    State,
-    StopWorker,
-    TicketId,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
     WorkerUnready,
+)
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.types import (
+    REMOTE,
+    Crash,
+    CrashClass,
+    DeviceId,
+    DeviceSpec,
+    Footprint,
+    FootprintSource,
+    Generation,
+    ModelId,
+    ModelSpec,
+    Policy,
+    RejectCode,
+    TicketId,
+    WorkerState,
 )
 
 FAR, NEAR, HOST = ModelId("far"), ModelId("near"), DeviceId("host")
@@ -55,7 +53,7 @@ class Clock:
     def do(self, event, after: float = 0.1) -> list:
         self.now += after
         effects = self.scheduler.handle(event, self.now)
-        self.scheduler.world.ledger.check()
+        self.scheduler.state.check()
         return effects
 
     def ask(self, model: ModelId = FAR) -> tuple[TicketId, list]:
@@ -64,7 +62,7 @@ class Clock:
         return ticket, self.do(RequestArrived(ticket, model))
 
     def record(self, model: ModelId = FAR):
-        return self.scheduler.world.records[model]
+        return self.scheduler.state.models[model]
 
 
 def far(**keys: object) -> ModelSpec:
@@ -92,9 +90,9 @@ class TestStart:
     def test_at_once_and_without_a_lease(self):
         clock = Clock(far())
         assert of_kind(clock.started, StartWorker) == [StartWorker(FAR, FIRST, REMOTE, 0)]
-        assert clock.scheduler.world.ledger.leases() == ()
+        assert clock.scheduler.state.ledger.leases() == ()
         clock.do(WorkerReady(FAR, FIRST))
-        assert (clock.record().state, clock.record().devices) == (State.READY, REMOTE)
+        assert (clock.record().state, clock.record().devices) == (WorkerState.READY, REMOTE)
 
     def test_without_any_device(self):
         scheduler = Scheduler()
@@ -108,12 +106,12 @@ class TestStart:
         assert of_kind(effects, StopWorker) == []
         clock.do(WorkerReady(NEAR, FIRST))
         clock.do(WorkerReady(FAR, FIRST))
-        assert clock.record().state is clock.record(NEAR).state is State.READY
+        assert clock.record().state is clock.record(NEAR).state is WorkerState.READY
 
     def test_what_cant_be_used_fails_for_good(self):
         clock = Clock(far())
         effects = clock.do(WorkerExited(FAR, FIRST, Crash(CrashClass.BAD_ARGUMENTS, "no key")))
-        assert clock.record().state is State.FAILED
+        assert clock.record().state is WorkerState.FAILED
         assert of_kind(effects, StartWorker) == []
         _, effects = clock.ask()
         assert [reject.code for reject in of_kind(effects, Reject)] == [RejectCode.MODEL_FAILED]
@@ -168,7 +166,7 @@ class TestUnready:
         _, _ = clock.ask()
         effects = clock.do(WorkerUnready(FAR, FIRST, "it is down"))
         assert len(of_kind(effects, Reject)) == 1
-        assert (clock.record().state, clock.record().answering) == (State.READY, False)
+        assert (clock.record().state, clock.record().answering) == (WorkerState.READY, False)
 
     def test_until_it_answers(self, ready):
         ready.do(WorkerUnready(FAR, FIRST, "it is down"))
@@ -192,14 +190,14 @@ class TestEnd:
     def test_unload(self, ready):
         assert [stop.model for stop in of_kind(ready.do(UnloadAsked(FAR)), StopWorker)] == [FAR]
         assert of_kind(ready.do(WorkerExited(FAR, FIRST)), StartWorker) == []
-        assert ready.record().state is State.STOPPED
+        assert ready.record().state is WorkerState.STOPPED
         _, effects = ready.ask()
         assert of_kind(effects, StartWorker) == [StartWorker(FAR, Generation(2), REMOTE, 0)]
 
     def test_after_its_answers(self, ready):
         ticket, _ = ready.ask()
         assert of_kind(ready.do(UnloadAsked(FAR)), StopWorker) == []
-        assert ready.record().state is State.DRAINING
+        assert ready.record().state is WorkerState.DRAINING
         assert len(of_kind(ready.do(RequestFinished(ticket)), StopWorker)) == 1
 
     def test_forced(self, ready):
@@ -211,7 +209,7 @@ class TestEnd:
     def test_removed_from_the_configuration(self, ready):
         assert len(of_kind(ready.do(Configured((), ready.devices)), StopWorker)) == 1
         ready.do(WorkerExited(FAR, FIRST))
-        assert FAR not in ready.scheduler.world.records
+        assert FAR not in ready.scheduler.state.models
 
     def test_shutdown(self, ready):
         assert len(of_kind(ready.do(ShutdownAsked()), StopWorker)) == 1

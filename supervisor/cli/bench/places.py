@@ -13,7 +13,8 @@ from supervisor.catalog import Catalog, CatalogModel
 from supervisor.cli import client, show
 from supervisor.cli.client import Json
 from supervisor.cli.exits import UnreachableError
-from supervisor.core.types import DeviceId, DeviceSample
+from supervisor.core.events import DeviceSample
+from supervisor.core.types import DeviceId
 from supervisor.errors import LlmuxError
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, open_sampler
 from supervisor.io.memory import CompositeSampler, DeviceInfo, MemorySampler

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from supervisor.catalog import Catalog, CatalogModel
 from supervisor.cli.bench.places import BenchError
-from supervisor.core.types import Crash, Event, Generation, WorkerReady
+from supervisor.core.events import Event, WorkerReady
+from supervisor.core.types import Crash, Generation
 from supervisor.errors import UpstreamError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.fleet.worker import LOG_TAIL_LINES, Worker

@@ -13,18 +13,9 @@ from runtimes.openai_remote.adapter import OpenAIRemoteAdapter, OpenAIRemoteConf
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import (
-    CrashClass,
-    DeviceId,
-    Event,
-    Generation,
-    ModelId,
-    StartWorker,
-    StopCause,
-    StopWorker,
-    WorkerExited,
-    WorkerReady,
-)
+from supervisor.core.effects import StartWorker, StopWorker
+from supervisor.core.events import Event, WorkerExited, WorkerReady
+from supervisor.core.types import CrashClass, DeviceId, Generation, ModelId, StopCause
 from supervisor.fleet.fleet import Fleet
 from tests.limits import LIMIT_S
 from tests.support.scripted_launcher import ScriptedLauncher, look

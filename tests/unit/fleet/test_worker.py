@@ -11,17 +11,8 @@ from runtimes.base import ModelConfig, ModelUnusableError, RuntimeNotInstalledEr
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import (
-    Crash,
-    CrashClass,
-    DeviceId,
-    Event,
-    Generation,
-    ModelId,
-    WorkerReady,
-    WorkerUnkillable,
-    WorkerUnready,
-)
+from supervisor.core.events import Event, WorkerReady, WorkerUnkillable, WorkerUnready
+from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId
 from supervisor.errors import UnavailableError
 from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids

@@ -1,10 +1,10 @@
-"""Decisions in words for people."""
+"""Decisions as messages for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from supervisor.core.plans import Hold, Resident
+from supervisor.core.plans import EvictionBlock, Resident
 
 
 def listed(things: Sequence[object]) -> str:
@@ -14,28 +14,28 @@ def listed(things: Sequence[object]) -> str:
 
 
 def residents_listed(residents: Iterable[Resident]) -> str:
-    """Who they are, what they hold, and how they are."""
+    """Each resident with its type, what it holds, and its condition."""
     return ", ".join(f"{r.model} ({r.type}, {held_in_mib(r)}, {_condition(r)})" for r in residents)
 
 
 def _condition(resident: Resident) -> str:
-    match resident.hold:
-        case Hold.BUSY:
+    match resident.block:
+        case EvictionBlock.BUSY:
             return f"{resident.in_flight} {'request' if resident.in_flight == 1 else 'requests'} in flight"
-        case Hold.STARTING:
+        case EvictionBlock.STARTING:
             return "still starting"
-        case Hold.STOPPING:
+        case EvictionBlock.STOPPING:
             return "stopping"
-        case Hold.RESERVED:
+        case EvictionBlock.RESERVED:
             return "reserved for a waiting request"
-        case Hold.YOUNG:
+        case EvictionBlock.MIN_RESIDENCY:
             return "just loaded"
-        case Hold.NONE | Hold.PINNED:
+        case EvictionBlock.NONE | EvictionBlock.PINNED:
             return f"idle {_seconds(resident.idle_s)}"
 
 
 def held_in_mib(resident: Resident) -> str:
-    """What it holds, device by device: "12000 + 8000 MiB"."""
+    """What it holds on each device: "12000 + 8000 MiB"."""
     return f"{' + '.join(map(str, resident.held_mib))} MiB"
 
 

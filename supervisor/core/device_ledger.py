@@ -1,11 +1,11 @@
-"""One device's books: the leases on it, what its samples showed, and whether memory is back.
+"""One device's ledger: the leases on it, what its samples showed, and whether memory is back.
 
-RETURNING bridges the gap between a process that is gone and a device that shows its memory back. Only a sample taken
-after the exit ends it: any on a device whose memory is back at the exit, one that shows the memory on the others. What
-it has to show follows from a picture of the device from when the worker surely lived: we hear of an exit later than its
-memory does. Where it never shows it the device is quarantined, and freed again if the memory does return.
+A lease is RETURNING between the exit of its process and the sample that shows the memory back. Only a sample taken after
+the exit ends it. On a device whose memory is back at the exit any such sample does; on the others it must show the
+memory. What it must show follows from a snapshot taken while the worker surely lived: we hear of an exit only after
+memory has begun to return. If no sample shows it the device is quarantined, and freed when the memory does return.
 
-Figures are cached and recomputed after a change, so looking at a hundred devices costs little.
+Figures are cached and recomputed after a change, so a look at a hundred devices costs little.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Holder = tuple[ModelId, Generation]
 
 TOLERANCE_MIB = 64
 TOLERANCE = 0.1
-"""Memory counts as back when at most this much, or this part of it, is missing: contexts and caches come and go."""
+"""Memory counts as back when at most this much, or this fraction of it, is missing: contexts and caches vary."""
 
 
 class Phase(StrEnum):
@@ -31,7 +31,7 @@ class Phase(StrEnum):
 
     STARTING = "starting"  # its worker is loading and may take the whole of it
     HELD = "held"  # its worker is ready
-    RETURNING = "returning"  # its worker is gone, the memory not yet seen back
+    RETURNING = "returning"  # its worker is gone, but no sample has shown the memory back
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class Lease:
     device: DeviceId
     phase: Phase
     mib: int
-    since: float = -math.inf  # when it was settled or its worker exited
+    since: float = -math.inf  # when its worker became ready or exited
     measured_mib: int | None = None  # the last measurement of its worker
     seen_mib: int | None = None  # the measurement that belongs to the device's last sample
 
     @property
     def held_mib(self) -> int:
-        """What it takes by the books: the lease, or more where the worker grew beyond it."""
+        """What counts as taken: the lease, or more where the worker grew beyond it."""
         return max(self.mib, self.measured_mib or 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class MemorySnapshot:
     """What one sample showed of a device."""
 
     free_mib: int
@@ -64,8 +64,8 @@ class Picture:
 
 
 @dataclass(slots=True)
-class Return:
-    """What the device looked like before a worker's exit, to tell when its memory is back."""
+class PendingRelease:
+    """Memory that a worker is to return: what the device showed before the exit, to tell when it is back."""
 
     free_mib: int | None
     expected_mib: int
@@ -73,16 +73,16 @@ class Return:
     warned: bool = False
 
     @classmethod
-    def after(cls, pictures: Sequence[Picture], holder: Holder) -> Return:
-        """By the one of `pictures`, latest first, that promises least: later the worker's memory may be back already."""
-        if not pictures:
+    def after(cls, snapshots: Sequence[MemorySnapshot], holder: Holder) -> PendingRelease:
+        """By the one of `snapshots`, latest first, that promises least: a later one may show the memory back already."""
+        if not snapshots:
             return cls(None, 0, {})
-        with_it = [picture for picture in pictures if picture.of(holder)] or pictures[:1]
-        picture = min(with_it, key=lambda picture: picture.free_mib + picture.of(holder))
-        others = {other: seen for other, seen in picture.seen.items() if other != holder}
-        return cls(picture.free_mib, picture.of(holder), others)
+        with_it = [snapshot for snapshot in snapshots if snapshot.of(holder)] or snapshots[:1]
+        snapshot = min(with_it, key=lambda snapshot: snapshot.free_mib + snapshot.of(holder))
+        others = {other: seen for other, seen in snapshot.seen.items() if other != holder}
+        return cls(snapshot.free_mib, snapshot.of(holder), others)
 
-    def is_back(self, device: Books, holder: Holder, write_off_s: float) -> bool:
+    def is_back(self, device: DeviceLedger, holder: Holder, write_off_s: float) -> bool:
         """Does the device's last sample, which must be newer than the exit, show the memory?"""
         if device.spec.returns_at_exit:
             return True
@@ -98,13 +98,13 @@ class Return:
         return device.spec.total_mib - free_mib <= explained + tolerance
 
     def _growth(self, others: Iterable[Lease]) -> int:
-        """How much more the others may use than before the exit; unknown use counts as the most it may be."""
+        """How much more the others may use than before the exit; unknown use counts as the most possible."""
         now = {lease.holder: lease for lease in others}
         growth = 0
         for holder, lease in now.items():
             before = self.others.get(holder)
             if lease.seen_mib is None and holder in self.others and lease.phase is not Phase.STARTING:
-                continue  # never measured and nothing that would make it grow
+                continue  # never measured, and nothing makes it grow
             growth += _most(lease) - (before or 0)
         return growth - sum(before or 0 for holder, before in self.others.items() if holder not in now)
 
@@ -114,8 +114,8 @@ def _most(lease: Lease) -> int:
 
 
 @dataclass(slots=True)
-class Books:
-    """One device's books."""
+class DeviceLedger:
+    """One device's ledger."""
 
     spec: DeviceSpec
     configured: bool = True
@@ -124,15 +124,19 @@ class Books:
     stale: bool = False
     outside_mib: int | None = None
     leases: dict[Holder, Lease] = field(default_factory=dict)
-    pictures: deque[Picture] = field(default_factory=lambda: deque(maxlen=2))  # of the last samples, latest first
-    stopping: dict[Holder, Picture] = field(default_factory=dict)  # the last one before their stop
-    returns: dict[Holder, Return] = field(default_factory=dict)  # oldest exit first
-    quarantine: dict[Holder, str] = field(default_factory=dict)  # reasons by the lease that has to go first
+    snapshots: deque[MemorySnapshot] = field(
+        default_factory=lambda: deque(maxlen=2)
+    )  # of the last samples, latest first
+    stopping: dict[Holder, MemorySnapshot] = field(default_factory=dict)  # the last one before each was told to stop
+    releases: dict[Holder, PendingRelease] = field(default_factory=dict)  # oldest exit first
+    quarantine: dict[Holder, str] = field(
+        default_factory=dict
+    )  # why nothing new may come, by the lease that must go first
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
 
     def blocked(self) -> str | None:
-        """Why nothing new may be placed here, whatever is free."""
+        """Why nothing new may be loaded here, however much is free."""
         if not self.configured:
             return "no longer configured"
         if self.quarantine:
@@ -144,7 +148,7 @@ class Books:
         return None
 
     def untaken(self) -> int:
-        """What workers may still take although the last sample shows it as free."""
+        """What workers may still take of the memory that the last sample shows as free."""
         return sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
@@ -152,7 +156,7 @@ class Books:
         )
 
     def free(self) -> int:
-        """What a new lease may take; negative when more is promised than is there yet."""
+        """What a new lease may take; negative when more is promised than is free so far."""
         by_leases = self.spec.total_mib - sum(lease.held_mib for lease in self.leases.values())
         free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken(), by_leases)
         return free - self.spec.margin_mib

@@ -1,0 +1,101 @@
+"""Who is served next, who may overtake whom, who keeps its place for how long, and every limit.
+
+The queue asks in which order requests of one model are served and whether it is full; `placement` asks in which order
+wanted models are planned and when a waiter may claim a victim; the planner asks who may take whose place; `requests`
+and `timers` ask when patience ends. None of them orders or limits anything by itself.
+
+Another policy (aging, batching by model, shares for tenants) is a subclass of `AdmissionPolicy` that overrides what it
+decides otherwise; `Scheduler(policy)` takes it. A policy looks only at its arguments, so that a replay decides the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from supervisor.core.types import Eviction, Limits, ModelId, Policy
+
+if TYPE_CHECKING:
+    from supervisor.core.queue import AdmissionQueue, Waiting
+    from supervisor.core.state import ModelState
+
+Rank = tuple[float, ...]
+"""A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
+
+
+class AdmissionPolicy:
+    """First come, first served within a request priority; bounded thrash between models."""
+
+    def __init__(self, limits: Limits | None = None, policy: Policy | None = None) -> None:
+        self.limits = limits or Limits()
+        self.policy = policy or Policy()
+
+    def configure(self, limits: Limits, policy: Policy) -> None:
+        """New numbers. Those already queued stay, also beyond them; the new one judges their waiting time."""
+        self.limits, self.policy = limits, policy
+
+    # ---------------------------------------------------------------------------------------------------------- order
+
+    def rank_request(self, waiting: Waiting) -> Rank:
+        """Who of one model's requests is served first. Asked once, on arrival."""
+        return (-waiting.priority,)
+
+    def rank_model(self, model: ModelState, queue: AdmissionQueue, now: float) -> Rank:
+        """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
+        del now
+        head, oldest, asked_at = queue.peek(model.id), queue.oldest(model.id), model.asked_at
+        since = min(math.inf if oldest is None else oldest, math.inf if asked_at is None else asked_at)
+        priority, seq = (head.priority, head.seq) if head is not None else (0, 0)
+        # A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
+        return (-priority, max(since, model.stopped_at), seq, -model.spec.priority)
+
+    # ------------------------------------------------------------------------------------- who keeps its place how long
+
+    def may_overtake(self, priority: int, other: int) -> bool:
+        """May a model of `priority` take the place of one of priority `other` within its minimum residency?"""
+        return priority > other
+
+    def may_evict_higher(self) -> bool:
+        """May a model go for one of lower priority, when nothing lower would do?"""
+        return self.policy.eviction is Eviction.LAST_RESORT
+
+    def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
+        """Until when an idle worker keeps its place: within its minimum residency, while in demand. `now`: it doesn't."""
+        matures_at, quiet_at = model.ready_at + self.limits.min_residency_s, model.last_used + self.limits.linger_s
+        if now >= matures_at:
+            return now
+        if now < quiet_at:
+            return quiet_at
+        return matures_at if queued else now
+
+    def may_claim_at(self, waiter: ModelState, victim: ModelState) -> float:
+        """When a busy victim gets no new requests because of this waiter."""
+        if self.may_overtake(waiter.spec.priority, victim.spec.priority):
+            return -math.inf
+        return victim.ready_at + self.limits.min_residency_s
+
+    # --------------------------------------------------------------------------------------------------------- limits
+
+    def queue_is_full(self, model_id: ModelId, queued: int, total: int) -> str | None:
+        """Why one more request can't be queued, with `queued` of its model and `total` of all waiting; None: it can."""
+        if total >= self.limits.queue_total:
+            return f"{total} requests are queued, the limit is {self.limits.queue_total}"
+        if queued >= self.limits.queue_per_model:
+            return f"{queued} requests are queued for {model_id}, the limit is {self.limits.queue_per_model}"
+        return None
+
+    def gives_up_at(self, since: float) -> float:
+        """When a request, or a load that an operator asked for, has waited too long."""
+        return since + self.limits.queue_wait_s
+
+    def is_full(self, model: ModelState) -> bool:
+        """Has the worker all the requests it gets at once?"""
+        return 0 < model.spec.target_inflight <= len(model.in_flight)
+
+    def max_loaded(self, model_type: str) -> int | None:
+        """How many models of this type may be loaded at once; None: any number."""
+        return self.policy.max_loaded.get(model_type)
+
+    def may_load(self, loading: int) -> bool:
+        """May one more worker start on a device where `loading` are starting?"""
+        return loading < self.limits.loads_per_device

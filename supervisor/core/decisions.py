@@ -1,0 +1,54 @@
+"""The last decisions and their reasons, overall and by model, for `llmux why`. Memory is bounded by counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from supervisor.core.effects import Decided, Effect
+from supervisor.core.types import ModelId
+
+DECISIONS = 2000
+DECISIONS_PER_MODEL = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision. `at` is on the core's clock; `seq` is 1 for the first and grows by one."""
+
+    seq: int
+    at: float
+    kind: str
+    model: ModelId | None
+    reason: str
+
+
+class DecisionLog:
+    """What was decided lately."""
+
+    def __init__(self) -> None:
+        self.last_seq = 0  # the number of the newest decision; 0 before the first
+        self._decisions: deque[Decision] = deque(maxlen=DECISIONS)
+        self._by_model: dict[ModelId, deque[Decision]] = {}
+
+    def note(self, effects: Iterable[Effect], now: float) -> None:
+        """Keep the decisions among the effects of one event."""
+        for effect in effects:
+            if type(effect) is Decided:
+                self.last_seq += 1
+                decision = Decision(self.last_seq, now, effect.kind, effect.model, effect.reason)
+                self._decisions.append(decision)
+                if decision.model is not None:
+                    self._by_model.setdefault(decision.model, deque(maxlen=DECISIONS_PER_MODEL)).append(decision)
+
+    def last(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
+        """The last decisions, oldest first; those about one model if named (kept even when others were many)."""
+        kept = self._decisions if model is None else self._by_model.get(model, deque())
+        return list(kept)[-limit:]
+
+    def since(self, seq: int) -> list[Decision]:
+        """All kept decisions after `seq`, oldest first. Costs no more than there are."""
+        newest_first = takewhile(lambda decision: decision.seq > seq, reversed(self._decisions))
+        return list(newest_first)[::-1]

@@ -1,0 +1,67 @@
+"""Requests meet workers: who is given a request, who gets an answer instead, and a worker that stays loaded."""
+
+from __future__ import annotations
+
+from supervisor.core.effects import Dispatch, Reject
+from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.types import RejectCode, TicketId, WorkerState
+
+
+def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Send queued requests to the worker, as many as it takes and its state allows."""
+    while (
+        model.state is WorkerState.READY
+        and model.answering
+        and not state.admission.is_full(model)
+        and (waiting := state.queue.pop(model.id)) is not None
+    ):
+        assign(state, step, model, waiting.ticket)
+
+
+def assign(state: SchedulerState, step: Step, model: ModelState, ticket: TicketId) -> None:
+    """Give the worker this ticket now."""
+    model.in_flight[ticket] = None
+    model.last_used = step.now
+    state.tickets[ticket] = model.id
+    step.emit(Dispatch(ticket, model.id, model.generation))
+
+
+def reject_all(
+    state: SchedulerState,
+    step: Step,
+    model: ModelState,
+    code: RejectCode,
+    message: str,
+    *,
+    retry_after_s: float | None = None,
+    detail: tuple[str, ...] = (),
+) -> None:
+    """Every queued request of the model gets this answer; nobody wants the model any more."""
+    for waiting in state.queue.clear(model.id):
+        step.emit(Reject(waiting.ticket, code, message, retry_after_s, detail))
+    model.wish = None
+
+
+def resume(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
+    """A draining worker stays after all. Whoever asked for the model meanwhile has it."""
+    advance(model, Trigger.RESUME, step.now, reason)
+    keep_loaded(state, step, model)
+
+
+def keep_loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """The worker is ready, and no other model claims its memory any more."""
+    model.wish = None
+    dispatch(state, step, model)
+    arm_keep_alive(state, model)
+
+
+def arm_keep_alive(state: SchedulerState, model: ModelState) -> None:
+    """Look at an idle worker when its keep-alive is over. One timer at a time."""
+    keep_alive_s = model.spec.keep_alive_s
+    if keep_alive_s is None or model.state is not WorkerState.READY or model.in_flight:
+        return
+    at = model.last_used + keep_alive_s
+    if model.keep_alive_at is None or at < model.keep_alive_at:
+        model.keep_alive_at = at
+        state.wake(at, model.id)

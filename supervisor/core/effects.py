@@ -1,0 +1,88 @@
+"""What the scheduler orders: the effects of an event. Everything here is frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.core.types import DeviceId, Devices, Generation, ModelId, RejectCode, StopCause, TicketId
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Spawn the model's worker on `devices`; on REMOTE, connect. Answer: WorkerReady, or WorkerExited with a crash."""
+
+    model: ModelId
+    generation: Generation
+    devices: Devices
+    lease_mib: int  # on each of them
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """SIGTERM, grace, SIGKILL (at once with `force`). Answer: WorkerExited or WorkerUnkillable."""
+
+    model: ModelId
+    generation: Generation
+    cause: StopCause
+    reason: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """The ticket may go to this worker now. Answer: RequestFinished."""
+
+    ticket: TicketId
+    model: ModelId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The ticket is over; tell its client. `detail` may hold last log lines."""
+
+    ticket: TicketId
+    code: RejectCode
+    message: str
+    retry_after_s: float | None = None
+    detail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CutRequest:
+    """A dispatched request must end now: its worker is being taken away."""
+
+    ticket: TicketId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Learn:
+    """Store how much memory this model took on this device with these launch arguments."""
+
+    model: ModelId
+    device: DeviceId
+    footprint_key: str
+    mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something an operator should see; `code` is stable, e.g. `device.quarantined`."""
+
+    code: str
+    message: str
+    device: DeviceId | None = None
+    model: ModelId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision and its reason, for `llmux why`. `kind` is stable, e.g. `evict`, `admit`, `wait`."""
+
+    kind: str
+    model: ModelId | None
+    reason: str
+
+
+Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | Learn | Alert | Decided

@@ -1,0 +1,155 @@
+"""What happens outside the core: the events that the scheduler takes. Everything here is frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from supervisor.core.types import Crash, DeviceId, DeviceSpec, Generation, Limits, ModelId, ModelSpec, Policy, TicketId
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The whole configuration, at boot and after every reload. Models not named any more are stopped and forgotten."""
+
+    models: tuple[ModelSpec, ...]
+    devices: tuple[DeviceSpec, ...]
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A client wants `model`. A higher `priority` is served first."""
+
+    ticket: TicketId
+    model: ModelId
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """A dispatched or queued request is over, however it ended (its client may have disconnected)."""
+
+    ticket: TicketId
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAsked:
+    """An operator (or preload) wants the model loaded whatever the traffic. Clears FAILED."""
+
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAsked:
+    """An operator wants it gone: after its requests, or at once with `force`."""
+
+    model: ModelId
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PinAsked:
+    """An operator pins or unpins a model until the daemon ends, whatever the configuration says."""
+
+    model: ModelId
+    pin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Respecified:
+    """A model has other settings from now on. A worker of another definition is replaced after its requests."""
+
+    spec: ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """It answers its health check. Also sent when an unready worker recovers."""
+
+    model: ModelId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnready:
+    """Its readiness probe failed too often: no new requests until it recovers. A remote may begin with it."""
+
+    model: ModelId
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    """Its whole process tree is gone. `crash` is None when we stopped it."""
+
+    model: ModelId
+    generation: Generation
+    crash: Crash | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnkillable:
+    """SIGKILL was sent and the tree is still there after the bounded wait."""
+
+    model: ModelId
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One reading of a device. `outside_mib` is what others use, None where the process list can't tell."""
+
+    id: DeviceId
+    free_mib: int
+    stale: bool = False
+    outside_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """What one worker's tree takes on one device; None where it can't be told."""
+
+    model: ModelId
+    generation: Generation
+    device: DeviceId
+    used_mib: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySampled:
+    """A reading of all devices and workers. `taken_at`: when the reading began, on the core's clock."""
+
+    devices: tuple[DeviceSample, ...]
+    workers: tuple[WorkerSample, ...]
+    taken_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed; sent no later than `Scheduler.deadline()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownAsked:
+    """Take nothing new, drain, stop everything."""
+
+
+Event = (
+    Configured
+    | RequestArrived
+    | RequestFinished
+    | LoadAsked
+    | UnloadAsked
+    | PinAsked
+    | Respecified
+    | WorkerReady
+    | WorkerUnready
+    | WorkerExited
+    | WorkerUnkillable
+    | MemorySampled
+    | Tick
+    | ShutdownAsked
+)

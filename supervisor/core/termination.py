@@ -1,0 +1,182 @@
+"""How a worker ends, and what comes after: stopped by us, crashed, or not to be killed; tried again, given up, forgotten.
+
+A worker that was stopped stays STOPPING until its process tree is gone and its memory is back. One that ended by itself
+enters BACKOFF at once (tried again later, the pause doubles each time) or FAILED (it ended too often, or can never
+work): its memory may still be on its way, but that is the ledger's business. One that was loaded comes back by itself
+as long as nothing has to go for it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from supervisor.core.dispatch import reject_all
+from supervisor.core.effects import Alert, CutRequest, Decided, StopWorker
+from supervisor.core.events import WorkerExited, WorkerUnkillable
+from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.messages import listed
+from supervisor.core.state import Change, Drain, ModelState, SchedulerState, Step, Worker
+from supervisor.core.types import Crash, CrashClass, RejectCode, StopCause, WorkerState
+
+HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
+"""A start that failed like this fails the same way again, so it is not tried again by itself."""
+
+
+def stop_worker(
+    state: SchedulerState, step: Step, model: ModelState, cause: StopCause, reason: str, *, force: bool = False
+) -> None:
+    """End the worker: after its running requests within the drain time, or at once."""
+    if not model.has_worker:
+        return
+    if model.state is WorkerState.STOPPING:
+        if force and not model.exited:
+            step.emit(StopWorker(model.id, model.generation, cause, reason, force=True))
+        return
+    if model.in_flight and not force:
+        until = step.now + state.limits.drain_s
+        state.wake(until, model.id)
+        drain = Drain(cause, reason, until)
+        if model.state is WorkerState.READY:
+            advance(model, Trigger.DRAIN, step.now, reason, drain=drain)
+        else:
+            model.drain = drain
+        step.decide("drain", model.id, f"{reason}; {len(model.in_flight)} in flight")
+        return
+    cut(step, model, reason)
+    stop_now(state, step, model, cause, reason, force=force or model.state is WorkerState.STARTING)
+    step.decide("stop", model.id, reason)
+
+
+def stop_now(
+    state: SchedulerState, step: Step, model: ModelState, cause: StopCause, reason: str, *, force: bool = False
+) -> None:
+    """Send the signals; its memory stays leased until the tree is gone and the device shows the memory back."""
+    advance(model, Trigger.STOP, step.now, reason)
+    if not model.spec.remote:
+        state.ledger.stopping(model.holder)
+    step.emit(StopWorker(model.id, model.generation, cause, reason, force))
+
+
+def cut(step: Step, model: ModelState, reason: str) -> None:
+    """Its running requests end now."""
+    for ticket in model.in_flight:
+        step.emit(CutRequest(ticket, reason))
+
+
+def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
+    """Its process tree is gone: its requests are over, and why it ended decides what comes next."""
+    model = state.current(event.model, event.generation)
+    if model is None or model.exited:
+        return
+    for ticket in model.in_flight:
+        state.tickets.pop(ticket, None)
+    model.in_flight.clear()
+    if not model.spec.remote:
+        state.ledger.returning(model.holder, step.now)
+    if model.state is WorkerState.STOPPING:
+        model.worker = Worker(model.devices, exited=True)
+        finish_stop(state, step, model)
+    else:
+        _crashed(state, step, model, event.crash or Crash(CrashClass.UNKNOWN, "it ended although nobody stopped it"))
+
+
+def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """STOPPING ends when the tree is gone *and* its memory is back; then what waited for that happens."""
+    if model.state is not WorkerState.STOPPING or state.ledger.holds(model.holder):
+        return
+    advance(model, Trigger.GONE, step.now, model.life.reason)
+    _apply_change(state, step, model)
+
+
+def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
+    was_loaded = model.state is not WorkerState.STARTING
+    model.crashes = replace(model.crashes, last=crash)
+    step.decide("crash", model.id, f"{crash.kind}: {crash.summary}")
+    if crash.kind is CrashClass.NOT_INSTALLED and not was_loaded:
+        advance(model, Trigger.GONE, step.now, crash.summary)
+        reject_all(state, step, model, RejectCode.RUNTIME_NOT_INSTALLED, crash.summary)
+    elif crash.kind is CrashClass.OUT_OF_MEMORY and not was_loaded and not model.crashes.oom_retried:
+        model.crashes = replace(model.crashes, oom_retried=True)
+        reason = "ran out of memory while loading; tried once more with more room"
+        advance(model, Trigger.GONE, step.now, reason)
+    else:
+        if was_loaded:
+            model.want_back()
+        recent = (at for at in model.crashes.times if step.now - at <= state.limits.crash_window_s)
+        model.crashes = replace(model.crashes, times=(*recent, step.now))
+        if crash.kind in HOPELESS or len(model.crashes.times) >= state.limits.crash_limit:
+            _fail(state, step, model, crash)
+        else:
+            _back_off(state, step, model, crash)
+    _apply_change(state, step, model)
+
+
+def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
+    window = f"{len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
+    times = "" if crash.kind in HOPELESS else f" {window}"
+    advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.summary}")
+    message = f"{model.id} does not start: {crash.summary}. Fix the cause, then: llmux load {model.id}"
+    reject_all(state, step, model, RejectCode.MODEL_FAILED, message, retry_after_s=60.0, detail=crash.log_tail)
+    step.emit(Alert("model.failed", model.life.reason, model=model.id))
+
+
+def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
+    limits = state.limits
+    doublings = min(len(model.crashes.times) - 1, 64)  # a float overflows beyond a thousand
+    delay = min(limits.backoff_max_s, limits.backoff_first_s * 2.0**doublings)
+    # Deterministic, so that a replay decides the same; different for each model, so that they don't all retry at once.
+    noise = random.Random(f"{model.id}:{model.generation}").uniform(-1.0, 1.0)  # noqa: S311 (not for secrets)
+    delay *= 1.0 + limits.backoff_jitter * noise
+    retry_at = step.now + delay
+    reason = f"{crash.summary}; next try in {delay:.1f} s"
+    advance(model, Trigger.CRASH, step.now, reason, retry_at=retry_at)
+    state.wake(retry_at, model.id)
+
+
+def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> None:
+    """SIGKILL did not end it: its devices take nothing new until it is gone, and no request waits for it."""
+    model = state.current(event.model, event.generation)
+    if model is None or model.exited:
+        return
+    model.set_worker(stuck=True)
+    message = f"{model.id}: {event.reason}; nothing new is loaded on {listed(model.devices)} until it is gone"
+    state.ledger.quarantine(model.holder, message)
+    for device in model.devices:
+        step.emit(Alert("device.quarantined", message, device=device, model=model.id))
+    step.decide("quarantine", model.id, message)
+    reject_all(state, step, model, RejectCode.LOAD_FAILED, message, retry_after_s=60.0)
+
+
+def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Its worker is gone: a changed specification takes effect, a removed model is forgotten."""
+    if model.removed:
+        forget(state, step, model)
+        return
+    if model.change is not None and model.change.spec is not None:
+        model.spec, model.change = model.change.spec, None
+    state.update_wanted(model)
+
+
+def remove(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """It is no longer configured: forget it when nothing of it is left."""
+    model.change = Change(None)
+    message = f"{model.id} was removed from the configuration."
+    reject_all(state, step, model, RejectCode.MODEL_NOT_FOUND, message)
+    if model.has_worker:
+        stop_worker(state, step, model, StopCause.CONFIGURATION, "removed from the configuration")
+    else:
+        forget(state, step, model)
+
+
+def forget(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Drop a removed model once nothing of it is left; until then every reading of the memory asks again.
+
+    Should the model come back, its generations continue, so that no late message can be about the new worker.
+    """
+    state.update_wanted(model)
+    if model.has_worker or state.ledger.holds_any(model.id):
+        return
+    del state.models[model.id]
+    state.last_forgotten = max(state.last_forgotten, model.generation)
+    step.emit(Decided("forgotten", model.id, "removed from the configuration"))

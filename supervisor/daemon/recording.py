@@ -1,0 +1,217 @@
+"""A recording: the scheduler's state as it was, then every event with what came of it, each a line of JSON.
+
+The core looks at nothing but its state and its events, so a recording can be replayed anywhere and must give the same
+effects, byte for byte. It is made while somebody listens, and costs nothing otherwise. Reading one back makes objects of
+the core's own classes and runs nothing else: a recording from a stranger is safe to replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pkgutil
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from inspect import getmembers, isclass
+from typing import Any, Final
+
+from supervisor import core
+from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.effects import Effect
+from supervisor.core.events import Event
+from supervisor.core.scheduler import Scheduler
+from supervisor.errors import InvalidRequestError
+
+FORMAT: Final = 1
+BACKLOG_BYTES: Final = 64 * 1024 * 1024  # of lines that the listener has not taken yet; then the recording ends
+
+_SAME: Final = "&"
+_CONTAINERS: Final = {kind.__name__: kind for kind in (tuple, set, frozenset, deque, dict, OrderedDict)}
+
+
+class Recording:
+    """One listener's recording, from the moment it was made. Use from the event loop's thread."""
+
+    def __init__(self, scheduler: Scheduler, now: float) -> None:
+        self._lines: deque[bytes] = deque(
+            [line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)})]
+        )
+        self._bytes = 0
+        self._is_full = False
+        self._something = asyncio.Event()
+
+    def add(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
+        """Keep one event for the listener."""
+        if self._is_full:
+            return
+        text = event_line(at, event, effects)
+        self._bytes += len(text)
+        if self._bytes > BACKLOG_BYTES:
+            self._is_full = True
+            text = line({"error": "The recording ends here: its listener was too slow."})
+        self._lines.append(text)
+        self._something.set()
+
+    def take(self) -> list[bytes]:
+        """The lines since the last call."""
+        lines = list(self._lines)
+        self._lines.clear()
+        self._bytes = 0
+        return lines
+
+    async def pieces(self, keepalive_s: float) -> AsyncGenerator[bytes, None]:
+        """The lines as they come; an empty piece where none came for so long. Ends after a listener that was too slow."""
+        while True:
+            self._something.clear()
+            yield b"".join(self.take())
+            if self._is_full:
+                return
+            try:
+                async with asyncio.timeout(keepalive_s):
+                    await self._something.wait()
+            except TimeoutError:
+                continue
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One event of a recording, run again."""
+
+    number: int  # 1 for the first
+    at: float
+    event: Event
+    effects: tuple[Effect, ...]  # as they came out now
+    recorded: bytes  # the line in the file
+    replayed: bytes  # the line as it would be written now
+
+    @property
+    def is_same(self) -> bool:
+        """Did the same come of it, byte for byte?"""
+        return self.recorded == self.replayed
+
+
+def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
+    """Run a recording again, event by event. Raises InvalidRequestError for what is none, or one that broke off."""
+    scheduler: Scheduler | None = None
+    number = 0
+    for text in filter(bytes.strip, lines):
+        content = _parsed(text)
+        if "error" in content:
+            raise InvalidRequestError(str(content["error"]))
+        if scheduler is None:
+            if content.get("llmux_recording") != FORMAT:
+                raise InvalidRequestError("This is not a recording of this version of llmux; llmux record makes one.")
+            scheduler = unpacked(content["scheduler"])
+            continue
+        number += 1
+        at, event = float(content["at"]), unpacked(content["event"])
+        effects = tuple(scheduler.handle(event, at))
+        yield Replayed(number, at, event, effects, text, event_line(at, event, effects))
+    if scheduler is None:
+        raise InvalidRequestError("This is not a recording: it is empty.")
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"The recording can't be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise InvalidRequestError("The recording can't be read: a line is no object.")
+    return content
+
+
+def event_line(at: float, event: Event, effects: Iterable[Effect]) -> bytes:
+    """One event as a line."""
+    return line({"at": at, "event": packed(event), "effects": [packed(effect) for effect in effects]})
+
+
+def line(content: dict[str, Any]) -> bytes:
+    """A line of a recording. Infinite times stay what they are."""
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+# ------------------------------------------------------------------------------------- objects of the core as JSON, and back
+
+
+def packed(value: Any) -> Any:
+    """A value of the core as JSON: `[class, {attribute: value}]`, and `[kind, [items]]` for containers.
+
+    An object that stands in several places is written once, with a number, and is one object again when it is read.
+    """
+    return _pack(value, {})
+
+
+def _pack(value: Any, seen: dict[int, int]) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    name = type(value).__name__
+    if isinstance(value, Enum):
+        return [name, value.value]
+    if isinstance(value, dict):
+        return [name, [[_pack(key, seen), _pack(item, seen)] for key, item in value.items()]]
+    if isinstance(value, set | frozenset):
+        return [name, sorted(_pack(item, seen) for item in value)]
+    if isinstance(value, list | tuple):
+        return [name, [_pack(item, seen) for item in value]]
+    if isinstance(value, deque):
+        return [name, [_pack(item, seen) for item in value], value.maxlen]
+    if id(value) in seen:
+        return [_SAME, seen[id(value)]]
+    number = seen[id(value)] = len(seen)
+    return [name, {attribute: _pack(item, seen) for attribute, item in _attributes(value)}, number]
+
+
+def unpacked(value: Any) -> Any:
+    """The value again. Raises InvalidRequestError for a class that the core doesn't have."""
+    return _unpack(value, {})
+
+
+def _unpack(value: Any, seen: dict[int, Any]) -> Any:
+    if not isinstance(value, list):
+        return value
+    name, content, *more = value
+    match name:
+        case _ if name == _SAME:
+            return seen[content]
+        case "list":
+            return [_unpack(item, seen) for item in content]
+        case "dict" | "OrderedDict":
+            return _CONTAINERS[name]([(_unpack(key, seen), _unpack(item, seen)) for key, item in content])
+        case "tuple" | "set" | "frozenset" | "deque":
+            return _CONTAINERS[name]([_unpack(item, seen) for item in content], *more)
+    kind = _classes().get(name)
+    if kind is None:
+        raise InvalidRequestError(f"The recording can't be read: the scheduler has no {str(name)[:50]!r}.")
+    if issubclass(kind, Enum):
+        return kind(content)
+    made = seen[more[0]] = kind.__new__(kind)
+    for attribute, item in content.items():
+        object.__setattr__(made, attribute, _unpack(item, seen))
+    return made
+
+
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
+    """All that is set on an object, in the order of its class."""
+    for kind in reversed(type(value).__mro__):
+        for attribute in getattr(kind, "__slots__", ()):
+            if hasattr(value, attribute):
+                yield attribute, getattr(value, attribute)
+    yield from getattr(value, "__dict__", {}).items()
+
+
+@cache
+def _classes() -> dict[str, type]:
+    """The core's own classes, by name."""
+    modules = (import_module(f"{core.__name__}.{found.name}") for found in pkgutil.iter_modules(core.__path__))
+    own = {
+        name: kind
+        for module in modules
+        for name, kind in getmembers(module, isclass)
+        if kind.__module__ == module.__name__
+    }
+    return own | {kind.__name__: kind for kind in AdmissionPolicy.__subclasses__()}  # a policy may stand elsewhere
