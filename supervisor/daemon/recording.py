@@ -12,7 +12,7 @@ import json
 import pkgutil
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -141,7 +141,7 @@ def line(content: dict[str, Any]) -> bytes:
 def packed(value: Any) -> Any:
     """A value of the core as JSON: `[class, {attribute: value}]`, and `[kind, [items]]` for containers.
 
-    An object that stands in several places is written once, with a number, and is one object again when it is read.
+    An object that changes and stands in several places is written once, with a number, and read as one object again.
     """
     return _pack(value, {})
 
@@ -160,6 +160,8 @@ def _pack(value: Any, seen: dict[int, int]) -> Any:
         return [name, [_pack(item, seen) for item in value]]
     if isinstance(value, deque):
         return [name, [_pack(item, seen) for item in value], value.maxlen]
+    if is_dataclass(value) and type(value).__dataclass_params__.frozen:
+        return [name, {attribute: _pack(item, seen) for attribute, item in _attributes(value)}]
     if id(value) in seen:
         return [_SAME, seen[id(value)]]
     number = seen[id(value)] = len(seen)
@@ -189,7 +191,9 @@ def _unpack(value: Any, seen: dict[int, Any]) -> Any:
         raise InvalidRequestError(f"The recording can't be read: the scheduler has no {str(name)[:50]!r}.")
     if issubclass(kind, Enum):
         return kind(content)
-    made = seen[more[0]] = kind.__new__(kind)
+    made = kind.__new__(kind)
+    if more:
+        seen[more[0]] = made
     for attribute, item in content.items():
         object.__setattr__(made, attribute, _unpack(item, seen))
     return made
