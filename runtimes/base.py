@@ -15,6 +15,8 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from runtimes.device_kind import DeviceAssignment, visibility
+
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
 
@@ -97,16 +99,6 @@ class ModelConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceAssignment:
-    """Where the worker runs. `index` and `uuid` are None for host memory."""
-
-    id: str
-    kind: Literal["host", "cuda"]
-    index: int | None = None
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchContext:
     """What the supervisor decided about this start."""
 
@@ -128,6 +120,10 @@ class LaunchContext:
     def device(self) -> DeviceAssignment:
         """The first, and nearly always the only one."""
         return self.devices[0]
+
+    def device_environment(self) -> dict[str, str]:
+        """The variables that let the worker see its devices, and no others."""
+        return visibility(self.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from pathlib import Path
 import structlog
 from pydantic import JsonValue
 
-from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.base import LaunchContext, LaunchSpec, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import (

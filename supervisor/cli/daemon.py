@@ -14,9 +14,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import structlog
 import uvicorn
@@ -24,7 +23,7 @@ import uvicorn
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
-from supervisor.catalog.sections import DeviceConfig, ServerConfig
+from supervisor.catalog.sections import ServerConfig
 from supervisor.core.types import Configured, DeviceId, UnloadAsked
 from supervisor.engine import Engine
 from supervisor.errors import ConfigError, LlmuxError
@@ -34,7 +33,7 @@ from supervisor.http.gate import Gate
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.reload import Reloader
 from supervisor.io import notify
-from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
+from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
@@ -109,7 +108,7 @@ async def serve(boot: Boot) -> None:
     """Everything that runs on the event loop, until a signal ends it."""
     catalog = boot.catalog
     opened, store = await asyncio.gather(
-        open_sampler(_wanted(catalog.devices)), Store.open(catalog.server.state_dir / "llmux.sqlite3")
+        open_sampler(catalog.wanted_devices), Store.open(catalog.server.state_dir / "llmux.sqlite3")
     )
     for note in opened.notes:
         log.info("devices.note", message=note)
@@ -269,14 +268,3 @@ def raise_descriptor_limit() -> None:
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _wanted(devices: Sequence[DeviceConfig] | Literal["auto"]) -> Literal["auto"] | list[Wanted]:
-    if devices == "auto":
-        return "auto"
-    return [
-        HostWanted(device.budget_mib, device.margin_mib)
-        if device.kind == "host"
-        else GpuWanted(device.index, device.uuid, device.margin_mib)
-        for device in devices
-    ]

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from runtimes.base import DeviceAssignment, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.device_kind import HOST, DeviceAssignment
 from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
@@ -29,7 +30,8 @@ from supervisor.cli import client, environments, service, show
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
 from supervisor.io.accelerators import detect
-from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
+from supervisor.io.memory import DriverUnavailableError
+from supervisor.io.nvml import NvmlSession
 from supervisor.io.ports import who_listens
 
 Status = Literal["ok", "warn", "fail"]
@@ -127,7 +129,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
 
 def _gpus(catalog: Catalog | None) -> Iterator[Check]:
     configured = catalog.devices if catalog is not None else "auto"
-    wanted = configured != "auto" and any(device.kind == "cuda" for device in configured)
+    wanted = configured != "auto" and any(device.wanted.kind.accelerates for device in configured)
     if configured != "auto" and not wanted:
         yield Check("gpu", "ok", "the configuration uses host memory only")
         return
@@ -135,7 +137,7 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
     try:
         session = NvmlSession()
         gpus = session.find()
-    except NvmlUnavailableError as error:
+    except DriverUnavailableError as error:
         so = "" if wanted else "; models run on the processor, in host memory"
         yield Check("gpu", missing, f"no NVIDIA GPU can be used: {error}{so}", DRIVER_REMEDY)
         return
@@ -158,7 +160,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
             host="127.0.0.1",
             port=catalog.server.worker_port_first,
             key="none",
-            devices=(DeviceAssignment("host", "host"),),
+            devices=(DeviceAssignment(HOST.device_id(), HOST),),
             runtimes_dir=catalog.server.runtimes_dir,
         )
         try:
@@ -199,7 +201,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
 def _uses_gpu(catalog: Catalog | None) -> bool:
     """Does the configuration leave room for one?"""
     configured = catalog.devices if catalog is not None else "auto"
-    return configured == "auto" or any(device.kind == "cuda" for device in configured)
+    return configured == "auto" or any(device.wanted.kind.accelerates for device in configured)
 
 
 def _programs() -> Iterator[Check]:

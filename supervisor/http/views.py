@@ -157,7 +157,7 @@ def device_views(context: Context) -> list[Json]:
         devices.append(
             {
                 "id": info.id,
-                "kind": info.kind,
+                "kind": info.kind.name,
                 "name": info.name,
                 "driver": info.driver,
                 "total_mib": info.total_mib,

@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 import yaml
 
+from runtimes.device_kind import HOST, DeviceWanted
 from supervisor.catalog import Configuration
 from supervisor.catalog.keys import Keyring
 from supervisor.engine import Engine
@@ -17,7 +18,7 @@ from supervisor.http.app import Application
 from supervisor.http.context import Context
 from supervisor.http.gate import Gate
 from supervisor.http.reload import Reloader
-from supervisor.io.devices import HostWanted, open_sampler
+from supervisor.io.devices import open_sampler
 from supervisor.io.ports import PortRange
 from supervisor.worker import Surroundings
 from supervisor.workers import Workers
@@ -46,7 +47,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     path.write_text(yaml.safe_dump({"models": {"plain": fake()}, "server": server}))
     configuration = Configuration(path)
     catalog, keyring = configuration.read(), Keyring()
-    sampler = (await open_sampler((HostWanted(1000),))).sampler
+    sampler = (await open_sampler((DeviceWanted(HOST, budget_mib=1000),))).sampler
     surroundings = Surroundings(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
     workers = Workers(surroundings, catalog.models, catalog.limits)
     context = Context(Engine(workers, sampler), workers, sampler, catalog, Gate.of(keyring, catalog.server))
