@@ -12,25 +12,20 @@ import os
 from functools import cache
 from pathlib import Path
 
+from supervisor.io import procfs
+
 _PREFIX = "llmux-"
 
 
 @cache
 def delegated() -> Path | None:
     """The directory of the daemon's own group when it may make groups below it, else None. Read once."""
-    try:
-        ours = next(
-            line[3:].lstrip("/")
-            for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-            if line.startswith("0::")
-        )
-        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
-    except (OSError, StopIteration):
+    ours = next((path for controllers, path in procfs.groups() if not controllers), None)
+    if ours is None:
         return None
-    for fields in mounts:
-        # ID parent device root mountpoint options [optional…] - type source options
-        if fields[fields.index("-") + 1] == "cgroup2" and fields[3] == "/":
-            own = Path(fields[4]) / ours
+    for mount in procfs.mounts():
+        if mount.kind == "cgroup2" and mount.root == "/":
+            own = mount.point / ours.lstrip("/")
             # The system's root group has no cgroup.kill: a group that isn't the system's, but ours to divide, has one.
             if (own / "cgroup.kill").exists() and os.access(own, os.W_OK) and os.access(own / "cgroup.procs", os.W_OK):
                 return own

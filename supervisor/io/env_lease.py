@@ -8,13 +8,13 @@ Who wants to remove an environment needs the lock alone, and takes the record aw
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
+from supervisor.io import files, procfs
 from supervisor.io.reap import worker_of
 
 STORE: Final = ".envs"
@@ -54,7 +54,7 @@ class EnvLease:
             return None
         lease = cls(environment, fd)
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            files.lock(fd, shared=True, wait=True)
             kept = os.path.samestat(os.fstat(fd), (environment / RECORD).stat())
         except FileNotFoundError:
             kept = False
@@ -95,35 +95,25 @@ def alone(environment: Path) -> Iterator[bool]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (environment / RECORD).unlink()
+            ours = files.lock(file)
+            if ours:
+                (environment / RECORD).unlink()
         except OSError:
-            yield False
-            return
-        yield True
+            ours = False
+        yield ours
 
 
 def in_use(environment: Path) -> bool:
     """Does anybody have a share in it?"""
     try:
         with (environment / RECORD).open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not files.lock(file)
     except OSError:
         return False
-    return False
 
 
 def models(environment: Path) -> tuple[str, ...]:
     """The models whose workers have a share in it, as far as their processes can be looked into. Blocks for milliseconds."""
     record = str(environment / RECORD)
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            held = any(os.readlink(link) == record for link in (folder / "fd").iterdir())  # noqa: PTH115
-        except OSError:
-            continue
-        if held and (worker := worker_of(int(folder.name))) is not None:
-            found.add(worker.rpartition(":")[0])
-    return tuple(sorted(found))
+    holders = [proc.pid for proc in procfs.processes() if record in procfs.open_files(proc.pid)]
+    return tuple(sorted({worker.rpartition(":")[0] for pid in holders if (worker := worker_of(pid)) is not None}))

@@ -29,7 +29,7 @@ from runtimes.device_kind import HOST
 from supervisor.core.types import DeviceId, DeviceSample, WorkerSample
 from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
 from supervisor.io.memory import MIB, DeviceInfo, Holders, Reading, default_margin_mib, mib_up
-from supervisor.io.proc_tree import ProcessTable, Resident, resident, resident_quickly
+from supervisor.io.procfs import ProcessTable, Resident, numbers, read, resident, resident_quickly
 
 DEVICE = DeviceId(HOST.device_id())
 BUDGET_SHARE = 0.8
@@ -115,8 +115,7 @@ class HostMemory:
         return min([self._kernel("MemAvailable"), *limits])
 
     def _kernel(self, field: str) -> int:
-        for line in self._meminfo.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == field:
-                return int(rest.split()[0]) * 1024
-        raise OSError(errno.ENODATA, f"no {field}", str(self._meminfo))
+        kib = numbers(read(str(self._meminfo)))
+        if field.encode() not in kib:
+            raise OSError(errno.ENODATA, f"no {field}", str(self._meminfo))
+        return kib[field.encode()] * 1024

@@ -37,7 +37,7 @@ from supervisor.io.memory import (
     default_margin_mib,
     mib_up,
 )
-from supervisor.io.proc_tree import ProcessTable
+from supervisor.io.procfs import ProcessTable
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0

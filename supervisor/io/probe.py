@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from supervisor.errors import UpstreamError
 from supervisor.io.memory import MIB
-from supervisor.io.proc_tree import ProcessTable, bytes_read, resident_quickly
+from supervisor.io.procfs import ProcessTable, bytes_read, resident_quickly
 from supervisor.io.upstream import UpstreamPool
 
 BODY_LIMIT = 16 * 1024

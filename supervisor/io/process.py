@@ -26,8 +26,8 @@ from pathlib import Path
 
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup
-from supervisor.io.proc_tree import ProcessTable
-from supervisor.io.reap import Hunt, Mark, Proc, marked, processes
+from supervisor.io.procfs import Proc, ProcessTable, oom_kills, processes
+from supervisor.io.reap import Hunt, Mark, marked
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
@@ -115,7 +115,7 @@ class WorkerProcess:
         self._gone = False
         self._told_to_end = False
         self._killed = False
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
         self._heard = b""
         assert shim.stdin is not None
         assert shim.stdout is not None
@@ -295,7 +295,7 @@ class WorkerProcess:
             cgroup.remove(self._group)
         self._fail(f"{self.name} can't be started: its shim was killed")
         asked_for = self._killed or self._code != -signal.SIGKILL
-        oom_killed = not asked_for and _oom_kills() > self._oom_kills
+        oom_killed = not asked_for and oom_kills() > self._oom_kills
         self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
         _live.discard(self)
 
@@ -305,12 +305,3 @@ def become_subreaper() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-
-
-def _oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't say."""
-    try:
-        lines = Path("/proc/vmstat").read_bytes().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)

@@ -15,7 +15,6 @@ next boot, or the next install or remove.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -24,12 +23,12 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from supervisor.io import accelerators, env_lease, installer
+from supervisor.io import accelerators, env_lease, files, installer
 from supervisor.io.env_lease import RECORD, STORE, EnvLease
 from supervisor.io.installer import InstallError, Progress
 from supervisor.io.recipe import Device, Recipe
@@ -170,16 +169,9 @@ def give_back(lease: EnvLease) -> None:
         sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
 
 
-@contextmanager
-def _turn(builds: Path, progress: Progress) -> Iterator[None]:
-    """One installer of a runtime at a time; the kernel frees the lock of one that dies."""
-    with (builds / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another installation to finish")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _turn(builds: Path, progress: Progress) -> AbstractContextManager[bool]:
+    """One installer of a runtime at a time."""
+    return files.turn(builds / "lock", lambda: progress("waiting for another installation to finish"))
 
 
 def _record(path: Path, wanted: str, device: Device | None, asked_python: str | None) -> None:
@@ -195,10 +187,8 @@ def _record(path: Path, wanted: str, device: Device | None, asked_python: str | 
             "packages": sorted({f"{package.name}=={package.version}" for package in found}),
         }
     )
-    with (path / RECORD).open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    with files.replacing(path / RECORD) as record:
+        record.write_text(text, encoding="utf-8")
 
 
 def _point(link: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ from supervisor.io import host_memory
 from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
 from supervisor.io.host_memory import DEVICE, HostMemory
 from supervisor.io.memory import MIB, HolderPids
-from supervisor.io.proc_tree import ProcessTable, bytes_read, resident, resident_quickly
+from supervisor.io.procfs import ProcessTable, bytes_read, resident, resident_quickly
 
 A, B = (ModelId("a"), Generation(1)), (ModelId("b"), Generation(1))
 TAKE = "import sys; taken = bytearray(b'1') * ({} << 20); print('taken', flush=True); sys.stdin.read()"
