@@ -37,7 +37,7 @@ from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
-from supervisor.io.store import Store
+from supervisor.io.store import Footprints, State
 from supervisor.io.venvs import sweep_aside
 from supervisor.worker import Surroundings
 from supervisor.workers import Workers
@@ -107,13 +107,16 @@ class Boot:
 async def serve(boot: Boot) -> None:
     """Everything that runs on the event loop, until a signal ends it."""
     catalog = boot.catalog
-    opened, store = await asyncio.gather(
-        open_sampler(catalog.wanted_devices), Store.open(catalog.server.state_dir / "llmux.sqlite3")
+    folder = catalog.server.state_dir
+    opened, footprints, state = await asyncio.gather(
+        open_sampler(catalog.wanted_devices),
+        Footprints.open(folder / "llmux.sqlite3"),
+        State.open(folder / "state.sqlite3"),
     )
     for note in opened.notes:
         log.info("devices.note", message=note)
     try:
-        context = await _assemble(boot, opened, store)
+        context = await _assemble(boot, opened, footprints)
         reloader = Reloader(context, boot.configuration, boot.keyring)
         application = Application(context, reloader)
         application.metrics.orphans(boot.orphans)
@@ -122,7 +125,8 @@ async def serve(boot: Boot) -> None:
         log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
         await _until_stopped(context, application, reloader, boot.listener)
     finally:
-        await store.close()
+        await footprints.close()
+        await state.close()
 
 
 def _url(host: str, port: int) -> str:
@@ -131,7 +135,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _assemble(boot: Boot, opened: Opened, store: Store) -> Context:
+async def _assemble(boot: Boot, opened: Opened, footprints: Footprints) -> Context:
     catalog, server = boot.catalog, boot.catalog.server
     devices = opened.devices
     specs = tuple(device.spec for device in devices)
@@ -139,7 +143,9 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Context:
     by_key = {key: device for device, key in keys.items()}
 
     def learned() -> Learned:
-        return {(definition, by_key[key]): mib for (definition, key), mib in store.learned().items() if key in by_key}
+        return {
+            (definition, by_key[key]): mib for (definition, key), mib in footprints.learned().items() if key in by_key
+        }
 
     models = await asyncio.to_thread(catalog.model_specs, learned())
     problems = check_devices(catalog, specs, models)
@@ -155,7 +161,7 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Context:
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
     workers = Workers(surroundings, catalog.models, catalog.limits)
-    engine = Engine(workers, opened.sampler, store, device_keys=keys)
+    engine = Engine(workers, opened.sampler, footprints, device_keys=keys)
     gate = Gate.of(boot.keyring, server)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
     return Context(engine, workers, opened.sampler, catalog, gate, learned=learned)

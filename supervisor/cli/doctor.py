@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
-from runtimes.device_kind import HOST, DeviceAssignment
+from runtimes.device_kind import CUDA, HOST, DeviceAssignment
 from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
@@ -69,6 +69,7 @@ def examine(config: Path | None) -> list[Check]:
     found += _programs()
     found += _ports(server)
     found += _disk("state", server.state_dir, STATE_MIB)
+    found += _broken(server.state_dir)
     found += _disk("runtimes' disk", server.runtimes_dir, RUNTIMES_MIB)
     found += _descriptors()
     found += _keys(server)
@@ -129,9 +130,10 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
 
 def _gpus(catalog: Catalog | None) -> Iterator[Check]:
     configured = catalog.devices if catalog is not None else "auto"
-    wanted = configured != "auto" and any(device.wanted.kind.accelerates for device in configured)
+    wanted = configured != "auto" and any(device.wanted.kind == CUDA for device in configured)
     if configured != "auto" and not wanted:
-        yield Check("gpu", "ok", "the configuration uses host memory only")
+        what = "no NVIDIA GPU" if _uses_gpu(catalog) else "host memory only"
+        yield Check("gpu", "ok", f"the configuration uses {what}")
         return
     missing: Status = "fail" if wanted else "warn"
     try:
@@ -267,6 +269,12 @@ def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
         f"{folder}: {show.mib(free)} free",
         None if free >= good else f"make room on the disk of {there}",
     )
+
+
+def _broken(state_dir: Path) -> Iterator[Check]:
+    for path in sorted(state_dir.glob("*.broken-*")):
+        message = f"{path} was damaged and put aside; llmux went on with its backup, where it had one"
+        yield Check("state", "warn", message, f"when nobody needs it any more: rm {path}")
 
 
 def _descriptors() -> Iterator[Check]:
