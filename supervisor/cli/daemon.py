@@ -37,7 +37,7 @@ from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers
-from supervisor.io.store import Footprints, State
+from supervisor.io.store import Footprints, Store
 from supervisor.io.venvs import sweep_aside
 from supervisor.worker import Surroundings
 from supervisor.workers import Workers
@@ -111,7 +111,7 @@ async def serve(boot: Boot) -> None:
     opened, footprints, state = await asyncio.gather(
         open_sampler(catalog.wanted_devices),
         Footprints.open(folder / "llmux.sqlite3"),
-        State.open(folder / "state.sqlite3"),
+        Store.open(folder / "state.sqlite3"),
     )
     for note in opened.notes:
         log.info("devices.note", message=note)

@@ -11,7 +11,6 @@ import getpass
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -30,13 +29,12 @@ from supervisor.cli import client, environments, service, show
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
 from supervisor.io.accelerators import detect
-from supervisor.io.memory import DriverUnavailableError
+from supervisor.io.memory import MIB, DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
-from supervisor.io.ports import who_listens
+from supervisor.io.ports import can_bind, who_listens
 
 Status = Literal["ok", "warn", "fail"]
 
-MIB: Final = 1024 * 1024
 STATE_MIB: Final = (100, 1024)  # fails below the first, warns below the second
 RUNTIMES_MIB: Final = (500, 5 * 1024)
 FEW_PORTS: Final = 20
@@ -214,7 +212,7 @@ def _programs() -> Iterator[Check]:
 
 def _ports(server: ServerConfig) -> Iterator[Check]:
     url = f"http://{'127.0.0.1' if server.host in {'0.0.0.0', '::'} else server.host}:{server.port}"
-    if server.port == 0 or _is_free(server.host, server.port):
+    if server.port == 0 or can_bind(server.host, server.port):
         yield Check("port", "ok", f"{server.host}:{server.port} is free")
     elif _is_daemon(url):
         yield Check("port", "ok", f"llmux is running at {url}")
@@ -227,7 +225,7 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         )
         yield Check("port", "fail", message, "end that program, or set server.host and server.port")
     first, last = server.worker_port_first, server.worker_port_last
-    free = sum(_is_free("127.0.0.1", port) for port in range(first, last + 1))
+    free = sum(can_bind("127.0.0.1", port) for port in range(first, last + 1))
     yield Check(
         "workers' ports",
         "fail" if not free else "warn" if free < min(FEW_PORTS, last - first + 1) else "ok",
@@ -236,17 +234,6 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         if free >= min(FEW_PORTS, last - first + 1)
         else "set server.worker_port_first and server.worker_port_last",
     )
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 def _is_daemon(url: str) -> bool:

@@ -61,8 +61,3 @@ def left_behind(instance: str, parent: Path | None = None) -> list[Path]:
     """Groups that an earlier daemon of this instance made."""
     parent = parent or delegated()
     return sorted(parent.glob(f"{_PREFIX}{instance}-*")) if parent else []
-
-
-def containment() -> str:
-    """How the trees of workers are kept together here, for status pages."""
-    return "subreaper shim + cgroup.kill" if delegated() else "subreaper shim"

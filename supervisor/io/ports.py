@@ -83,7 +83,7 @@ class PortRange:
         # Connections in TIME_WAIT don't keep a worker from binding, but a port without any is the better choice.
         for clean in (True, False):
             for port in self._free:
-                if port not in busy and _can_bind(self.host, port, clean=clean):
+                if port not in busy and can_bind(self.host, port, clean=clean):
                     self._free.remove(port)
                     self._held[holder] = port
                     return port
@@ -104,7 +104,8 @@ class PortRange:
         return dict(self._held)
 
 
-def _can_bind(host: str, port: int, *, clean: bool) -> bool:
+def can_bind(host: str, port: int, *, clean: bool = False) -> bool:
+    """Could somebody listen there now? `clean`: not even old connections in TIME_WAIT are left."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         if not clean:

@@ -59,16 +59,6 @@ class ProcessExit:
     killed: bool = False  # by us
     oom_killed: bool = False  # by the kernel, for want of memory, as far as its counters tell
 
-    @property
-    def exit_code(self) -> int | None:
-        """What it returned; None when a signal ended it."""
-        return self.code if self.code is not None and self.code >= 0 else None
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, or None."""
-        return -self.code if self.code is not None and self.code < 0 else None
-
 
 class Pidfd:
     """A file descriptor that is readable once a process is dead, and the one safe way to signal it."""

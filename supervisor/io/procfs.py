@@ -16,7 +16,7 @@ from typing import Final
 SELF: Final = Path("/proc/self")
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_OUR_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+OUR_OWN_TROUBLE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _PF_EXITING = 0x4  # of the kernel's task flags
 
 
@@ -25,7 +25,7 @@ def read(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in _OUR_OWN_TROUBLE:
+        if error.errno in OUR_OWN_TROUBLE:
             raise
         return b""
     try:
@@ -54,7 +54,7 @@ def _names(folder: str) -> list[str]:
     try:
         return os.listdir(folder)  # noqa: PTH208  # names are enough, and there are many
     except OSError as error:
-        if error.errno in _OUR_OWN_TROUBLE:
+        if error.errno in OUR_OWN_TROUBLE:
             raise
         return []
 
@@ -264,6 +264,6 @@ def listening(table: str) -> Iterator[tuple[int, int]]:
                     break  # the kernel lists listening sockets first; the connections after them can be many
                 yield int(fields[1].rpartition(b":")[2], 16), int(fields[9])
     except OSError as error:
-        if error.errno in _OUR_OWN_TROUBLE:
+        if error.errno in OUR_OWN_TROUBLE:
             raise  # a port must not look free because we ran out of descriptors
         # else no IPv6, say

@@ -1,21 +1,21 @@
-"""What outlives the daemon, in two SQLite files: `Footprints`, a cache, and `State`, which nothing else could tell again.
+"""What outlives the daemon: collections of JSON values in SQLite files.
 
-Each is read once, at `open`, and answered from memory; changes are written in a thread. Neither ever keeps the daemon from
-starting. A damaged file is moved aside (`….broken-TIME`), which the log says; the cache then begins empty, the state with its
-backup. A file that merely can't be used now (locked by another daemon, written by a newer llmux, no permission, no space) is
-left alone, and nothing is saved in this run. A file is locked while it is open, which spares SQLite its shared-memory file.
+A file is read once, at `open`, and answered from memory; changes are written in a thread. It never keeps the daemon from
+starting. A damaged one is moved aside (`….broken-TIME`), which the log says, and its backup takes its place; a cache has
+none and begins empty. A file that merely can't be used now (locked by another daemon, written by a newer llmux, no
+permission, no space) is left alone, and nothing is saved in this run. A file is locked while it is open, which spares
+SQLite its shared-memory file.
 """
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextlib
 import json
 import shutil
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -38,6 +38,23 @@ BUSY_S = 2.0
 BACKUP_S = 60.0
 """Least time between two backups, but for those at the start and the end."""
 
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE footprints (definition TEXT NOT NULL, device TEXT NOT NULL, mib INTEGER NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE entries (
+        collection TEXT NOT NULL,
+        key TEXT NOT NULL,
+        value TEXT NOT NULL,
+        PRIMARY KEY (collection, key)
+    ) STRICT, WITHOUT ROWID;
+    INSERT INTO entries SELECT device, definition, CAST(mib AS TEXT) FROM footprints;
+    DROP TABLE footprints;
+    """,
+)
+"""One script a schema version, in order. Never change what one that was released leaves to the next; add another."""
+
 _DAMAGE: Final = frozenset(
     {
         sqlite3.SQLITE_CORRUPT,
@@ -46,7 +63,8 @@ _DAMAGE: Final = frozenset(
         sqlite3.SQLITE_CONSTRAINT,
     }
 )
-Statement = tuple[str, tuple[str | int | float, ...]]
+Entry = tuple[str, str]
+"""The name of a collection and a key in it."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,17 +84,15 @@ class _DamagedError(Exception):
     """The file isn't what it should be."""
 
 
-class _Database(abc.ABC):
+class Store:
     """An open file. Use it from one event loop; the file belongs to it until `close`."""
 
-    migrations: ClassVar[tuple[str, ...]]
-    """One script a schema version, in order. Never change one that was released; add another."""
-
-    keeps_backup: ClassVar[bool] = False
+    keeps_backup: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trouble: str | None = None  # why changes are not being saved now
+        self._entries: dict[Entry, str] = {}
         self._backup = path.with_name(f"{path.name}.backup")
         self._backed_up = time.monotonic()
         self._file: sqlite3.Connection | None = None
@@ -101,35 +117,65 @@ class _Database(abc.ABC):
             await self._do(file.close)
         self._thread.shutdown(wait=False)
 
-    @abc.abstractmethod
-    def _read(self, file: sqlite3.Connection) -> None:
-        """Take in all that the file holds."""
+    def get(self, collection: str, key: str) -> JsonValue:
+        """None where there is none."""
+        found: JsonValue = json.loads(self._entries.get((collection, key), "null"))
+        return found
 
-    async def _write(self, *statements: Statement, then: Callable[[], object] = bool) -> None:
-        """All of them or none, and `then` in the store's thread, whoever waits for it. Raises NotSavedError."""
+    def items(self, collection: str) -> dict[str, JsonValue]:
+        """A collection, by key."""
+        return {key: json.loads(text) for (name, key), text in sorted(self._entries.items()) if name == collection}
+
+    async def put(self, collection: str, key: str, value: JsonValue) -> None:
+        """Change one, or delete it (None). Raises NotSavedError, and then nothing has changed."""
+        async with self.transaction() as changes:
+            changes[collection, key] = value
+
+    async def delete(self, collection: str, key: str) -> None:
+        """Harmless where there is none. Raises NotSavedError."""
+        await self.put(collection, key, None)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[dict[Entry, JsonValue]]:
+        """Yields changes to fill, made all together or not at all when the block ends well; None deletes.
+
+        Raises NotSavedError at the end of the block.
+        """
+        changes: dict[Entry, JsonValue] = {}
+        yield changes
+        await self._write({entry: None if value is None else json.dumps(value) for entry, value in changes.items()})
+
+    async def _write(self, changes: Mapping[Entry, str | None]) -> None:
         file = self._file
         if file is None:
             raise NotSavedError(f"the store {self.path} can't be used: {self.trouble or 'it is closed'}")
+        put = {entry: text for entry, text in changes.items() if text is not None}
 
         def write() -> None:
             with file:  # commits, or rolls back
-                for statement, values in statements:
-                    file.execute(statement, values)
-            then()
+                file.executemany("DELETE FROM entries WHERE collection = ? AND key = ?", changes)
+                file.executemany(
+                    "INSERT INTO entries VALUES (?, ?, ?)", [(*entry, text) for entry, text in put.items()]
+                )
+
+        def apply() -> None:
+            self._entries = {entry: text for entry, text in self._entries.items() if entry not in changes} | put
+            self.trouble = None
 
         try:
-            await self._do(write)
+            await self._do(write, apply)
         except sqlite3.Error as error:
             self.trouble = str(error)
             raise NotSavedError(f"the store {self.path} can't be written: {error}") from error
-        self.trouble = None
         if time.monotonic() - self._backed_up > BACKUP_S:
             self._backed_up = time.monotonic()
             self._thread.submit(self._copy, file)
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        # Shielded: a caller that leaves must not leave a change half told to it.
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+    async def _do(self, work: Callable[[], T], then: Callable[[], object] = bool) -> T:
+        """Run `work` in the store's thread, and `then` here once it has worked, also where the caller leaves meanwhile."""
+        doing = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        doing.add_done_callback(lambda done: None if done.exception() else then())
+        return await asyncio.shield(doing)
 
     def _open(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +209,8 @@ class _Database(abc.ABC):
         file = sqlite3.connect(self.path, timeout=BUSY_S, check_same_thread=False)
         try:
             self._check(file)
-            self._read(file)
+            rows = file.execute("SELECT collection, key, value FROM entries")
+            self._entries = {(collection, key): json.dumps(json.loads(text)) for collection, key, text in rows}
         except (sqlite3.DatabaseError, ValueError) as error:
             file.close()
             # Text that is not UTF-8 or no JSON, a message that quotes it too, is reported without a code.
@@ -184,10 +231,10 @@ class _Database(abc.ABC):
         if problems != ["ok"]:
             raise _DamagedError("; ".join(problems[:3]))
         (version,) = file.execute("PRAGMA user_version").fetchone()
-        if version > len(self.migrations):
-            known = len(self.migrations)
+        if version > len(MIGRATIONS):
+            known = len(MIGRATIONS)
             raise _UnusableError(f"it was written by a newer llmux (schema {version}, known here: {known})")
-        for number, script in enumerate(self.migrations[version:], version + 1):
+        for number, script in enumerate(MIGRATIONS[version:], version + 1):
             file.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT")
 
     def _copy(self, file: sqlite3.Connection) -> None:
@@ -201,110 +248,22 @@ class _Database(abc.ABC):
             log.warning("store.no_backup", path=str(self._backup), reason=str(error))
 
 
-class Footprints(_Database):
-    """What models were measured to take, in MiB: worth keeping, and learned again where it is lost."""
+class Footprints(Store):
+    """What models were measured to take, in MiB, by device: a cache, learned again where it is lost."""
 
-    migrations = (
-        """
-        CREATE TABLE footprints (
-            definition TEXT NOT NULL,
-            device TEXT NOT NULL,
-            mib INTEGER NOT NULL CHECK (mib BETWEEN 0 AND 1 << 30),
-            samples INTEGER NOT NULL CHECK (samples > 0),
-            updated_at REAL NOT NULL,
-            PRIMARY KEY (definition, device)
-        ) STRICT, WITHOUT ROWID;
-        """,
-    )
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._learned: dict[FootprintKey, int] = {}
+    keeps_backup = False
 
     def learned(self) -> dict[FootprintKey, int]:
         """All of them."""
-        return dict(self._learned)
+        return {(key, device): int(text) for (device, key), text in self._entries.items() if text.isdecimal()}
 
     async def learn(self, key: str, device: str, mib: int) -> None:
         """Remember what a model took; the latest figure counts. Not being able to save it is only a warning."""
-        self._learned[key, device] = mib
-        statement = (
-            "INSERT INTO footprints VALUES (?, ?, ?, 1, ?) ON CONFLICT DO UPDATE"
-            " SET mib = excluded.mib, samples = samples + 1, updated_at = excluded.updated_at"
-        )
+        self._entries[device, key] = str(mib)
         try:
-            await self._write((statement, (key, device, mib, time.time())))
+            await self.put(device, key, mib)
         except NotSavedError as error:
             log.warning("store.not_saved", what="footprint", device=device, mib=mib, reason=error.message)
-
-    def _read(self, file: sqlite3.Connection) -> None:
-        rows = file.execute("SELECT definition, device, mib FROM footprints")
-        self._learned = {(definition, device): mib for definition, device, mib in rows}
-
-
-Entry = tuple[str, str]
-"""The name of a collection and a key in it."""
-
-
-class State(_Database):
-    """Named collections of JSON values by key, and a backup of them."""
-
-    keeps_backup = True
-    migrations = (
-        """
-        CREATE TABLE entries (
-            collection TEXT NOT NULL,
-            key TEXT NOT NULL,
-            value TEXT NOT NULL,
-            PRIMARY KEY (collection, key)
-        ) STRICT, WITHOUT ROWID;
-        """,
-    )
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._entries: dict[Entry, str] = {}
-
-    def get(self, collection: str, key: str) -> JsonValue:
-        """None where there is none."""
-        found: JsonValue = json.loads(self._entries.get((collection, key), "null"))
-        return found
-
-    def items(self, collection: str) -> dict[str, JsonValue]:
-        """A collection, by key."""
-        return {key: json.loads(text) for (name, key), text in sorted(self._entries.items()) if name == collection}
-
-    async def put(self, collection: str, key: str, value: JsonValue) -> None:
-        """Change one, or delete it (None). Raises NotSavedError, and then nothing has changed."""
-        async with self.transaction() as changes:
-            changes[collection, key] = value
-
-    async def delete(self, collection: str, key: str) -> None:
-        """Harmless where there is none. Raises NotSavedError."""
-        await self.put(collection, key, None)
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[dict[Entry, JsonValue]]:
-        """Yields changes to fill, made all together or not at all when the block ends well; None deletes.
-
-        Raises NotSavedError at the end of the block.
-        """
-        changes: dict[Entry, JsonValue] = {}
-        yield changes
-        put = {entry: json.dumps(value) for entry, value in changes.items() if value is not None}
-
-        def apply() -> None:  # replaced, not changed: the event loop may be looking at it
-            self._entries = {entry: text for entry, text in self._entries.items() if entry not in changes} | put
-
-        await self._write(
-            *(("DELETE FROM entries WHERE collection = ? AND key = ?", entry) for entry in changes),
-            *(("INSERT INTO entries VALUES (?, ?, ?)", (*entry, text)) for entry, text in put.items()),
-            then=apply,
-        )
-
-    def _read(self, file: sqlite3.Connection) -> None:
-        rows = file.execute("SELECT collection, key, value FROM entries")
-        self._entries = {(collection, key): json.dumps(json.loads(text)) for collection, key, text in rows}
 
 
 def _begun(path: Path) -> bool:

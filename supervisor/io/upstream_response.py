@@ -94,12 +94,7 @@ class UpstreamResponse:
 
     async def read(self, limit: int) -> bytes:
         """The body up to its end or until more than `limit` bytes are there."""
-        parts: list[bytes] = []
-        size = 0
-        while size <= limit and (chunk := await self.next_chunk()):
-            parts.append(chunk)
-            size += len(chunk)
-        return b"".join(parts)
+        return await read_up_to(self, limit)
 
     def close(self) -> None:
         """Let go of it; unless the body is complete this closes the connection at once."""
@@ -153,3 +148,19 @@ class UpstreamResponse:
             await self._waiter
         finally:
             self._waiter = None
+
+
+class Readable(Protocol):
+    """A body that comes in pieces, b"" at its end."""
+
+    async def next_chunk(self) -> bytes: ...
+
+
+async def read_up_to(body: Readable, limit: int) -> bytes:
+    """All of it, or until more than `limit` bytes are there."""
+    parts: list[bytes] = []
+    size = 0
+    while size <= limit and (chunk := await body.next_chunk()):
+        parts.append(chunk)
+        size += len(chunk)
+    return b"".join(parts)

