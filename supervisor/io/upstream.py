@@ -14,28 +14,12 @@ import socket
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
-from supervisor.io.upstream_response import Headers, UpstreamResponse
+from supervisor.io.upstream_response import Answer, Headers, UpstreamResponse
 from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection
 
 __all__ = ["HOP_BY_HOP", "Answer", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse"]
 
 SWEEP_S: Final = 0.25
-
-
-class Answer(Protocol):
-    """A response whose body may still be arriving: a worker's (`UpstreamResponse`) or a remote's."""
-
-    status: int
-    headers: Headers
-
-    @property
-    def drained(self) -> bool: ...
-
-    async def next_chunk(self) -> bytes: ...
-
-    async def read(self, limit: int) -> bytes: ...
-
-    def close(self) -> None: ...
 
 
 class Upstream(Protocol):
@@ -155,6 +139,7 @@ class UpstreamPool:
                 transport.write(data)
 
     def give_back(self, connection: Connection) -> None:
+        """Its answer was read to the end, and it may be used again."""
         if self._closed or connection.idle_s <= 0:
             connection.abort()
             return
@@ -162,6 +147,7 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
+        """It is lost."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

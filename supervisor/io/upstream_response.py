@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from supervisor.errors import UpstreamError
+
+if TYPE_CHECKING:
+    from supervisor.io.upstream_wire import Connection
 
 Headers = list[tuple[bytes, bytes]]
 
 PAUSE_ABOVE: Final = 256 * 1024
 
 
-class Source(Protocol):
-    """What a response needs of its connection."""
+class Answer(Protocol):
+    """A response whose body may still be arriving: a worker's (`UpstreamResponse`) or a remote's."""
 
-    def resume(self) -> None:
-        """Read on: what had piled up was taken."""
+    status: int
+    headers: Headers
 
-    def abort(self) -> None:
-        """Close it at once."""
+    @property
+    def drained(self) -> bool: ...
+
+    async def next_chunk(self) -> bytes: ...
+
+    async def read(self, limit: int) -> bytes: ...
+
+    def close(self) -> None: ...
 
 
 class UpstreamResponse:
@@ -41,11 +50,11 @@ class UpstreamResponse:
         "status",
     )
 
-    def __init__(self, connection: Source) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.status = 0
         self.headers: Headers = []
         self.complete = False
-        self._connection: Source | None = connection
+        self._connection: Connection | None = connection
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._head_done = False
@@ -150,13 +159,7 @@ class UpstreamResponse:
             self._waiter = None
 
 
-class Readable(Protocol):
-    """A body that comes in pieces, b"" at its end."""
-
-    async def next_chunk(self) -> bytes: ...
-
-
-async def read_up_to(body: Readable, limit: int) -> bytes:
+async def read_up_to(body: Answer, limit: int) -> bytes:
     """All of it, or until more than `limit` bytes are there."""
     parts: list[bytes] = []
     size = 0

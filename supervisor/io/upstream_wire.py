@@ -11,12 +11,15 @@ import asyncio
 import re
 import select
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import httptools
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
 from supervisor.io.upstream_response import Headers, UpstreamResponse
+
+if TYPE_CHECKING:
+    from supervisor.io.upstream import UpstreamPool
 
 Body = bytes | bytearray | AsyncIterator[bytes]
 
@@ -48,28 +51,10 @@ def kept_s(promised_s: float) -> float:
     return min(promised_s / 2, promised_s - 1.0)
 
 
-class Owner(Protocol):
-    """What a connection needs of its pool."""
-
-    loop: asyncio.AbstractEventLoop
-    idle_s: float
-    stream_idle_s: float
-    last_byte_at: float
-
-    def write_soon(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write it at the end of this turn of the loop."""
-
-    def give_back(self, connection: Connection) -> None:
-        """The answer was read to its end and the connection may be used again."""
-
-    def forget(self, connection: Connection) -> None:
-        """The connection is lost."""
-
-
 class Connection(asyncio.Protocol):
     """One connection to the worker; carries one exchange at a time."""
 
-    def __init__(self, pool: Owner) -> None:
+    def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
         self._loop = pool.loop
         self._parser = httptools.HttpResponseParser(self)
