@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, NoReturn
 from supervisor.departure import ResponseBrokenError, Scope, Send
 from supervisor.envelope import error_event
 from supervisor.errors import LlmuxError
-from supervisor.io.upstream import HOP_BY_HOP, Answer, Body, Headers, Upstream
+from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
 from supervisor.worker_error import told_error, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -168,7 +168,9 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, path: str) 
     raise ResponseBrokenError(error.message, told=outcome.sse) from error
 
 
-async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at: float, upstream: Upstream) -> None:
+async def _send_body(
+    send: Send, response: UpstreamResponse, outcome: Outcome, started_at: float, upstream: Upstream
+) -> None:
     chunk = await response.next_chunk()
     outcome.first_byte_s = upstream.loop.time() - started_at
     while True:
@@ -181,7 +183,7 @@ async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at:
 
 
 async def _send_error(
-    send: Send, response: Answer, content_type: bytes, own: Headers, outcome: Outcome, path: str
+    send: Send, response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome, path: str
 ) -> None:
     """Pass on an error answer in the shape that clients of `path` read as it is, any other one put into that shape."""
     data = await response.read(ERROR_LIMIT)

@@ -36,7 +36,7 @@ from supervisor.io import notify
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
-from supervisor.io.reap import InstanceLock, reap_leftovers
+from supervisor.io.reap import instance_lock, reap_leftovers
 from supervisor.io.store import Footprints, Store
 from supervisor.io.venvs import sweep_aside
 from supervisor.worker import Surroundings
@@ -75,19 +75,15 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         log.warning("keys.exposed", message=warning)
     raise_descriptor_limit()
     state_dir = catalog.server.state_dir
-    with InstanceLock(state_dir) as lock:
-        orphans = reap_leftovers(lock.instance_id, logs=state_dir / LOGS)
+    with instance_lock(state_dir) as instance:
+        orphans = reap_leftovers(instance, logs=state_dir / LOGS)
         for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
             uvloop.run(
-                serve(
-                    Boot(
-                        configuration, catalog, keyring, lock.instance_id, listener, on_listening, orphans=len(orphans)
-                    )
-                )
+                serve(Boot(configuration, catalog, keyring, instance, listener, on_listening, orphans=len(orphans)))
             )
 
 

@@ -1,4 +1,4 @@
-"""Which kind of device an environment should be built for here, told without loading anything that computes."""
+"""Which accelerator an environment should be built for on this machine, without loading a library that computes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A control group per worker, where the system lets us: killing a group can't be outrun by anything in it.
+"""A control group per worker, where the system allows it: no fork can outrun the killing of a group.
 
 Only a cgroup v2 that was delegated to the daemon is used (systemd does it for user services): our own group, writable,
 and not the root of the whole system. No controller is switched on, so the daemon may stay in the parent group. Where
-there is no delegation nothing is lost but one belt: the shim contains the tree by itself.
+nothing is delegated, the shim alone contains the tree.
 """
 
 from __future__ import annotations

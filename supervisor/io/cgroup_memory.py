@@ -1,10 +1,11 @@
 """Memory limits of the control groups this process lives in, versions 1 and 2.
 
-In a container /proc/meminfo speaks of the whole machine; the limit that kills us is the group's, or an ancestor's.
+In a container /proc/meminfo describes the whole machine; the limit that kills us is that of our group or an ancestor.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +61,4 @@ def _folders(mount: procfs.Mount, path: str) -> list[Path]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return os.fsdecode(procfs.read(str(path)).strip())

@@ -1,4 +1,4 @@
-"""Files that others read or write at the same time: replaced as a whole, and locked."""
+"""Files shared with other processes: replaced as a whole, and locked."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """An empty file to fill within the block, which then takes the place of `path`: whoever looks sees the old one or the new one.
+    """An empty file to fill within the block; it then replaces `path` in one step, synced to disk.
 
-    It is on the disk by then. A block that fails leaves everything as it was.
+    A block that raises changes nothing.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     aside.unlink(missing_ok=True)
@@ -30,7 +30,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def move_aside(path: Path, *suffixes: str) -> Path:
-    """Keep a damaged file, and those that belong to it, under a name that says since when it is; that name."""
+    """Rename a damaged file, and those beside it with these suffixes, to `….broken-TIME`; the new name."""
     aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
     for suffix in ("", *suffixes):
         with suppress(FileNotFoundError):
@@ -39,9 +39,9 @@ def move_aside(path: Path, *suffixes: str) -> Path:
 
 
 def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file until it is closed, here and in every process that inherited it, however they end.
+    """Lock an open file until it is closed here and in every process that inherited it.
 
-    False: somebody else has it. Raises OSError where the file system knows no locks.
+    False: somebody else holds it. Raises OSError where the file system knows no locks.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -52,7 +52,7 @@ def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> b
 
 @contextmanager
 def turn(path: Path, waiting: Callable[[], object]) -> Iterator[bool]:
-    """One at a time is in this block; calls `waiting` where that takes time. Tells whether it did."""
+    """Only one process at a time is in this block. Calls `waiting` before it waits; yields whether it did."""
     with path.open("wb") as file:
         waits = not lock(file)
         if waits:

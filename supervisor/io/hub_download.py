@@ -1,4 +1,4 @@
-"""Files of a hub, fetched so that being cut off costs as little as can be.
+"""Downloads files of a hub; an interrupted download costs as little as possible.
 
 Of the two downloaders each file takes one. Ours goes on where it was cut off. The hub's own brings what is stored as Xet,
 chunk by chunk, and files above 50 GB, which plain requests don't get; it keeps nothing of a file that was interrupted.

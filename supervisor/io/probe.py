@@ -19,7 +19,7 @@ from supervisor.errors import UpstreamError
 from supervisor.io import procfs
 from supervisor.io.memory import MIB
 from supervisor.io.procfs import ProcessTable, bytes_read, resident_quickly
-from supervisor.io.upstream import Answer, UpstreamPool
+from supervisor.io.upstream import UpstreamPool, UpstreamResponse
 
 BODY_LIMIT = 16 * 1024
 DETAIL_LENGTH = 200
@@ -69,7 +69,7 @@ async def check_ready(base_url: str, path: str, then: str | None, auth: str | No
     return await check_health(base_url, then, {"Authorization": auth} if auth else {}, timeout_s)
 
 
-async def judged(response: Answer, asked: str = "") -> ProbeResult:
+async def judged(response: UpstreamResponse, asked: str = "") -> ProbeResult:
     """What this response says; `asked` is put before its status. Reads what it needs, and closes it."""
     try:
         body = await response.read(BODY_LIMIT)

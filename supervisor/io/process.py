@@ -1,4 +1,4 @@
-"""Worker processes, from the daemon's side: ask to end, kill, and know for certain that they are gone.
+"""Worker processes as the daemon sees them: ask them to end, kill them, and know for certain that they are gone.
 
 Each worker runs below a shim (see shim.py) that is told what to do through its stdin and answers through its stdout.
 `WorkerProcess.wait()` resolves only when the last process of the tree is dead: the shim says so after the kernel told it

@@ -1,7 +1,7 @@
 """The one reader of /proc: processes, their trees, what they take, and what the kernel says of the machine.
 
-What has ended, or can't be looked into, reads as nothing. Being out of descriptors or memory ourselves raises OSError: a
-process must not look gone for our own trouble. All of this blocks for milliseconds, so it is called off the event loop.
+A process that has ended, or that we may not look into, reads as empty. If this process is out of descriptors or memory,
+reading raises OSError, so that no process looks gone because of us. Reads block for milliseconds: call them off the event loop.
 """
 
 from __future__ import annotations

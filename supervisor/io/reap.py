@@ -1,4 +1,4 @@
-"""Nothing is left behind: one daemon per state directory, and what an earlier one could not clean up is killed at boot.
+"""One daemon per state directory; at its start it kills what an earlier one left running.
 
 Workers are recognised by markers in their environment, which every descendant inherits. A program that overwrites its
 environment to change its title (vLLM's engine does) is still recognised by its output: it goes to a worker's log file.
@@ -14,11 +14,10 @@ import secrets
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup, files, procfs
@@ -163,45 +162,30 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
     return [Reaped(pid, command, gone=pid not in surviving) for pid, command in hunt.commands.items()]
 
 
-class InstanceLock:
-    """Holds a state directory for one daemon, as long as it lives; the kernel lets go even after SIGKILL.
+@contextmanager
+def instance_lock(state_dir: Path) -> Iterator[str]:
+    """Hold a state directory within the block; the kernel releases it even after SIGKILL. Yields the instance's id.
 
-    `instance_id` is random, made once for the directory, and marks the processes of this instance.
+    The id is random, made once for the directory, and marks the processes of this instance. Raises LlmuxError when another
+    daemon holds the directory, or it can't be written.
     """
-
-    def __init__(self, state_dir: Path) -> None:
-        """Raises LlmuxError when another daemon holds the directory or it can't be written."""
-        path = state_dir / "instance.lock"
-        try:
-            state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            is_ours = files.lock(self._fd)
-        except OSError as error:
-            raise LlmuxError(f"the state directory {state_dir} can't be used: {error}", code="state_dir") from error
+    path = state_dir / "instance.lock"
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(0o600)
+        file = path.open("r+b", buffering=0)
+        is_ours = files.lock(file)
+    except OSError as error:
+        raise LlmuxError(f"the state directory {state_dir} can't be used: {error}", code="state_dir") from error
+    with file:
+        words = file.read(128).decode("ascii", "replace").split()
+        known, pid = words if len(words) == 2 else (None, "unknown")
         if not is_ours:
-            _, pid = self._read()
-            os.close(self._fd)
             raise LlmuxError(
-                f"another llmux (pid {pid or 'unknown'}) runs on {state_dir}: stop it, or choose another state directory",
+                f"another llmux (pid {pid}) runs on {state_dir}: stop it, or choose another state directory",
                 code="state_dir_in_use",
             )
-        instance_id, _ = self._read()
-        self.instance_id = instance_id or secrets.token_hex(8)
+        instance = known or secrets.token_hex(8)
         # Short and in place: one small write; a torn file only means a new id, and no rename can lose the lock.
-        os.pwrite(self._fd, f"{self.instance_id} {os.getpid():<10}\n".encode(), 0)
-
-    def _read(self) -> tuple[str, str]:
-        words = os.pread(self._fd, 128, 0).decode("ascii", "replace").split()
-        return (words[0], words[1]) if len(words) == 2 else ("", "")
-
-    def release(self) -> None:
-        """Let another daemon have it. Harmless when repeated."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.release()
+        os.pwrite(file.fileno(), f"{instance} {os.getpid():<10}\n".encode(), 0)
+        yield instance

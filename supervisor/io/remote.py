@@ -67,7 +67,7 @@ class RemotePool:
         """`first_byte_s` and `idle_s` (the longest silence within an answer) count where `spec` has none of its own."""
         self.loop = loop
         self.spec = spec
-        self.open_exchanges = 0
+        self.open_responses = 0
         self._first_byte_s = spec.first_byte_s if spec.first_byte_s is not None else first_byte_s
         self._stream_idle_s = spec.stream_idle_s if spec.stream_idle_s is not None else idle_s
         self._base = httpx.URL(spec.base_url)
@@ -146,7 +146,7 @@ class RemotePool:
 
     def ended(self, end: Coroutine[None, None, None]) -> None:
         """An answer is over: its connection goes back, or is closed where the answer isn't complete."""
-        self.open_exchanges -= 1
+        self.open_responses -= 1
         task = self.loop.create_task(end)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -168,7 +168,7 @@ class RemotePool:
             raise UpstreamTimeoutError(
                 f"The remote {self.name} was silent for {self._first_byte_s:g} s before its answer began."
             ) from error
-        self.open_exchanges += 1
+        self.open_responses += 1
         return RemoteResponse(self, response, self._stream_idle_s)
 
     def _checked(self, response: RemoteResponse) -> RemoteResponse:
@@ -215,7 +215,7 @@ class RemotePool:
 
 
 class RemoteResponse:
-    """An answer whose body may still be arriving; what `UpstreamResponse` is for workers. One consumer."""
+    """An answer whose body may still be arriving; what `WorkerResponse` is for workers. One consumer."""
 
     __slots__ = ("_body", "_idle_s", "_open", "_pool", "_stream", "complete", "headers", "status")
 

@@ -14,10 +14,10 @@ import socket
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
-from supervisor.io.upstream_response import Answer, Headers, UpstreamResponse
+from supervisor.io.upstream_response import Headers, UpstreamResponse, WorkerResponse
 from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection
 
-__all__ = ["HOP_BY_HOP", "Answer", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse"]
+__all__ = ["HOP_BY_HOP", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse", "WorkerResponse"]
 
 SWEEP_S: Final = 0.25
 
@@ -29,7 +29,7 @@ class Upstream(Protocol):
 
     async def request(
         self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None
-    ) -> Answer: ...
+    ) -> UpstreamResponse: ...
 
 
 class UpstreamPool:
@@ -80,7 +80,7 @@ class UpstreamPool:
         body: Body = b"",
         *,
         first_byte_s: float | None = None,
-    ) -> UpstreamResponse:
+    ) -> WorkerResponse:
         """Send a request and wait for the response's head.
 
         `target` is path and query as they go on the wire; `headers` must carry no Host, Content-Length, Transfer-Encoding
@@ -97,18 +97,18 @@ class UpstreamPool:
         else:
             parts.append(b"\r\n")
         connection = self._take_idle() or await self._connect()
-        exchange = connection.begin(
+        response = connection.begin(
             b"".join(parts),
             body,
             bodiless=method == "HEAD",
             first_byte_s=self._first_byte_s if first_byte_s is None else first_byte_s,
         )
         try:
-            await exchange.head()
+            await response.head()
         except BaseException:
-            exchange.close()
+            response.close()
             raise
-        return exchange
+        return response
 
     def close(self) -> None:
         """Close idle connections; busy ones close when their response ends."""

@@ -15,8 +15,8 @@ Headers = list[tuple[bytes, bytes]]
 PAUSE_ABOVE: Final = 256 * 1024
 
 
-class Answer(Protocol):
-    """A response whose body may still be arriving: a worker's (`UpstreamResponse`) or a remote's."""
+class UpstreamResponse(Protocol):
+    """A response whose body may still be arriving: a worker's (`WorkerResponse`) or a remote's."""
 
     status: int
     headers: Headers
@@ -31,7 +31,7 @@ class Answer(Protocol):
     def close(self) -> None: ...
 
 
-class UpstreamResponse:
+class WorkerResponse:
     """A response whose body may still be arriving. One consumer.
 
     `headers` are lowercase, in order, duplicates kept, without hop-by-hop fields. Cancelling a read is safe; call `close`
@@ -92,7 +92,7 @@ class UpstreamResponse:
         """The body is complete and nothing of it is left to read."""
         return self.complete and not self._chunks
 
-    def __aiter__(self) -> UpstreamResponse:
+    def __aiter__(self) -> WorkerResponse:
         return self
 
     async def __anext__(self) -> bytes:
@@ -159,7 +159,7 @@ class UpstreamResponse:
             self._waiter = None
 
 
-async def read_up_to(body: Answer, limit: int) -> bytes:
+async def read_up_to(body: UpstreamResponse, limit: int) -> bytes:
     """All of it, or until more than `limit` bytes are there."""
     parts: list[bytes] = []
     size = 0

@@ -8,9 +8,9 @@ A venv can't be moved, its scripts and `pyvenv.cfg` hold absolute paths. So each
 and goes live by renaming a new symbolic link over the old one. Whatever interrupts an install, the link still points at
 the environment that worked before; what an interrupted one left behind is removed by the next.
 
-An environment that was replaced stays as long as a worker runs from it (see env_lease): a worker knows its environment by
-where it is, not by the link. It is removed by whoever comes first after that: the worker's daemon, at its end or at the
-next boot, or the next install or remove.
+A replaced environment stays as long as a worker runs from it (see env_lease); workers are started by its real path, not by
+the link. Whoever comes first afterwards removes it: the daemon when the worker ends, the daemon's next start, or the next
+install or remove.
 """
 
 from __future__ import annotations
@@ -137,14 +137,14 @@ def remove(name: str, runtimes_dir: Path) -> bool:
 
 
 def still_used(name: str, runtimes_dir: Path) -> tuple[Path, ...]:
-    """The runtime's environments that were replaced or removed while somebody ran from them."""
+    """The runtime's environments that were replaced or removed but are still in use."""
     return tuple(build for build in _replaced(name, runtimes_dir) if env_lease.in_use(build))
 
 
 def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread:
     """Remove what was replaced and nobody uses any more, of one runtime or of all.
 
-    On a thread of its own that needs no waiting for: where it is cut off, the next one goes on.
+    Runs on a thread that nobody has to wait for: where it is interrupted, the next one goes on.
     """
 
     def sweep() -> None:
@@ -163,7 +163,7 @@ def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread
 
 
 def give_back(lease: EnvLease) -> None:
-    """End a worker's share; the last one takes an environment that was replaced away, without being waited for."""
+    """End a worker's lease. The last one removes an environment that was replaced, in the background."""
     lease.close()
     if env_lease.is_replaced(lease.environment):
         sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
@@ -201,7 +201,7 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _sweep(name: str, runtimes_dir: Path) -> None:
-    """Remove every build of this runtime that isn't the live one, and that nobody uses. Only with the turn held."""
+    """Remove every unused build of this runtime but the live one. Needs the turn."""
     for path in (runtimes_dir / STORE / name).iterdir():
         if path.is_symlink():
             path.unlink()
