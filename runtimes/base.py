@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, Meaning, meaning_of
 
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
@@ -99,16 +100,6 @@ class ModelConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceAssignment:
-    """Where the worker runs. `index` and `uuid` are None for host memory."""
-
-    id: str
-    kind: Literal["host", "cuda"]
-    index: int | None = None
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchContext:
     """What the supervisor decided about this start."""
 
@@ -130,6 +121,10 @@ class LaunchContext:
     def device(self) -> DeviceAssignment:
         """The first, and nearly always the only one."""
         return self.devices[0]
+
+    def device_environment(self) -> dict[str, str]:
+        """The variables that let the worker see its devices, and no others."""
+        return visibility(self.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import Annotated, ClassVar, Final, TypeVar
 from pydantic import Field, JsonValue
 
 from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, ModelConfig, RuntimeNotInstalledError
-from runtimes.cuda import visible_devices
 
 BOOTSTRAP: Final = Path(__file__).parent / "kit" / "bootstrap.py"
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
@@ -69,7 +68,7 @@ class WorkerAdapter(Adapter[C]):
                 "TOKENIZERS_PARALLELISM": "false",
                 **threads,
                 **config.env,
-                **visible_devices(context.devices),
+                **context.device_environment(),
                 KEY_VARIABLE: context.key,
             },
             health=HealthCheck("/health"),

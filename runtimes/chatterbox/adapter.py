@@ -92,7 +92,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
             "default_voice": config.default_voice,
             "aliases": dict(config.voice_aliases),
             "default_language": config.default_language,
-            "device": "cpu" if context.device.kind == "host" else "cuda",
+            "device": context.device.kind.accelerator,
         }
 
     def target_inflight(self, config: ChatterboxConfig) -> int:

@@ -27,7 +27,6 @@ from runtimes.base import (
     ModelUnusableError,
     Thinking,
 )
-from runtimes.cuda import visible_devices
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
 PLACEHOLDERS: Final = ("port", "host", "model")
@@ -153,7 +152,7 @@ class CommandAdapter(Adapter[CommandConfig]):
             argv=_runnable("cmd", _filled(config.cmd, values), config),
             env={
                 **{name: _filled_word(value, values) for name, value in config.env.items()},
-                **visible_devices(context.devices),
+                **context.device_environment(),
                 **({KEY_VARIABLE: context.key} if config.auth == "bearer" else {}),
             },
             cwd=config.cwd,

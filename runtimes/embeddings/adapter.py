@@ -69,7 +69,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
         return {
             "path": str(config.path),
             "task": task(config),
-            "device": "cpu" if context.device.kind == "host" else "cuda",
+            "device": context.device.kind.accelerator,
             "dtype": config.dtype,
             "max_batch_tokens": config.max_batch_tokens,
             "truncate": config.truncate,

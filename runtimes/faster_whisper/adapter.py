@@ -39,7 +39,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
             raise ModelUnusableError(problem)
         return {
             "path": str(config.path),
-            "device": "cuda" if context.device.kind == "cuda" else "cpu",
+            "device": context.device.kind.accelerator,
             "compute_type": config.compute_type,
             "threads": config.threads,
             "beam_size": config.beam_size,
@@ -50,7 +50,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     def launch(self, config: FasterWhisperConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
         spec = super().launch(config, context)
-        if context.device.kind != "cuda":
+        if not context.device.kind.accelerates:
             return spec
         packages = (context.environment(self.name) / "lib").glob("python3*/site-packages/nvidia")
         folders = (str(nvidia / library / "lib") for nvidia in packages for library in CUDA_LIBRARIES)

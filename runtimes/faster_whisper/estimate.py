@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimes.base import Estimate
+from runtimes.device_kind import HOST
 from runtimes.faster_whisper.config import FasterWhisperConfig
 from runtimes.faster_whisper.model_file import ModelFile
 
@@ -44,7 +45,7 @@ def value_bytes(config: FasterWhisperConfig, model: ModelFile) -> int:
         return 1
     if kind != "default":
         return COMPUTE_BYTES[kind]
-    on_host = not DRIVER.exists() or (bool(config.devices) and set(config.devices) == {"host"})
+    on_host = not DRIVER.exists() or (bool(config.devices) and set(config.devices) == {HOST.name})
     stored_halves = model.values.keys() & {4, 5}
     return 4 if on_host and stored_halves and model.widest == 2 else model.widest
 

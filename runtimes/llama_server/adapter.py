@@ -29,7 +29,7 @@ from runtimes.base import (
     RuntimeNotInstalledError,
     Thinking,
 )
-from runtimes.cuda import visible_devices
+from runtimes.device_kind import visibility, visibility_variables
 from runtimes.llama_server import estimate, gguf_meta
 from runtimes.llama_server.config import (
     KEY_OF_OPTION,
@@ -44,7 +44,7 @@ HERE: Final = Path(__file__).parent
 PROGRAM: Final = "llama-server"
 KEY_VARIABLE: Final = "LLAMA_API_KEY"
 OWN_VARIABLES: Final = frozenset(
-    {KEY_VARIABLE, "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", "CUDA_VISIBLE_DEVICES"}
+    {KEY_VARIABLE, "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", *visibility_variables()}
 )
 
 OVERRIDABLE: Final = (
@@ -111,7 +111,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     def launch(self, config: LlamaServerConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
-        on_gpu = context.device.kind == "cuda" and config.n_gpu_layers != 0
+        on_gpu = context.device.kind.accelerates and config.n_gpu_layers != 0
         values: dict[str, JsonValue] = {
             **settings(config, on_gpu=on_gpu, pooling=_pooling(config)),
             "alias": config.alias or context.model,
@@ -130,7 +130,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
                 "LLAMA_ARG_FIT": "off",  # by environment: programs older than the option ignore it
                 "LLAMA_ARG_UI": "off",
                 **config.env,
-                **(visible_devices(context.devices) if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
+                **visibility(context.devices if on_gpu else ()),
                 KEY_VARIABLE: context.key,
             },
             library_path=tuple(map(str, config.library_path)),

@@ -74,7 +74,7 @@ class Language(Kind[TransformersConfig]):
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what this device can't do."""
         folder = checkpoints.read(config.path)
-        on_gpu = context.device.kind != "host" and config.device_map != "cpu"
+        on_gpu = context.device.kind.accelerates and config.device_map != "cpu"
         if not on_gpu:
             _refuse_gpu_kernels(config, folder)
         template = config.chat_template_file
@@ -83,7 +83,7 @@ class Language(Kind[TransformersConfig]):
         return {
             "name": context.model,
             "path": str(config.path),
-            "device": "cuda" if on_gpu else "cpu",
+            "device": context.device.kind.accelerator if on_gpu else "cpu",
             "dtype": config.dtype,
             "quantization": config.quantization,
             "device_map": placed[config.device_map] if isinstance(config.device_map, str) else dict(config.device_map),

@@ -48,7 +48,7 @@ class Speech(Kind[TransformersConfig]):
         checkpoints.config(config.path)
         return {
             "path": str(config.path),
-            "device": "cuda" if context.device.kind == "cuda" else "cpu",
+            "device": context.device.kind.accelerator,
             "dtype": config.dtype,
             "parallel": self.parallel(config),
             **speech_recognition.options(config.default_language, config.max_audio_s),

@@ -33,7 +33,7 @@ from runtimes.base import (
     Thinking,
 )
 from runtimes.checkpoints import Config
-from runtimes.cuda import visible_devices
+from runtimes.device_kind import visibility_variables
 from runtimes.vllm_serve import memory
 from runtimes.vllm_serve.config import SPECULATIVE, VllmServeConfig, command_line, refused_options, settings
 
@@ -42,7 +42,7 @@ KEY_VARIABLE: Final = "VLLM_API_KEY"
 NAME: Final = "model"  # the name requests carry to vLLM, which refuses names it doesn't know
 OWN_VARIABLES: Final = {
     KEY_VARIABLE: "is set by llmux",
-    "CUDA_VISIBLE_DEVICES": "is set by llmux",
+    **dict.fromkeys(visibility_variables(), "is set by llmux"),
     "VLLM_SERVER_DEV_MODE": "opens routes that change the worker for everybody",
     "VLLM_CPU_KVCACHE_SPACE": "has a key of its own, kv_cache_memory_bytes",
 }
@@ -103,7 +103,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
         program = find(config, context.environment(self.name))
-        if context.device.kind == "host":
+        if context.device.kind.takes_whole:
             config = config.model_copy(update={"gpus": 1})
         plan = memory.plan(config)
         values: dict[str, JsonValue] = {
@@ -121,7 +121,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 "VLLM_NO_USAGE_STATS": "1",
                 **({"HF_HUB_OFFLINE": "1"} if config.path is not None else {}),
                 **config.env,
-                **visible_devices(context.devices),
+                **context.device_environment(),
                 KEY_VARIABLE: context.key,
             },
             library_path=tuple(map(str, config.library_path)),

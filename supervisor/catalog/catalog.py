@@ -19,6 +19,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from runtimes.base import PATIENCE, Capabilities, ModelConfig
+from runtimes.device_kind import DeviceWanted
 from runtimes.registry import AnyAdapter
 from supervisor.catalog.document import Place, Problem, Trail, dotted
 from supervisor.catalog.problems import nearest
@@ -148,6 +149,11 @@ class Catalog:
     def model_specs(self, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
         """Every model for the core, in the order of the file. Blocks on reading model files: call it in a thread."""
         return tuple(model.spec(learned or {}) for model in self.models.values())
+
+    @property
+    def wanted_devices(self) -> Literal["auto"] | list[DeviceWanted]:
+        """What the daemon is to open."""
+        return "auto" if self.devices == "auto" else [device.wanted for device in self.devices]
 
     @cached_property
     def _routes(self) -> dict[str, Route]:

@@ -12,8 +12,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
+from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
 
 
@@ -201,10 +203,21 @@ class LimitsConfig(Section):
         return Policy(eviction=Eviction(self.eviction), max_loaded=dict(self.max_loaded))
 
 
+def _known_kind(name: object) -> object:
+    if name not in KINDS:
+        *others, last = (f"'{known}'" for known in KINDS)
+        raise PydanticKnownError("literal_error", {"expected": f"{', '.join(others)} or {last}"})
+    return name
+
+
 class DeviceConfig(Section):
     """One device to use, where `devices:` is a list instead of `auto`."""
 
-    kind: Literal["host", "cuda"] = Field(description="host: main memory; cuda: a GPU.", examples=["cuda"])
+    kind: Annotated[str, BeforeValidator(_known_kind)] = Field(
+        description="host: main memory; cuda: a GPU.",
+        examples=["cuda"],
+        json_schema_extra=lambda schema: schema.update(enum=[*KINDS]),
+    )
     index: Annotated[int, Field(ge=0, le=1023)] | None = Field(
         default=None, description="Which GPU, by its number in nvidia-smi.", examples=[0]
     )
@@ -227,21 +240,25 @@ class DeviceConfig(Section):
 
     @model_validator(mode="after")
     def _one_address(self) -> Self:
+        kind = KINDS[self.kind]
         given = [name for name in ("index", "uuid") if getattr(self, name) is not None]
-        if self.kind == "cuda" and len(given) != 1:
-            raise ValueError('a cuda device is given by either "index" or "uuid"')
-        if self.kind == "cuda" and self.budget_mib is not None:
-            raise ValueError('"budget_mib" is for the host; use "margin_mib" to leave more of a GPU free')
-        if self.kind == "host" and given:
-            raise ValueError(f'the host has no "{given[0]}"')
+        if given and not kind.accelerates:
+            raise ValueError(f'the {kind.name} has no "{given[0]}"')
+        if kind.accelerates and len(given) != 1:
+            raise ValueError(f'a {kind.name} device is given by either "index" or "uuid"')
+        if kind.accelerates and self.budget_mib is not None:
+            raise ValueError(f'"budget_mib" is for the host; use "margin_mib" to leave more of a {kind.noun} free')
         return self
 
     @property
     def id(self) -> DeviceId | None:
         """What models and the API call it; None where only the driver can tell which number a UUID has."""
-        if self.kind == "host":
-            return DeviceId("host")
-        return None if self.index is None else DeviceId(f"gpu{self.index}")
+        return None if self.uuid is not None else DeviceId(KINDS[self.kind].device_id(self.index))
+
+    @property
+    def wanted(self) -> DeviceWanted:
+        """What is to be opened."""
+        return DeviceWanted(KINDS[self.kind], self.index, self.uuid, self.budget_mib, self.margin_mib)
 
 
 V = TypeVar("V", bound=Container[str])

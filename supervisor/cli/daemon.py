@@ -14,9 +14,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import structlog
 import uvicorn
@@ -24,7 +23,7 @@ import uvicorn
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
-from supervisor.catalog.sections import DeviceConfig, ServerConfig
+from supervisor.catalog.sections import ServerConfig
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId
 from supervisor.daemon.daemon import Daemon
@@ -36,11 +35,11 @@ from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
-from supervisor.io.devices import GpuWanted, HostWanted, Opened, Wanted, open_sampler
+from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
-from supervisor.io.reap import InstanceLock, reap_leftovers
-from supervisor.io.store import Store
+from supervisor.io.reap import instance_lock, reap_leftovers
+from supervisor.io.store import Footprints, Store
 from supervisor.io.venvs import sweep_aside
 
 log = structlog.get_logger("llmux.daemon")
@@ -76,19 +75,15 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         log.warning("keys.exposed", message=warning)
     raise_descriptor_limit()
     state_dir = catalog.server.state_dir
-    with InstanceLock(state_dir) as lock:
-        orphans = reap_leftovers(lock.instance_id, logs=state_dir / LOGS)
+    with instance_lock(state_dir) as instance:
+        orphans = reap_leftovers(instance, logs=state_dir / LOGS)
         for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
             uvloop.run(
-                serve(
-                    Boot(
-                        configuration, catalog, keyring, lock.instance_id, listener, on_listening, orphans=len(orphans)
-                    )
-                )
+                serve(Boot(configuration, catalog, keyring, instance, listener, on_listening, orphans=len(orphans)))
             )
 
 
@@ -108,13 +103,16 @@ class Boot:
 async def serve(boot: Boot) -> None:
     """Everything that runs on the event loop, until a signal ends it."""
     catalog = boot.catalog
-    opened, store = await asyncio.gather(
-        open_sampler(_wanted(catalog.devices)), Store.open(catalog.server.state_dir / "llmux.sqlite3")
+    folder = catalog.server.state_dir
+    opened, footprints, state = await asyncio.gather(
+        open_sampler(catalog.wanted_devices),
+        Footprints.open(folder / "llmux.sqlite3"),
+        Store.open(folder / "state.sqlite3"),
     )
     for note in opened.notes:
         log.info("devices.note", message=note)
     try:
-        daemon = await _assemble(boot, opened, store)
+        daemon = await _assemble(boot, opened, footprints)
         reloader = Reloader(daemon, boot.configuration)
         application = Application(daemon, reloader)
         daemon.metrics.orphans(boot.orphans)
@@ -123,7 +121,8 @@ async def serve(boot: Boot) -> None:
         log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
         await _until_stopped(daemon, application, reloader, boot.listener)
     finally:
-        await store.close()
+        await footprints.close()
+        await state.close()
 
 
 def _url(host: str, port: int) -> str:
@@ -132,7 +131,7 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _assemble(boot: Boot, opened: Opened, store: Store) -> Daemon:
+async def _assemble(boot: Boot, opened: Opened, footprints: Footprints) -> Daemon:
     catalog, server = boot.catalog, boot.catalog.server
     devices = opened.devices
     specs = tuple(device.spec for device in devices)
@@ -140,7 +139,9 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Daemon:
     by_key = {key: device for device, key in keys.items()}
 
     def learned() -> Learned:
-        return {(definition, by_key[key]): mib for (definition, key), mib in store.learned().items() if key in by_key}
+        return {
+            (definition, by_key[key]): mib for (definition, key), mib in footprints.learned().items() if key in by_key
+        }
 
     models = await asyncio.to_thread(catalog.model_specs, learned())
     problems = check_devices(catalog, specs, models)
@@ -156,7 +157,7 @@ async def _assemble(boot: Boot, opened: Opened, store: Store) -> Daemon:
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
-    engine = Engine(fleet, opened.sampler, store, device_keys=keys)
+    engine = Engine(fleet, opened.sampler, footprints, device_keys=keys)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
     return Daemon(engine, fleet, opened.sampler, catalog, boot.keyring, learned=learned)
 
@@ -265,14 +266,3 @@ def raise_descriptor_limit() -> None:
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _wanted(devices: Sequence[DeviceConfig] | Literal["auto"]) -> Literal["auto"] | list[Wanted]:
-    if devices == "auto":
-        return "auto"
-    return [
-        HostWanted(device.budget_mib, device.margin_mib)
-        if device.kind == "host"
-        else GpuWanted(device.index, device.uuid, device.margin_mib)
-        for device in devices
-    ]

@@ -11,7 +11,6 @@ import getpass
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from runtimes.base import DeviceAssignment, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.device_kind import CUDA, HOST, DeviceAssignment
 from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
@@ -29,12 +29,12 @@ from supervisor.cli import client, environments, service, show
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
 from supervisor.io.accelerators import detect
-from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
-from supervisor.io.ports import who_listens
+from supervisor.io.memory import MIB, DriverUnavailableError
+from supervisor.io.nvml import NvmlSession
+from supervisor.io.ports import can_bind, who_listens
 
 Status = Literal["ok", "warn", "fail"]
 
-MIB: Final = 1024 * 1024
 STATE_MIB: Final = (100, 1024)  # fails below the first, warns below the second
 RUNTIMES_MIB: Final = (500, 5 * 1024)
 FEW_PORTS: Final = 20
@@ -67,6 +67,7 @@ def examine(config: Path | None) -> list[Check]:
     found += _programs()
     found += _ports(server)
     found += _disk("state", server.state_dir, STATE_MIB)
+    found += _broken(server.state_dir)
     found += _disk("runtimes' disk", server.runtimes_dir, RUNTIMES_MIB)
     found += _descriptors()
     found += _keys(server)
@@ -127,15 +128,16 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
 
 def _gpus(catalog: Catalog | None) -> Iterator[Check]:
     configured = catalog.devices if catalog is not None else "auto"
-    wanted = configured != "auto" and any(device.kind == "cuda" for device in configured)
+    wanted = configured != "auto" and any(device.wanted.kind == CUDA for device in configured)
     if configured != "auto" and not wanted:
-        yield Check("gpu", "ok", "the configuration uses host memory only")
+        what = "no NVIDIA GPU" if _uses_gpu(catalog) else "host memory only"
+        yield Check("gpu", "ok", f"the configuration uses {what}")
         return
     missing: Status = "fail" if wanted else "warn"
     try:
         session = NvmlSession()
         gpus = session.find()
-    except NvmlUnavailableError as error:
+    except DriverUnavailableError as error:
         so = "" if wanted else "; models run on the processor, in host memory"
         yield Check("gpu", missing, f"no NVIDIA GPU can be used: {error}{so}", DRIVER_REMEDY)
         return
@@ -158,7 +160,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
             host="127.0.0.1",
             port=catalog.server.worker_port_first,
             key="none",
-            devices=(DeviceAssignment("host", "host"),),
+            devices=(DeviceAssignment(HOST.device_id(), HOST),),
             runtimes_dir=catalog.server.runtimes_dir,
         )
         try:
@@ -199,7 +201,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
 def _uses_gpu(catalog: Catalog | None) -> bool:
     """Does the configuration leave room for one?"""
     configured = catalog.devices if catalog is not None else "auto"
-    return configured == "auto" or any(device.kind == "cuda" for device in configured)
+    return configured == "auto" or any(device.wanted.kind.accelerates for device in configured)
 
 
 def _programs() -> Iterator[Check]:
@@ -210,7 +212,7 @@ def _programs() -> Iterator[Check]:
 
 def _ports(server: ServerConfig) -> Iterator[Check]:
     url = f"http://{'127.0.0.1' if server.host in {'0.0.0.0', '::'} else server.host}:{server.port}"
-    if server.port == 0 or _is_free(server.host, server.port):
+    if server.port == 0 or can_bind(server.host, server.port):
         yield Check("port", "ok", f"{server.host}:{server.port} is free")
     elif _is_daemon(url):
         yield Check("port", "ok", f"llmux is running at {url}")
@@ -223,7 +225,7 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         )
         yield Check("port", "fail", message, "end that program, or set server.host and server.port")
     first, last = server.worker_port_first, server.worker_port_last
-    free = sum(_is_free("127.0.0.1", port) for port in range(first, last + 1))
+    free = sum(can_bind("127.0.0.1", port) for port in range(first, last + 1))
     yield Check(
         "workers' ports",
         "fail" if not free else "warn" if free < min(FEW_PORTS, last - first + 1) else "ok",
@@ -232,17 +234,6 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         if free >= min(FEW_PORTS, last - first + 1)
         else "set server.worker_port_first and server.worker_port_last",
     )
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 def _is_daemon(url: str) -> bool:
@@ -265,6 +256,12 @@ def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
         f"{folder}: {show.mib(free)} free",
         None if free >= good else f"make room on the disk of {there}",
     )
+
+
+def _broken(state_dir: Path) -> Iterator[Check]:
+    for path in sorted(state_dir.glob("*.broken-*")):
+        message = f"{path} was damaged and put aside; llmux went on with its backup, where it had one"
+        yield Check("state", "warn", message, f"when nobody needs it any more: rm {path}")
 
 
 def _descriptors() -> Iterator[Check]:

@@ -4,8 +4,8 @@ readable for its owner only, and only by one that reads back as it should.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -21,6 +21,7 @@ from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.sections import config_dir
 from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
+from supervisor.io import files
 
 _ITEM = re.compile(r"^( *)- ", re.MULTILINE)
 
@@ -114,22 +115,19 @@ def is_no_time(text: str) -> bool:
     return False
 
 
+class _MisreadError(Exception):
+    """What was written doesn't read as it was meant."""
+
+
 def _replace(path: Path, text: str, names: list[str]) -> bool:
     """Put this text in the file's place, if it reads as exactly these keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+    with contextlib.suppress(_MisreadError), files.replacing(path, 0o600) as fresh:
+        fresh.write_text(text, encoding="utf-8")
         if _names(fresh) != names:
-            return False
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-    return True
+            raise _MisreadError
+        return True
+    return False
 
 
 def _names(path: Path) -> list[str] | None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from supervisor.catalog.loader import find_config
 from supervisor.errors import LlmuxError
+from supervisor.io import files
 
 UNIT: Final = "llmux.service"
 SOCKET: Final = "llmux.socket"
@@ -193,9 +194,8 @@ def _write(path: Path, text: str, echo: Echo) -> None:
     if path.exists() and path.read_text(encoding="utf-8") == text:
         echo(f"unchanged: {path}")
         return
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    with files.replacing(path) as fresh:
+        fresh.write_text(text, encoding="utf-8")
     echo(f"wrote {path}")
 
 

@@ -160,7 +160,7 @@ def _pack(value: Any, seen: dict[int, int]) -> Any:
         return [name, [_pack(item, seen) for item in value]]
     if isinstance(value, deque):
         return [name, [_pack(item, seen) for item in value], value.maxlen]
-    if is_dataclass(value) and type(value).__dataclass_params__.frozen:
+    if is_dataclass(value) and type(value).__dataclass_params__.frozen:  # type: ignore[union-attr]  # not a class
         return [name, {attribute: _pack(item, seen) for attribute, item in _attributes(value)}]
     if id(value) in seen:
         return [_SAME, seen[id(value)]]

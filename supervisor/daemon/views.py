@@ -142,7 +142,7 @@ def _device_view(device: DeviceInfo, status: DeviceStatus) -> Json:
     totals = status.totals
     return {
         "id": device.id,
-        "kind": device.kind,
+        "kind": device.kind.name,
         "name": device.name,
         "driver": device.driver,
         "total_mib": device.total_mib,

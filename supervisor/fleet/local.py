@@ -18,7 +18,8 @@ from typing import TypeVar
 
 import structlog
 
-from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
+from runtimes.base import LaunchContext, LaunchSpec
+from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import DeviceId, Devices, ModelId
 from supervisor.fleet.launcher import Look, Pids, Started

@@ -61,7 +61,7 @@ class Remote:
             "address": self.upstream.spec.base_url if self.upstream is not None else None,
             "upstream_model": self._model.adapter.upstream_model(self._model.config),
             "uptime_s": round(time.monotonic() - self._started_at, 3),
-            "connections": self.upstream.open_exchanges if self.upstream is not None else 0,
+            "connections": self.upstream.open_responses if self.upstream is not None else 0,
         }
 
     async def run(self) -> Crash | None:

@@ -1,4 +1,4 @@
-"""Which kind of device an environment should be built for here, told without loading anything that computes."""
+"""Which accelerator an environment should be built for on this machine, without loading a library that computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
-from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
+from supervisor.io.memory import DriverUnavailableError
+from supervisor.io.nvml import NvmlSession
 from supervisor.io.recipe import Device
 
 AMD_NODES: Final = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -14,7 +15,7 @@ AMD_NODES: Final = Path("/sys/class/kfd/kfd/topology/nodes")
 
 def detect() -> Device:
     """`cuda` where NVIDIA's driver shows a GPU, `rocm` where AMD's does, else `cpu`. Takes seconds where a GPU sleeps."""
-    with contextlib.suppress(NvmlUnavailableError):
+    with contextlib.suppress(DriverUnavailableError):
         if NvmlSession().find():
             return "cuda"
     return "rocm" if amd_gpus(AMD_NODES) else "cpu"

@@ -1,8 +1,8 @@
-"""A control group per worker, where the system lets us: killing a group can't be outrun by anything in it.
+"""A control group per worker, where the system allows it: no fork can outrun the killing of a group.
 
 Only a cgroup v2 that was delegated to the daemon is used (systemd does it for user services): our own group, writable,
 and not the root of the whole system. No controller is switched on, so the daemon may stay in the parent group. Where
-there is no delegation nothing is lost but one belt: the shim contains the tree by itself.
+nothing is delegated, the shim alone contains the tree.
 """
 
 from __future__ import annotations
@@ -12,25 +12,20 @@ import os
 from functools import cache
 from pathlib import Path
 
+from supervisor.io import procfs
+
 _PREFIX = "llmux-"
 
 
 @cache
 def delegated() -> Path | None:
     """The directory of the daemon's own group when it may make groups below it, else None. Read once."""
-    try:
-        ours = next(
-            line[3:].lstrip("/")
-            for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-            if line.startswith("0::")
-        )
-        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
-    except (OSError, StopIteration):
+    ours = next((path for controllers, path in procfs.groups() if not controllers), None)
+    if ours is None:
         return None
-    for fields in mounts:
-        # ID parent device root mountpoint options [optional…] - type source options
-        if fields[fields.index("-") + 1] == "cgroup2" and fields[3] == "/":
-            own = Path(fields[4]) / ours
+    for mount in procfs.mounts():
+        if mount.kind == "cgroup2" and mount.root == "/":
+            own = mount.point / ours.lstrip("/")
             # The system's root group has no cgroup.kill: a group that isn't the system's, but ours to divide, has one.
             if (own / "cgroup.kill").exists() and os.access(own, os.W_OK) and os.access(own / "cgroup.procs", os.W_OK):
                 return own
@@ -66,8 +61,3 @@ def left_behind(instance: str, parent: Path | None = None) -> list[Path]:
     """Groups that an earlier daemon of this instance made."""
     parent = parent or delegated()
     return sorted(parent.glob(f"{_PREFIX}{instance}-*")) if parent else []
-
-
-def containment() -> str:
-    """How the trees of workers are kept together here, for status pages."""
-    return "subreaper shim + cgroup.kill" if delegated() else "subreaper shim"

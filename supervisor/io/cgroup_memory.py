@@ -1,12 +1,15 @@
 """Memory limits of the control groups this process lives in, versions 1 and 2.
 
-In a container /proc/meminfo speaks of the whole machine; the limit that kills us is the group's, or an ancestor's.
+In a container /proc/meminfo describes the whole machine; the limit that kills us is that of our group or an ancestor.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from supervisor.io import procfs
 
 _UNLIMITED = 1 << 60  # version 1 says "no limit" with a number just below 2**63
 
@@ -30,46 +33,32 @@ class MemoryGroup:
         if limit is None or not usage.isdigit():
             return None
         prefix = "" if self.version == 2 else "total_"
-        stat = dict(line.split() for line in _text(self.folder / "memory.stat").splitlines())
-        cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
+        stat = procfs.numbers(procfs.read(f"{self.folder}/memory.stat"))
+        cache = sum(stat.get(f"{prefix}{name}".encode(), 0) for name in ("active_file", "inactive_file"))
         return max(0, limit - int(usage) + cache)
 
 
-def limited_groups(proc: Path = Path("/proc/self")) -> tuple[MemoryGroup, ...]:
+def limited_groups(proc: Path = procfs.SELF) -> tuple[MemoryGroup, ...]:
     """The memory groups that limit this process: its own and its ancestors."""
-    mounts = _mounts(_text(proc / "mountinfo"))
+    mounts = {
+        2 if mount.kind == "cgroup2" else 1: mount
+        for mount in procfs.mounts(proc)
+        if mount.kind == "cgroup2" or (mount.kind == "cgroup" and "memory" in mount.options)
+    }
     groups: list[MemoryGroup] = []
-    for line in _text(proc / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in procfs.groups(proc):
         version = 2 if not controllers else 1
         if version in mounts and (version == 2 or "memory" in controllers.split(",")):
-            mount, root = mounts[version]
-            groups += [MemoryGroup(folder, version) for folder in _folders(mount, root, path)]
+            groups += [MemoryGroup(folder, version) for folder in _folders(mounts[version], path)]
     return tuple(group for group in groups if group.limit() is not None)
 
 
-def _folders(mount: Path, root: str, path: str) -> list[Path]:
+def _folders(mount: procfs.Mount, path: str) -> list[Path]:
     # In a container the mount may show only a part of the hierarchy, and `path` be outside of it or relative to it.
-    inside = path.removeprefix(root.rstrip("/")) if path.startswith(root) else "/"
-    folder = mount / inside.strip("/")
-    return [place for place in (folder, *folder.parents) if place.is_relative_to(mount)]
-
-
-def _mounts(mountinfo: str) -> dict[int, tuple[Path, str]]:
-    mounts: dict[int, tuple[Path, str]] = {}
-    for line in mountinfo.splitlines():
-        fields, _, rest = line.partition(" - ")
-        _, _, _, root, mount, *_ = fields.split()
-        kind, _, options = rest.split(" ", 2)
-        if kind == "cgroup2":
-            mounts[2] = (Path(mount), root)
-        elif kind == "cgroup" and "memory" in options.split(","):
-            mounts[1] = (Path(mount), root)
-    return mounts
+    inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else "/"
+    folder = mount.point / inside.strip("/")
+    return [place for place in (folder, *folder.parents) if place.is_relative_to(mount.point)]
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return os.fsdecode(procfs.read(str(path)).strip())

@@ -1,39 +1,35 @@
-"""Which devices there are: all NVIDIA GPUs, else host memory, or what the configuration lists."""
+"""Which devices there are: all accelerators that can be used, else host memory, or what the configuration lists."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from runtimes.device_kind import CUDA, DeviceKind, DeviceWanted
 from supervisor.errors import ConfigError
 from supervisor.io.host_memory import HostMemory
-from supervisor.io.memory import CompositeSampler, DeviceInfo, MemoryReader, MemorySampler, ThreadedSampler, in_thread
-from supervisor.io.nvml import GpuFound, NvmlReader, NvmlSession, NvmlUnavailableError
+from supervisor.io.memory import (
+    CompositeSampler,
+    DeviceFound,
+    DeviceInfo,
+    Driver,
+    DriverUnavailableError,
+    MemoryReader,
+    MemorySampler,
+    ThreadedSampler,
+    in_thread,
+)
+from supervisor.io.nvml import NvmlSession
+
+DRIVERS: Final[dict[DeviceKind, Callable[[], Driver]]] = {CUDA: NvmlSession}
+"""What opens the driver of each kind of accelerators; it raises DriverUnavailableError where there is none."""
 
 OPEN_TIMEOUT_S = 15.0
 """A driver that wakes an idle GPU takes seconds; one that takes longer hangs."""
 
-
-@dataclass(frozen=True, slots=True)
-class HostWanted:
-    """Host memory, up to a budget (None: 80 % of what there is)."""
-
-    budget_mib: int | None = None
-    margin_mib: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuWanted:
-    """One GPU, by `uuid` (a unique beginning is enough) or by `index` as nvidia-smi counts."""
-
-    index: int | None = None
-    uuid: str | None = None
-    margin_mib: int | None = None
-
-
-Wanted = HostWanted | GpuWanted
+Wanted = Literal["auto"] | Sequence[DeviceWanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +44,20 @@ class Opened:
         return self.sampler.devices()
 
 
-async def open_sampler(wanted: Literal["auto"] | Sequence[Wanted] = "auto", *, margin_mib: int | None = None) -> Opened:
+async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None) -> Opened:
     """Find the devices. `margin_mib` is for those that name none of their own.
 
     Takes seconds where an idle GPU has to be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem in
     it, when a device that was asked for by name isn't there; "auto" always finds one.
     """
-    opening = in_thread(lambda: _find(wanted, margin_mib))
+    opening = in_thread(lambda: _find_all(margin_mib) if wanted == "auto" else (_find(wanted, margin_mib), []))
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S):
             readers, notes = await asyncio.shield(opening)
     except TimeoutError:
-        reason = f"the NVIDIA driver did not answer within {OPEN_TIMEOUT_S:g} s"
+        kinds = DRIVERS if wanted == "auto" else dict.fromkeys(one.kind for one in wanted if one.kind.accelerates)
+        vendors = " or ".join(kind.vendor for kind in kinds)
+        reason = f"the {vendors} driver did not answer within {OPEN_TIMEOUT_S:g} s"
         if wanted != "auto":
             raise ConfigError((f"devices: {reason}",)) from None
         readers, notes = [HostMemory(margin_mib=margin_mib)], [f"{reason}; using host memory"]
@@ -67,59 +65,68 @@ async def open_sampler(wanted: Literal["auto"] | Sequence[Wanted] = "auto", *, m
     return Opened(samplers[0] if len(samplers) == 1 else CompositeSampler(samplers), tuple(notes))
 
 
-def _find(wanted: Literal["auto"] | Sequence[Wanted], margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
-    if wanted == "auto":
-        return _find_all(margin_mib)
+def _find(wanted: Sequence[DeviceWanted], margin_mib: int | None) -> list[MemoryReader]:
     readers: list[MemoryReader] = []
     problems: list[str] = []
-    gpus = [device for device in wanted if isinstance(device, GpuWanted)]
-    hosts = [device for device in wanted if isinstance(device, HostWanted)]
-    if gpus:
+    for kind in dict.fromkeys(device.kind for device in wanted if device.kind.accelerates):
+        mine = [device for device in wanted if device.kind == kind]
         try:
-            session = NvmlSession()
-            found = session.find()
-        except NvmlUnavailableError as error:
-            problems.append(f"devices: no NVIDIA GPU can be used: {error}")
-        else:
-            chosen = [(_choose(gpu, found, problems), gpu.margin_mib) for gpu in gpus]
-            if len({gpu.index for gpu, _ in chosen if gpu}) < len(gpus) and not problems:
-                problems.append("devices: the same GPU is listed twice")
-            if not problems:
-                readers.append(
-                    NvmlReader(session, [(gpu, margin_mib if own is None else own) for gpu, own in chosen if gpu])
-                )
+            driver = DRIVERS[kind]()
+            found = driver.find()
+        except DriverUnavailableError as error:
+            problems.append(f"devices: no {kind.vendor} {kind.noun} can be used: {error}")
+            continue
+        chosen = [(_choose(device, found, problems), _margin(device, margin_mib)) for device in mine]
+        if len({device.index for device, _ in chosen if device}) < len(mine) and not problems:
+            problems.append(f"devices: the same {kind.noun} is listed twice")
+        if not problems:
+            readers.append(driver.reader([(device, margin) for device, margin in chosen if device]))
+    hosts = [device for device in wanted if not device.kind.accelerates]
     if len(hosts) > 1:
         problems.append("devices: host memory is listed twice")
     if problems:
         raise ConfigError(tuple(problems))
-    for host in hosts:
-        own = margin_mib if host.margin_mib is None else host.margin_mib
-        readers.append(HostMemory(budget_mib=host.budget_mib, margin_mib=own))
-    return readers, []
+    return [*readers, *(HostMemory(budget_mib=host.budget_mib, margin_mib=_margin(host, margin_mib)) for host in hosts)]
 
 
 def _find_all(margin_mib: int | None) -> tuple[list[MemoryReader], list[str]]:
-    try:
-        session = NvmlSession()
-        found = session.find()
-    except NvmlUnavailableError as error:
-        return [HostMemory(margin_mib=margin_mib)], [f"no NVIDIA GPU ({error}); using host memory"]
-    notes = [f"GPU {gpu.index} ({gpu.name}) {gpu.unusable}" for gpu in found if gpu.unusable]
-    if usable := [(gpu, margin_mib) for gpu in found if not gpu.unusable]:
-        return [NvmlReader(session, usable)], notes
-    return [HostMemory(margin_mib=margin_mib)], [*notes, "no NVIDIA GPU that can be used; using host memory"]
+    readers: list[MemoryReader] = []
+    notes: list[str] = []
+    for kind, open_driver in DRIVERS.items():
+        name = f"no {kind.vendor} {kind.noun}"
+        try:
+            driver = open_driver()
+            found = driver.find()
+        except DriverUnavailableError as error:
+            notes.append(f"{name} ({error})")
+            continue
+        notes += [f"{kind.noun} {one.index} ({one.name}) {one.unusable}" for one in found if one.unusable]
+        if usable := [(one, margin_mib) for one in found if not one.unusable]:
+            readers.append(driver.reader(usable))
+        else:
+            notes.append(f"{name} that can be used")
+    if not readers:
+        return [HostMemory(margin_mib=margin_mib)], [*notes[:-1], f"{notes[-1]}; using host memory"]
+    return readers, notes
 
 
-def _choose(wanted: GpuWanted, found: Sequence[GpuFound], problems: list[str]) -> GpuFound | None:
+def _margin(wanted: DeviceWanted, margin_mib: int | None) -> int | None:
+    return margin_mib if wanted.margin_mib is None else wanted.margin_mib
+
+
+def _choose(wanted: DeviceWanted, found: Sequence[DeviceFound], problems: list[str]) -> DeviceFound | None:
+    noun = wanted.kind.noun
     if wanted.uuid is not None:
-        what, matches = wanted.uuid, [gpu for gpu in found if gpu.uuid.startswith(wanted.uuid)]
+        what, matches = wanted.uuid, [one for one in found if one.uuid.startswith(wanted.uuid)]
     else:
-        what, matches = f"index {wanted.index}", [gpu for gpu in found if gpu.index == wanted.index]
-    there = ", ".join(f"{gpu.index}: {gpu.name} {gpu.uuid}" for gpu in found) or "none"
+        what, matches = f"index {wanted.index}", [one for one in found if one.index == wanted.index]
+    there = ", ".join(f"{one.index}: {one.name} {one.uuid}" for one in found) or "none"
     if len(matches) != 1:
-        problems.append(f"devices: {'several GPUs match' if matches else 'no GPU has'} {what}; there are: {there}")
+        problems.append(
+            f"devices: {f'several {noun}s match' if matches else f'no {noun} has'} {what}; there are: {there}"
+        )
         return None
     if matches[0].unusable:
-        problems.append(f"devices: GPU {matches[0].index} ({matches[0].name}) {matches[0].unusable}")
+        problems.append(f"devices: {noun} {matches[0].index} ({matches[0].name}) {matches[0].unusable}")
         return None
     return matches[0]

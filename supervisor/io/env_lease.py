@@ -1,20 +1,20 @@
-"""Who runs from a runtime's environment: an environment that somebody uses is never removed.
+"""Leases on runtimes' environments: one that a process uses is never removed.
 
-A worker imports and loads libraries for as long as it lives, so the files it was started from have to stay. Whoever starts
-one takes a shared lock on the environment's record and hands the open file on: to the shim and, by inheritance, to the
-worker. The kernel lets go when the last of them is dead, however they die; nothing has to be written down or tidied up.
-Who wants to remove an environment needs the lock alone, and takes the record away first: what has no record is nobody's.
+A worker imports libraries for as long as it lives, so the files it was started from must stay. Whoever starts a worker takes
+a shared lock on the environment's record and passes the open file to the shim and, by inheritance, to the worker. The kernel
+releases the lock when the last of them has died, however it died. Removing an environment takes the exclusive lock and
+deletes the record first: without its record nobody can lease it any more.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
+from supervisor.io import files, procfs
 from supervisor.io.reap import worker_of
 
 STORE: Final = ".envs"
@@ -22,11 +22,11 @@ RECORD: Final = "llmux.json"  # written last: an environment without it isn't co
 
 
 class EnvironmentGoneError(Exception):
-    """It was removed just now; there may be a new one."""
+    """The environment was removed just now; there may be a new one."""
 
 
 class EnvLease:
-    """A share in an environment, which also those processes have that inherit `fd`."""
+    """A lease, shared by every process that inherits `fd`."""
 
     def __init__(self, environment: Path, fd: int) -> None:
         self.environment = environment
@@ -34,9 +34,9 @@ class EnvLease:
 
     @classmethod
     def on(cls, program: str) -> Self | None:
-        """A share in the environment that a program lies in; None: it is in none of ours.
+        """A lease on the environment that contains this program; None: none of ours does.
 
-        Waits for those who are removing it. Raises EnvironmentGoneError.
+        Waits while somebody removes it. Raises EnvironmentGoneError.
         """
         if not Path(program).is_absolute():
             return None
@@ -49,16 +49,16 @@ class EnvLease:
         try:
             fd = os.open(environment / RECORD, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            if is_replaced(environment):  # its record is away, and soon the rest of it
+            if is_replaced(environment):  # its record is deleted, and soon the rest of it
                 raise EnvironmentGoneError(str(environment)) from error
             return None
         lease = cls(environment, fd)
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            files.lock(fd, shared=True, wait=True)
             kept = os.path.samestat(os.fstat(fd), (environment / RECORD).stat())
         except FileNotFoundError:
             kept = False
-        except OSError:  # a file system without locks: there nobody gets one to remove it, either
+        except OSError:  # no locks on this file system: then nobody can remove it either
             kept = True
         if not kept:
             lease.close()
@@ -66,25 +66,25 @@ class EnvLease:
         return lease
 
     def close(self) -> None:
-        """Give the share back; harmless when repeated."""
+        """End the lease. Harmless when repeated."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def is_replaced(environment: Path) -> bool:
-    """Has another been installed since, or this one been removed?"""
+    """Was another one installed since, or this one removed?"""
     return live(environment.parent).resolve() != environment
 
 
 def live(builds: Path) -> Path:
-    """The link to the one that new workers get, of all environments of a runtime."""
+    """The link to the environment that new workers of this runtime get."""
     return builds.parents[1] / builds.name
 
 
 @contextmanager
 def alone(environment: Path) -> Iterator[bool]:
-    """Is it nobody's? If so it stays so within the block, and ever after: its record is taken away."""
+    """Does nobody use it? Then nobody can from now on: its record is deleted."""
     try:
         file = (environment / RECORD).open("r+b")
     except FileNotFoundError:
@@ -95,35 +95,25 @@ def alone(environment: Path) -> Iterator[bool]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (environment / RECORD).unlink()
+            ours = files.lock(file)
+            if ours:
+                (environment / RECORD).unlink()
         except OSError:
-            yield False
-            return
-        yield True
+            ours = False
+        yield ours
 
 
 def in_use(environment: Path) -> bool:
-    """Does anybody have a share in it?"""
+    """Does any process hold a lease on it?"""
     try:
         with (environment / RECORD).open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not files.lock(file)
     except OSError:
         return False
-    return False
 
 
 def models(environment: Path) -> tuple[str, ...]:
-    """The models whose workers have a share in it, as far as their processes can be looked into. Blocks for milliseconds."""
+    """The models whose workers hold a lease on it, as far as we may look into their processes. Blocks for milliseconds."""
     record = str(environment / RECORD)
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            held = any(os.readlink(link) == record for link in (folder / "fd").iterdir())  # noqa: PTH115
-        except OSError:
-            continue
-        if held and (worker := worker_of(int(folder.name))) is not None:
-            found.add(worker.rpartition(":")[0])
-    return tuple(sorted(found))
+    holders = [proc.pid for proc in procfs.processes() if record in procfs.open_files(proc.pid)]
+    return tuple(sorted({worker.rpartition(":")[0] for pid in holders if (worker := worker_of(pid)) is not None}))

@@ -25,13 +25,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtimes.device_kind import HOST
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId
 from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
 from supervisor.io.memory import MIB, DeviceInfo, Holders, Reading, default_margin_mib, mib_up
-from supervisor.io.proc_tree import ProcessTable, Resident, resident, resident_quickly
+from supervisor.io.procfs import ProcessTable, Resident, numbers, read, resident, resident_quickly
 
-HOST = DeviceId("host")
+DEVICE = DeviceId(HOST.device_id())
 BUDGET_SHARE = 0.8
 """Of the machine's (or the control group's) memory, where no budget is configured."""
 
@@ -68,13 +69,13 @@ class HostMemory:
         self.physical_mib = min([self._kernel("MemTotal"), *limits]) // MIB
         total_mib = min(budget_mib or int(self.physical_mib * BUDGET_SHARE), self.physical_mib)
         margin_mib = default_margin_mib(total_mib) if margin_mib is None else margin_mib
-        self._device = DeviceInfo(HOST, "host", f"{platform.machine()} host memory", total_mib, margin_mib)
+        self._device = DeviceInfo(DEVICE, HOST, f"{platform.machine()} host memory", total_mib, margin_mib)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return (self._device,)
 
     def read(self, holders: Holders) -> Reading:
-        mine = {key: holder for key, holder in holders.items() if HOST in holder.devices}
+        mine = {key: holder for key, holder in holders.items() if DEVICE in holder.devices}
         table = ProcessTable.scan() if mine else ProcessTable({})
         trees = {key: table.tree(holder.roots) for key, holder in mine.items()}
         uses = {key: self._use(tree) for key, tree in trees.items()}
@@ -86,8 +87,8 @@ class HostMemory:
         free = max(0, min((self._available() - taken.file_bytes) // MIB, left))
         outside = max(0, left) - free
         return Reading(
-            (DeviceSample(HOST, free, outside_mib=outside),),
-            tuple(WorkerSample(*key, HOST, mib_up(use.alone_bytes)) for key, use in uses.items()),
+            (DeviceSample(DEVICE, free, outside_mib=outside),),
+            tuple(WorkerSample(*key, DEVICE, mib_up(use.alone_bytes)) for key, use in uses.items()),
         )
 
     def _use(self, tree: Iterable[int]) -> Resident:
@@ -115,8 +116,7 @@ class HostMemory:
         return min([self._kernel("MemAvailable"), *limits])
 
     def _kernel(self, field: str) -> int:
-        for line in self._meminfo.read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == field:
-                return int(rest.split()[0]) * 1024
-        raise OSError(errno.ENODATA, f"no {field}", str(self._meminfo))
+        kib = numbers(read(str(self._meminfo)))
+        if field.encode() not in kib:
+            raise OSError(errno.ENODATA, f"no {field}", str(self._meminfo))
+        return kib[field.encode()] * 1024

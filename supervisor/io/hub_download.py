@@ -1,4 +1,4 @@
-"""Files of a hub, fetched so that being cut off costs as little as can be.
+"""Downloads files of a hub; an interrupted download costs as little as possible.
 
 Of the two downloaders each file takes one. Ours goes on where it was cut off. The hub's own brings what is stored as Xet,
 chunk by chunk, and files above 50 GB, which plain requests don't get; it keeps nothing of a file that was interrupted.
@@ -13,7 +13,6 @@ Either way a file is in its place only when its size and hash are what the hub s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import glob
 import importlib.util
@@ -21,13 +20,13 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from supervisor.io.files import lock, replacing, turn
 from supervisor.io.hub import REFUSED, TIMEOUT_S, File, HubError, Listing, client, explained, line_of
 
 RECORD: Final = ".llmux-pull.json"
@@ -75,15 +74,19 @@ class Copy:
     def clear(self) -> None:
         """Remove what the hub's own downloader left when it was killed, as far as that is possible; it makes no use of it."""
         if (self.folder / ASIDE).exists():
-            with contextlib.suppress(OSError), (self.folder / LOCK).open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another pull is at it
-                shutil.rmtree(self.folder / ASIDE)
+            with contextlib.suppress(OSError), (self.folder / LOCK).open("wb") as file:
+                if lock(file):  # else another pull is at it
+                    shutil.rmtree(self.folder / ASIDE)
 
     def fetch(self, files: Sequence[File], tell: Told) -> None:
         """Get these files, telling of each. Blocks. Raises HubError, or OSError; what came so far stays."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stop = threading.Event()
-        with self._turn(tell) as waited, ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads:
+        waiting = functools.partial(tell, f"{self.folder}: waiting for another pull to finish")
+        with (
+            turn(self.folder / LOCK, waiting) as waited,
+            ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads,
+        ):
             if waited:  # whoever was at it before has most likely fetched them
                 missing = self.missing(verify=True)
                 self._came.update(file.name for file in files if file not in missing)
@@ -229,19 +232,6 @@ class Copy:
                     raise InterruptedError
                 out.write(chunk)
 
-    @contextmanager
-    def _turn(self, tell: Told) -> Iterator[bool]:
-        """One at a time fills a folder; the kernel frees the lock of one that dies. Tells whether it had to wait."""
-        waited = False
-        with (self.folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waited = True
-                tell(f"{self.folder}: waiting for another pull to finish")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield waited
-
     def _part(self, file: File) -> Path:
         path = self.folder / file.name
         return path.with_name(f"{path.name}.{file.digest[:12]}.part")
@@ -270,9 +260,8 @@ class Copy:
     def _remember(self, file: File) -> None:
         with self._writing:
             record = self._record() | {file.name: _mark(self.folder / file.name, file)}
-            aside = self.folder / f"{RECORD}.{os.getpid()}"
-            aside.write_text(json.dumps(record, indent=1), encoding="utf-8")
-            aside.replace(self.folder / RECORD)
+            with replacing(self.folder / RECORD) as fresh:
+                fresh.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def _is_final(error: BaseException) -> bool:

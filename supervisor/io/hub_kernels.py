@@ -7,12 +7,12 @@ the next one is there. Files lie in the snapshot itself rather than behind links
 
 from __future__ import annotations
 
-import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from runtimes.hub_kernels import Build, Kernel, suits
 from supervisor.io import hub
+from supervisor.io.files import replacing
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -49,9 +49,8 @@ def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
     """From now on workers take this commit, all of whose files are there. Raises OSError."""
     ref = _ref(cache, kernel)
     ref.parent.mkdir(parents=True, exist_ok=True)
-    aside = ref.with_name(f".{ref.name}.{os.getpid()}")
-    aside.write_text(listing.commit, encoding="ascii")
-    aside.replace(ref)
+    with replacing(ref) as fresh:
+        fresh.write_text(listing.commit, encoding="ascii")
 
 
 def _commit(client: ModuleType, kernel: Kernel) -> str:

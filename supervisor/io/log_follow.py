@@ -1,4 +1,4 @@
-"""Reading a worker's log while it is written: what came since the last look, through restarts and shortenings.
+"""Reads a worker's log while it is written: what is new since the last read, across restarts and truncation.
 
 A start begins the file anew (another file under the same name), and a log over its limit is cut to nothing; both are
 noticed by the file's identity and size, and reading goes on at the beginning.

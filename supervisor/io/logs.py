@@ -1,7 +1,7 @@
-"""What a worker's last words mean: the tail of its log, and from that and its exit code the class of its crash.
+"""The end of a worker's log, and the class of its crash, told from that and its exit code.
 
-One ordered table decides. What says most about the cause comes first: running out of memory usually drags messages of
-every other class behind it ("failed to load model"), never the other way round. The first line that matches is the
+One ordered table decides. What says most about the cause comes first: running out of memory is usually followed by messages
+of other classes ("failed to load model"), never the other way round. The first line that matches is the
 summary, because programs report the cause before its consequences.
 """
 

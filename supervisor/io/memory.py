@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
-from runtimes.base import DeviceAssignment
+from runtimes.device_kind import DeviceAssignment, DeviceKind
 from supervisor.core.events import DeviceSample, MemorySampled, WorkerSample
 from supervisor.core.types import DeviceId, Devices, DeviceSpec, Generation, ModelId
 
@@ -44,7 +44,7 @@ class DeviceInfo:
     """A device as found. `total_mib` is what could be free on it if nothing ran (host: the budget)."""
 
     id: DeviceId
-    kind: Literal["host", "cuda"]
+    kind: DeviceKind
     name: str
     total_mib: int
     margin_mib: int
@@ -60,8 +60,8 @@ class DeviceInfo:
     @property
     def spec(self) -> DeviceSpec:
         """The core's view of it."""
-        on_host = self.kind == "host"
-        return DeviceSpec(self.id, self.total_mib, self.margin_mib, returns_at_exit=on_host, takes_whole=on_host)
+        kind = self.kind
+        return DeviceSpec(self.id, self.total_mib, self.margin_mib, kind.returns_at_exit, kind.takes_whole)
 
     @property
     def assignment(self) -> DeviceAssignment:
@@ -100,6 +100,34 @@ class MemoryReader(Protocol):
 
     def read(self, holders: Holders) -> Reading:
         """Measure now; `holders` on devices of others are ignored. Raises OSError when nothing can be read."""
+        ...
+
+
+class DriverUnavailableError(Exception):
+    """No driver here for this kind of device, or none that answers; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFound:
+    """A device that can be used, or the reason why it can't."""
+
+    index: int
+    uuid: str
+    name: str
+    total_mib: int = 0
+    handle: object = None
+    unusable: str | None = None
+
+
+class Driver(Protocol):
+    """An open driver of one kind of accelerators. Blocks, up to seconds where a device sleeps."""
+
+    def find(self) -> Sequence[DeviceFound]:
+        """Every device, usable or not, by index. Raises DriverUnavailableError."""
+        ...
+
+    def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> MemoryReader:
+        """A reader for some of them, each with its margin in MiB (None: the default)."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Telling systemd how the daemon is: the protocol of sd_notify(3) and sd_listen_fds(3), a datagram and two variables.
+"""Tells systemd the daemon's state: sd_notify(3) and sd_listen_fds(3), a datagram and two variables.
 
 Does nothing where the daemon wasn't started by systemd.
 """

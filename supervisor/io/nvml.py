@@ -22,12 +22,15 @@ from typing import Protocol, cast
 
 import structlog
 
+from runtimes.device_kind import CUDA
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId
 from supervisor.io.free_delta import FreeDelta
 from supervisor.io.memory import (
     MIB,
+    DeviceFound,
     DeviceInfo,
+    DriverUnavailableError,
     HolderPids,
     Holders,
     Reading,
@@ -35,7 +38,7 @@ from supervisor.io.memory import (
     default_margin_mib,
     mib_up,
 )
-from supervisor.io.proc_tree import ProcessTable
+from supervisor.io.procfs import ProcessTable
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
@@ -77,22 +80,6 @@ class Nvml(Protocol):
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: object) -> Sequence[_Process]: ...  # noqa: N802
 
 
-class NvmlUnavailableError(Exception):
-    """No NVIDIA driver here, or none that answers; the text says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFound:
-    """A GPU that can be used, or the reason why it can't."""
-
-    index: int
-    uuid: str
-    name: str
-    total_mib: int = 0
-    handle: object = None
-    unusable: str | None = None
-
-
 @dataclass(slots=True)
 class _Gpu:
     info: DeviceInfo
@@ -110,7 +97,7 @@ Listed = Mapping[int, int | None]
 def load_nvml() -> Nvml:
     """Import `pynvml`, or what LLMUX_NVML_MODULE names. Importing talks to no driver.
 
-    Raises NvmlUnavailableError where the driver's library isn't there: the module alone takes 4 MiB.
+    Raises DriverUnavailableError where the driver's library isn't there: the module alone takes 4 MiB.
     """
     name = os.environ.get("LLMUX_NVML_MODULE", "pynvml")
     if name.endswith(".py"):
@@ -124,12 +111,12 @@ def load_nvml() -> Nvml:
         try:
             ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as error:
-            raise NvmlUnavailableError("NVML Shared Library Not Found") from error  # as NVML says it
+            raise DriverUnavailableError("NVML Shared Library Not Found") from error  # as NVML says it
     return cast("Nvml", importlib.import_module(name))
 
 
 class NvmlSession:
-    """An initialised NVML. Raises NvmlUnavailableError where there is none. Blocks, up to seconds on an idle GPU."""
+    """An initialised NVML. Raises DriverUnavailableError where there is none. Blocks, up to seconds on an idle GPU."""
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         self.nvml = nvml or load_nvml()
@@ -137,25 +124,29 @@ class NvmlSession:
             self.nvml.nvmlInit()
             self.driver = _text(self.nvml.nvmlSystemGetDriverVersion())
         except self.nvml.NVMLError as error:
-            raise NvmlUnavailableError(str(error)) from error
+            raise DriverUnavailableError(str(error)) from error
 
-    def find(self) -> tuple[GpuFound, ...]:
-        """Every GPU, usable or not, by index. Raises NvmlUnavailableError."""
+    def find(self) -> tuple[DeviceFound, ...]:
+        """Every GPU, usable or not, by index. Raises DriverUnavailableError."""
         try:
             return tuple(self._look(index) for index in range(self.nvml.nvmlDeviceGetCount()))
         except self.nvml.NVMLError as error:
-            raise NvmlUnavailableError(str(error)) from error
+            raise DriverUnavailableError(str(error)) from error
 
-    def _look(self, index: int) -> GpuFound:
+    def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> NvmlReader:
+        """For some of them, each with its margin in MiB (None: the default)."""
+        return NvmlReader(self, devices)
+
+    def _look(self, index: int) -> DeviceFound:
         nvml, name, uuid = self.nvml, "GPU", ""
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
             if self._in_mig_mode(handle):
-                return GpuFound(index, uuid, name, unusable="is in MIG mode, whose partitions are not supported")
-            return GpuFound(index, uuid, name, self._total(handle) // MIB, handle)
+                return DeviceFound(index, uuid, name, unusable="is in MIG mode, whose partitions are not supported")
+            return DeviceFound(index, uuid, name, self._total(handle) // MIB, handle)
         except nvml.NVMLError as error:
-            return GpuFound(index, uuid, name, unusable=f"can't be read: {error}")
+            return DeviceFound(index, uuid, name, unusable=f"can't be read: {error}")
 
     def _in_mig_mode(self, handle: object) -> bool:
         try:
@@ -178,7 +169,7 @@ class NvmlReader:
     def __init__(
         self,
         session: NvmlSession,
-        gpus: Iterable[tuple[GpuFound, int | None]],
+        gpus: Iterable[tuple[DeviceFound, int | None]],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -286,10 +277,10 @@ class NvmlReader:
             log.debug("nvml.init_failed", reason=str(error))
 
 
-def _info(gpu: GpuFound, margin_mib: int | None, driver: str) -> DeviceInfo:
+def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
     return DeviceInfo(
-        DeviceId(f"gpu{gpu.index}"),
-        "cuda",
+        DeviceId(CUDA.device_id(gpu.index)),
+        CUDA,
         gpu.name,
         gpu.total_mib,
         default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib,

@@ -11,8 +11,6 @@ The kernel is asked by netlink (sock_diag(7): 60 µs for the listening sockets a
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import socket
 import struct
 from collections import deque
@@ -21,8 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from supervisor.errors import UnavailableError
+from supervisor.io import procfs
 
-_OUR_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _REQUEST_AND_DUMP = 0x301
@@ -85,7 +83,7 @@ class PortRange:
         # Connections in TIME_WAIT don't keep a worker from binding, but a port without any is the better choice.
         for clean in (True, False):
             for port in self._free:
-                if port not in busy and _can_bind(self.host, port, clean=clean):
+                if port not in busy and can_bind(self.host, port, clean=clean):
                     self._free.remove(port)
                     self._held[holder] = port
                     return port
@@ -106,7 +104,8 @@ class PortRange:
         return dict(self._held)
 
 
-def _can_bind(host: str, port: int, *, clean: bool) -> bool:
+def can_bind(host: str, port: int, *, clean: bool = False) -> bool:
+    """Could somebody listen there now? `clean`: not even old connections in TIME_WAIT are left."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         if not clean:
@@ -123,7 +122,7 @@ def _listening() -> list[tuple[int, int]]:
     try:
         return [*_ask_kernel(socket.AF_INET), *_ask_kernel(socket.AF_INET6)]
     except OSError:
-        return [*_read_table("/proc/net/tcp"), *_read_table("/proc/net/tcp6")]
+        return [*procfs.listening("tcp"), *procfs.listening("tcp6")]
 
 
 def _ask_kernel(family: int) -> Iterator[tuple[int, int]]:
@@ -146,23 +145,6 @@ def _ask_kernel(family: int) -> Iterator[tuple[int, int]]:
                 (inode,) = struct.unpack_from("=I", answer, body + _INODE_AT)
                 yield port, inode
                 at += (length + 3) & ~3
-
-
-def _read_table(path: str) -> Iterator[tuple[int, int]]:
-    try:
-        with open(path, "rb") as table:  # noqa: PTH123  a hot path
-            next(table)
-            for line in table:
-                fields = line.split(None, 10)
-                if int(fields[3], 16) != _TCP_LISTEN:
-                    break  # the kernel lists listening sockets first; the connections after them can be many
-                yield int(fields[1].rpartition(b":")[2], 16), int(fields[9])
-    except StopIteration:
-        return
-    except OSError as error:
-        if error.errno in _OUR_OWN_TROUBLE:
-            raise  # a port must not look free because we ran out of descriptors
-        return  # no IPv6, say
 
 
 def _listening_ports() -> frozenset[int]:
@@ -206,19 +188,9 @@ def owner_check(port: int, pids: Iterable[int]) -> PortOwnership:
 def _sockets(pid: int, wanted: set[int]) -> set[int]:
     names = {f"socket:[{inode}]": inode for inode in wanted}
     found: set[int] = set()
-    folder = f"/proc/{pid}/fd"
-    try:
-        for fd in os.listdir(folder):  # noqa: PTH208  names are enough
-            try:
-                inode = names.get(os.readlink(f"{folder}/{fd}"))  # noqa: PTH115  a hot path
-            except OSError:
-                continue
-            if inode is not None:
-                found.add(inode)
-                if len(found) == len(names):
-                    break
-    except OSError as error:
-        if error.errno in _OUR_OWN_TROUBLE:
-            raise
-        # else: gone, or another user's
+    for target in procfs.open_files(pid):
+        if target in names:
+            found.add(names[target])
+            if len(found) == len(names):
+                break
     return found

@@ -16,16 +16,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from supervisor.errors import UpstreamError
+from supervisor.io import procfs
 from supervisor.io.memory import MIB
-from supervisor.io.proc_tree import ProcessTable, bytes_read, resident_quickly
-from supervisor.io.upstream import UpstreamPool
+from supervisor.io.procfs import ProcessTable, bytes_read, resident_quickly
+from supervisor.io.upstream import UpstreamPool, UpstreamResponse
 
 BODY_LIMIT = 16 * 1024
 DETAIL_LENGTH = 200
 RSS_STEP = MIB
 """Growth of a process that counts as progress; a process that only waits moves by a few pages."""
 
-OUR_OWN_TROUBLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+OUR_OWN_TROUBLE = procfs.OUR_OWN_TROUBLE | {errno.EADDRNOTAVAIL}
 """Errors of sockets that say nothing about the other side."""
 
 
@@ -36,7 +37,6 @@ class ProbeResult:
     ok: bool
     status: int | None
     detail: str
-    elapsed_s: float
     inconclusive: bool = False
 
 
@@ -53,7 +53,8 @@ async def check_health(base_url: str, path: str, headers: Mapping[str, str], tim
     upstream = UpstreamPool(place.hostname, place.port, connect_s=2 * timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _get(upstream, path, headers, began)
+            fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+            return await judged(await upstream.request("GET", path.encode(), fields))
     except (OSError, UpstreamError) as error:
         return _failed(error, began, timeout_s)
     finally:
@@ -68,29 +69,26 @@ async def check_ready(base_url: str, path: str, then: str | None, auth: str | No
     return await check_health(base_url, then, {"Authorization": auth} if auth else {}, timeout_s)
 
 
-async def _get(upstream: UpstreamPool, path: str, headers: Mapping[str, str], began: float) -> ProbeResult:
-    fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    response = await upstream.request("GET", path.encode(), fields)
+async def judged(response: UpstreamResponse, asked: str = "") -> ProbeResult:
+    """What this response says; `asked` is put before its status. Reads what it needs, and closes it."""
     try:
         body = await response.read(BODY_LIMIT)
     finally:
         response.close()
     text = " ".join(body[: 4 * DETAIL_LENGTH].decode(errors="replace").split())[:DETAIL_LENGTH]
     ok = 200 <= response.status < 300
-    detail = f"HTTP {response.status}" + ("" if ok or not text else f": {text}")
-    return ProbeResult(ok, response.status, detail, time.monotonic() - began)
+    return ProbeResult(ok, response.status, f"{asked}HTTP {response.status}" + ("" if ok or not text else f": {text}"))
 
 
 def _failed(error: Exception, began: float, timeout_s: float) -> ProbeResult:
-    elapsed_s = time.monotonic() - began
     if isinstance(error, TimeoutError):
         # Far later than it should have fired: it was our own loop that did not run, not the worker.
-        stalled = elapsed_s > 2 * timeout_s + 1
+        stalled = time.monotonic() - began > 2 * timeout_s + 1
         detail = "our event loop was stalled" if stalled else f"no answer within {timeout_s:g} s"
-        return ProbeResult(False, None, detail, elapsed_s, inconclusive=stalled)
+        return ProbeResult(False, None, detail, inconclusive=stalled)
     numbers = {cause.errno for cause in causes(error) if isinstance(cause, OSError)}
     detail = "nothing listens" if errno.ECONNREFUSED in numbers else f"{type(error).__name__}: {error}".rstrip(": ")
-    return ProbeResult(False, None, detail, elapsed_s, inconclusive=bool(numbers & OUR_OWN_TROUBLE))
+    return ProbeResult(False, None, detail, inconclusive=bool(numbers & OUR_OWN_TROUBLE))
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,4 +1,4 @@
-"""Worker processes, from the daemon's side: ask to end, kill, and know for certain that they are gone.
+"""Worker processes as the daemon sees them: ask them to end, kill them, and know for certain that they are gone.
 
 Each worker runs below a shim (see shim.py) that is told what to do through its stdin and answers through its stdout.
 `WorkerProcess.wait()` resolves only when the last process of the tree is dead: the shim says so after the kernel told it
@@ -26,8 +26,8 @@ from pathlib import Path
 
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup
-from supervisor.io.proc_tree import ProcessTable
-from supervisor.io.reap import Hunt, Mark, Proc, marked, processes
+from supervisor.io.procfs import Proc, ProcessTable, oom_kills, processes
+from supervisor.io.reap import Hunt, Mark, marked
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
@@ -58,16 +58,6 @@ class ProcessExit:
     code: int | None  # negative: the signal's number; None: unknown, its shim was killed
     killed: bool = False  # by us
     oom_killed: bool = False  # by the kernel, for want of memory, as far as its counters tell
-
-    @property
-    def exit_code(self) -> int | None:
-        """What it returned; None when a signal ended it."""
-        return self.code if self.code is not None and self.code >= 0 else None
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, or None."""
-        return -self.code if self.code is not None and self.code < 0 else None
 
 
 class Pidfd:
@@ -115,7 +105,7 @@ class WorkerProcess:
         self._gone = False
         self._told_to_end = False
         self._killed = False
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
         self._heard = b""
         assert shim.stdin is not None
         assert shim.stdout is not None
@@ -295,7 +285,7 @@ class WorkerProcess:
             cgroup.remove(self._group)
         self._fail(f"{self.name} can't be started: its shim was killed")
         asked_for = self._killed or self._code != -signal.SIGKILL
-        oom_killed = not asked_for and _oom_kills() > self._oom_kills
+        oom_killed = not asked_for and oom_kills() > self._oom_kills
         self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
         _live.discard(self)
 
@@ -305,12 +295,3 @@ def become_subreaper() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
-
-
-def _oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't say."""
-    try:
-        lines = Path("/proc/vmstat").read_bytes().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)

@@ -25,8 +25,9 @@ import structlog
 
 from runtimes.base import RemoteSpec
 from supervisor.errors import LlmuxError, UpstreamError, UpstreamTimeoutError
-from supervisor.io.probe import BODY_LIMIT, DETAIL_LENGTH, OUR_OWN_TROUBLE, ProbeResult, causes
+from supervisor.io.probe import OUR_OWN_TROUBLE, ProbeResult, causes, judged
 from supervisor.io.upstream import Body, Headers
+from supervisor.io.upstream_response import read_up_to
 
 log = structlog.get_logger("llmux.remote")
 
@@ -66,7 +67,7 @@ class RemotePool:
         """`first_byte_s` and `idle_s` (the longest silence within an answer) count where `spec` has none of its own."""
         self.loop = loop
         self.spec = spec
-        self.open_exchanges = 0
+        self.open_responses = 0
         self._first_byte_s = spec.first_byte_s if spec.first_byte_s is not None else first_byte_s
         self._stream_idle_s = spec.stream_idle_s if spec.stream_idle_s is not None else idle_s
         self._base = httpx.URL(spec.base_url)
@@ -121,26 +122,16 @@ class RemotePool:
 
     async def probe(self) -> ProbeResult:
         """Ask for the list of models. Never raises for trouble of the network; `detail` holds no secret."""
-        began = time.monotonic()
+        asked = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with "
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                response = await self._send("GET", b"/models", list(self._own), b"")
-                try:
-                    body = await response.read(BODY_LIMIT)
-                finally:
-                    response.close()
+                probe = await judged(await self._send("GET", b"/models", list(self._own), b""), asked)
         except TimeoutError:
-            return ProbeResult(False, None, f"{self.name} did not answer in {PROBE_TIMEOUT_S:g} s", _since(began))
+            return ProbeResult(False, None, f"{self.name} did not answer in {PROBE_TIMEOUT_S:g} s")
         except LlmuxError as error:
             ours = any(getattr(cause, "errno", None) in OUR_OWN_TROUBLE for cause in causes(error))
-            return ProbeResult(False, None, error.message, _since(began), inconclusive=ours)
-        elapsed_s = _since(began)
-        if response.status in _KEY_REFUSED:
-            return ProbeResult(False, response.status, self._refused().message, elapsed_s)
-        ok = 200 <= response.status < 300
-        text = " ".join(body[: 4 * DETAIL_LENGTH].decode(errors="replace").split())[:DETAIL_LENGTH]
-        detail = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with HTTP {response.status}"
-        return ProbeResult(ok, response.status, detail + ("" if ok or not text else f": {text}"), elapsed_s)
+            return ProbeResult(False, None, error.message, inconclusive=ours)
+        return ProbeResult(False, probe.status, self._refused().message) if probe.status in _KEY_REFUSED else probe
 
     async def close(self) -> None:
         """Close all connections; answers under way break off."""
@@ -155,7 +146,7 @@ class RemotePool:
 
     def ended(self, end: Coroutine[None, None, None]) -> None:
         """An answer is over: its connection goes back, or is closed where the answer isn't complete."""
-        self.open_exchanges -= 1
+        self.open_responses -= 1
         task = self.loop.create_task(end)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -177,7 +168,7 @@ class RemotePool:
             raise UpstreamTimeoutError(
                 f"The remote {self.name} was silent for {self._first_byte_s:g} s before its answer began."
             ) from error
-        self.open_exchanges += 1
+        self.open_responses += 1
         return RemoteResponse(self, response, self._stream_idle_s)
 
     def _checked(self, response: RemoteResponse) -> RemoteResponse:
@@ -224,7 +215,7 @@ class RemotePool:
 
 
 class RemoteResponse:
-    """An answer whose body may still be arriving; what `UpstreamResponse` is for workers. One consumer."""
+    """An answer whose body may still be arriving; what `WorkerResponse` is for workers. One consumer."""
 
     __slots__ = ("_body", "_idle_s", "_open", "_pool", "_stream", "complete", "headers", "status")
 
@@ -274,12 +265,7 @@ class RemoteResponse:
 
     async def read(self, limit: int) -> bytes:
         """The body up to its end or until more than `limit` bytes are there, without our key in it."""
-        parts: list[bytes] = []
-        size = 0
-        while size <= limit and (chunk := await self.next_chunk()):
-            parts.append(chunk)
-            size += len(chunk)
-        return self._pool.hush(b"".join(parts))
+        return self._pool.hush(await read_up_to(self, limit))
 
     def close(self) -> None:
         """Let go of it; unless the body is complete this closes the connection, which is how the remote learns of it."""
@@ -317,7 +303,3 @@ def _certificate_trouble(error: BaseException) -> str | None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return cause.verify_message or "its certificate can't be verified"
     return None
-
-
-def _since(began: float) -> float:
-    return time.monotonic() - began

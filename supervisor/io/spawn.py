@@ -1,4 +1,4 @@
-"""A worker is started: below a shim (see shim.py), told what to do by one line, marked so that nothing of it is ever lost.
+"""Starts a worker below a shim (see shim.py), which gets its order in one line; marks make every descendant findable.
 
 Shims should be started by the main thread: each gets its parent-death signal when the *thread* that spawned it ends.
 """

@@ -14,28 +14,12 @@ import socket
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
-from supervisor.io.upstream_response import Headers, UpstreamResponse
+from supervisor.io.upstream_response import Headers, UpstreamResponse, WorkerResponse
 from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection
 
-__all__ = ["HOP_BY_HOP", "Answer", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse"]
+__all__ = ["HOP_BY_HOP", "Body", "Headers", "Upstream", "UpstreamPool", "UpstreamResponse", "WorkerResponse"]
 
 SWEEP_S: Final = 0.25
-
-
-class Answer(Protocol):
-    """A response whose body may still be arriving: a worker's (`UpstreamResponse`) or a remote's."""
-
-    status: int
-    headers: Headers
-
-    @property
-    def drained(self) -> bool: ...
-
-    async def next_chunk(self) -> bytes: ...
-
-    async def read(self, limit: int) -> bytes: ...
-
-    def close(self) -> None: ...
 
 
 class Upstream(Protocol):
@@ -45,7 +29,7 @@ class Upstream(Protocol):
 
     async def request(
         self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None
-    ) -> Answer: ...
+    ) -> UpstreamResponse: ...
 
 
 class UpstreamPool:
@@ -96,7 +80,7 @@ class UpstreamPool:
         body: Body = b"",
         *,
         first_byte_s: float | None = None,
-    ) -> UpstreamResponse:
+    ) -> WorkerResponse:
         """Send a request and wait for the response's head.
 
         `target` is path and query as they go on the wire; `headers` must carry no Host, Content-Length, Transfer-Encoding
@@ -113,18 +97,18 @@ class UpstreamPool:
         else:
             parts.append(b"\r\n")
         connection = self._take_idle() or await self._connect()
-        exchange = connection.begin(
+        response = connection.begin(
             b"".join(parts),
             body,
             bodiless=method == "HEAD",
             first_byte_s=self._first_byte_s if first_byte_s is None else first_byte_s,
         )
         try:
-            await exchange.head()
+            await response.head()
         except BaseException:
-            exchange.close()
+            response.close()
             raise
-        return exchange
+        return response
 
     def close(self) -> None:
         """Close idle connections; busy ones close when their response ends."""
@@ -155,6 +139,7 @@ class UpstreamPool:
                 transport.write(data)
 
     def give_back(self, connection: Connection) -> None:
+        """Its answer was read to the end, and it may be used again."""
         if self._closed or connection.idle_s <= 0:
             connection.abort()
             return
@@ -162,6 +147,7 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
+        """It is lost."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

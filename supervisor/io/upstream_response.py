@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from supervisor.errors import UpstreamError
+
+if TYPE_CHECKING:
+    from supervisor.io.upstream_wire import Connection
 
 Headers = list[tuple[bytes, bytes]]
 
 PAUSE_ABOVE: Final = 256 * 1024
 
 
-class Source(Protocol):
-    """What a response needs of its connection."""
+class UpstreamResponse(Protocol):
+    """A response whose body may still be arriving: a worker's (`WorkerResponse`) or a remote's."""
 
-    def resume(self) -> None:
-        """Read on: what had piled up was taken."""
+    status: int
+    headers: Headers
 
-    def abort(self) -> None:
-        """Close it at once."""
+    @property
+    def drained(self) -> bool: ...
+
+    async def next_chunk(self) -> bytes: ...
+
+    async def read(self, limit: int) -> bytes: ...
+
+    def close(self) -> None: ...
 
 
-class UpstreamResponse:
+class WorkerResponse:
     """A response whose body may still be arriving. One consumer.
 
     `headers` are lowercase, in order, duplicates kept, without hop-by-hop fields. Cancelling a read is safe; call `close`
@@ -41,11 +50,11 @@ class UpstreamResponse:
         "status",
     )
 
-    def __init__(self, connection: Source) -> None:
+    def __init__(self, connection: Connection) -> None:
         self.status = 0
         self.headers: Headers = []
         self.complete = False
-        self._connection: Source | None = connection
+        self._connection: Connection | None = connection
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._head_done = False
@@ -83,7 +92,7 @@ class UpstreamResponse:
         """The body is complete and nothing of it is left to read."""
         return self.complete and not self._chunks
 
-    def __aiter__(self) -> UpstreamResponse:
+    def __aiter__(self) -> WorkerResponse:
         return self
 
     async def __anext__(self) -> bytes:
@@ -94,12 +103,7 @@ class UpstreamResponse:
 
     async def read(self, limit: int) -> bytes:
         """The body up to its end or until more than `limit` bytes are there."""
-        parts: list[bytes] = []
-        size = 0
-        while size <= limit and (chunk := await self.next_chunk()):
-            parts.append(chunk)
-            size += len(chunk)
-        return b"".join(parts)
+        return await read_up_to(self, limit)
 
     def close(self) -> None:
         """Let go of it; unless the body is complete this closes the connection at once."""
@@ -153,3 +157,13 @@ class UpstreamResponse:
             await self._waiter
         finally:
             self._waiter = None
+
+
+async def read_up_to(body: UpstreamResponse, limit: int) -> bytes:
+    """All of it, or until more than `limit` bytes are there."""
+    parts: list[bytes] = []
+    size = 0
+    while size <= limit and (chunk := await body.next_chunk()):
+        parts.append(chunk)
+        size += len(chunk)
+    return b"".join(parts)

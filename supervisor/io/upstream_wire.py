@@ -1,4 +1,4 @@
-"""One connection to a worker: an `asyncio.Protocol` that feeds an httptools parser, which feeds an `UpstreamResponse`.
+"""One connection to a worker: an `asyncio.Protocol` that feeds an httptools parser, which feeds a `WorkerResponse`.
 
 What one read brings is handed on as one chunk. Reading is paused above 256 KiB, so a slow client slows its worker instead
 of filling our memory. Whoever owns the connections (the pool) is told when one can be used again and when one is lost, and
@@ -11,12 +11,15 @@ import asyncio
 import re
 import select
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import httptools
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
-from supervisor.io.upstream_response import Headers, UpstreamResponse
+from supervisor.io.upstream_response import Headers, WorkerResponse
+
+if TYPE_CHECKING:
+    from supervisor.io.upstream import UpstreamPool
 
 Body = bytes | bytearray | AsyncIterator[bytes]
 
@@ -48,28 +51,10 @@ def kept_s(promised_s: float) -> float:
     return min(promised_s / 2, promised_s - 1.0)
 
 
-class Owner(Protocol):
-    """What a connection needs of its pool."""
-
-    loop: asyncio.AbstractEventLoop
-    idle_s: float
-    stream_idle_s: float
-    last_byte_at: float
-
-    def write_soon(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write it at the end of this turn of the loop."""
-
-    def give_back(self, connection: Connection) -> None:
-        """The answer was read to its end and the connection may be used again."""
-
-    def forget(self, connection: Connection) -> None:
-        """The connection is lost."""
-
-
 class Connection(asyncio.Protocol):
-    """One connection to the worker; carries one exchange at a time."""
+    """One connection to the worker; carries one request at a time."""
 
-    def __init__(self, pool: Owner) -> None:
+    def __init__(self, pool: UpstreamPool) -> None:
         self._pool = pool
         self._loop = pool.loop
         self._parser = httptools.HttpResponseParser(self)
@@ -77,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._writable = asyncio.Event()
         self._writable.set()
-        self._exchange: UpstreamResponse | None = None
+        self._response: WorkerResponse | None = None
         self._pump: asyncio.Task[None] | None = None
         self._quiet_since = 0.0
         self._quiet_limit_s = 0.0
@@ -108,17 +93,17 @@ class Connection(asyncio.Protocol):
         self.lost = True
         self._writable.set()
         self._stop_pump()
-        exchange = self._exchange
-        self._exchange = None
-        if exchange is not None:
-            if exchange.head_done and not self._framed and exc is None:
-                exchange.finish()  # a body without a length ends where the connection does
-            elif exchange.head_done:
-                exchange.fail(
+        response = self._response
+        self._response = None
+        if response is not None:
+            if response.head_done and not self._framed and exc is None:
+                response.finish()  # a body without a length ends where the connection does
+            elif response.head_done:
+                response.fail(
                     UpstreamError("The worker broke off in the middle of its answer.", code="upstream_broken")
                 )
             else:
-                exchange.fail(UpstreamError("The worker closed the connection without an answer."))
+                response.fail(UpstreamError("The worker closed the connection without an answer."))
         self._pool.forget(self)
 
     def usable(self) -> bool:
@@ -126,42 +111,42 @@ class Connection(asyncio.Protocol):
         return not self.lost and not self._transport.is_closing() and not self._poll.poll(0)
 
     def abort(self) -> None:
-        self._exchange = None
+        self._response = None
         self._stop_pump()
         if not self.lost:
             self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Close it if it idled too long, fail its exchange if the worker was silent too long."""
-        exchange = self._exchange
-        if exchange is None:
+        """Close it if it idled too long, fail its request if the worker was silent too long."""
+        response = self._response
+        if response is None:
             if now >= self.expires_at:
                 self._transport.close()
-        elif exchange.waiting and now - self._quiet_since > self._quiet_limit_s:
-            when = "in the middle of its answer" if exchange.head_done else "before its answer began"
-            exchange.fail(UpstreamTimeoutError(f"The worker was silent for {self._quiet_limit_s:g} s {when}."))
+        elif response.waiting and now - self._quiet_since > self._quiet_limit_s:
+            when = "in the middle of its answer" if response.head_done else "before its answer began"
+            response.fail(UpstreamTimeoutError(f"The worker was silent for {self._quiet_limit_s:g} s {when}."))
             self.abort()
 
     # sending
 
-    def begin(self, head: bytes, body: Body, *, bodiless: bool, first_byte_s: float) -> UpstreamResponse:
-        self._exchange = exchange = UpstreamResponse(self)
+    def begin(self, head: bytes, body: Body, *, bodiless: bool, first_byte_s: float) -> WorkerResponse:
+        self._response = response = WorkerResponse(self)
         self._reset()
         self._bodiless = bodiless
         self._quiet_since = self._loop.time()
         self._quiet_limit_s = first_byte_s
         if not isinstance(body, bytes | bytearray):
             self._transport.write(head)
-            self._pump = self._loop.create_task(self._send(body, exchange, chunked=True))
+            self._pump = self._loop.create_task(self._send(body, response, chunked=True))
         elif len(body) < JOIN_BELOW:
             self._pool.write_soon(self._transport, head + body)
         else:
             self._transport.write(head)
-            self._pump = self._loop.create_task(self._send(_slices(body), exchange, chunked=False))
-        return exchange
+            self._pump = self._loop.create_task(self._send(_slices(body), response, chunked=False))
+        return response
 
     async def _send(
-        self, pieces: AsyncIterator[bytes] | AsyncIterator[memoryview], exchange: UpstreamResponse, *, chunked: bool
+        self, pieces: AsyncIterator[bytes] | AsyncIterator[memoryview], response: WorkerResponse, *, chunked: bool
     ) -> None:
         try:
             async for piece in pieces:
@@ -173,7 +158,7 @@ class Connection(asyncio.Protocol):
             if chunked:
                 self._transport.write(b"0\r\n\r\n")
         except Exception as error:  # noqa: BLE001  # whatever the body's source raises is for whoever awaits the answer
-            exchange.fail(error)
+            response.fail(error)
             self.abort()
         finally:
             self._pump = None
@@ -196,8 +181,8 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:  # nobody asked: whatever it is, it must not become the next answer
+        response = self._response
+        if response is None:  # nobody asked: whatever it is, it must not become the next answer
             self._transport.abort()
             return
         self._quiet_since = self._pool.last_byte_at = self._loop.time()
@@ -206,22 +191,22 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._reusable = False
             if not self._message_done:
-                exchange.fail(UpstreamError(f"The worker's answer is not valid HTTP ({error})."))
+                response.fail(UpstreamError(f"The worker's answer is not valid HTTP ({error})."))
                 self.abort()
                 return
         if self._message_done:
-            self._finish(exchange)
-        elif exchange.head_done:
-            exchange.wake()
+            self._finish(response)
+        elif response.head_done:
+            response.wake()
         else:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT:
-                exchange.fail(UpstreamError("The worker's response headers are too large."))
+                response.fail(UpstreamError("The worker's response headers are too large."))
                 self.abort()
 
-    def _finish(self, exchange: UpstreamResponse) -> None:
-        self._exchange = None
-        exchange.finish()
+    def _finish(self, response: WorkerResponse) -> None:
+        self._response = None
+        response.finish()
         if self._reusable and self._pump is None:
             self.resume()  # its last read may have paused it
             self._pool.give_back(self)
@@ -236,8 +221,8 @@ class Connection(asyncio.Protocol):
             self._reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None or exchange.head_done:  # trailers
+        response = self._response
+        if response is None or response.head_done:  # trailers
             return
         name = name.lower()
         if name not in HOP_BY_HOP:
@@ -259,14 +244,14 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         headers, self._headers = self._headers, []
-        exchange = self._exchange
+        response = self._response
         if status < 200:
             if status == 101:
                 raise UpstreamError("unexpected upgrade")
             self._informational = True
             self._framed = False
             return
-        if exchange is None or exchange.head_done:
+        if response is None or response.head_done:
             return
         if self._named is not None:
             headers = [item for item in headers if item[0] not in self._named]
@@ -274,15 +259,15 @@ class Connection(asyncio.Protocol):
         # the next request may well be quicker than that.
         self._reusable = self._parser.should_keep_alive() and not (self._chunked and self._promised)
         self._quiet_limit_s = self._pool.stream_idle_s
-        exchange.start(status, headers)
+        response.start(status, headers)
         if self._bodiless or status in (204, 304):
             # The parser would wait for the body that Content-Length speaks of and that never comes.
             self._reusable = False
             self._message_done = True
 
     def on_body(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is not None and not self._message_done and exchange.add(data):
+        response = self._response
+        if response is not None and not self._message_done and response.add(data):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:

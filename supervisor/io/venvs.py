@@ -8,14 +8,13 @@ A venv can't be moved, its scripts and `pyvenv.cfg` hold absolute paths. So each
 and goes live by renaming a new symbolic link over the old one. Whatever interrupts an install, the link still points at
 the environment that worked before; what an interrupted one left behind is removed by the next.
 
-An environment that was replaced stays as long as a worker runs from it (see env_lease): a worker knows its environment by
-where it is, not by the link. It is removed by whoever comes first after that: the worker's daemon, at its end or at the
-next boot, or the next install or remove.
+A replaced environment stays as long as a worker runs from it (see env_lease); workers are started by its real path, not by
+the link. Whoever comes first afterwards removes it: the daemon when the worker ends, the daemon's next start, or the next
+install or remove.
 """
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -24,12 +23,12 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from supervisor.io import accelerators, env_lease, installer
+from supervisor.io import accelerators, env_lease, files, installer
 from supervisor.io.env_lease import RECORD, STORE, EnvLease
 from supervisor.io.installer import InstallError, Progress
 from supervisor.io.recipe import Device, Recipe
@@ -138,14 +137,14 @@ def remove(name: str, runtimes_dir: Path) -> bool:
 
 
 def still_used(name: str, runtimes_dir: Path) -> tuple[Path, ...]:
-    """The runtime's environments that were replaced or removed while somebody ran from them."""
+    """The runtime's environments that were replaced or removed but are still in use."""
     return tuple(build for build in _replaced(name, runtimes_dir) if env_lease.in_use(build))
 
 
 def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread:
     """Remove what was replaced and nobody uses any more, of one runtime or of all.
 
-    On a thread of its own that needs no waiting for: where it is cut off, the next one goes on.
+    Runs on a thread that nobody has to wait for: where it is interrupted, the next one goes on.
     """
 
     def sweep() -> None:
@@ -164,22 +163,15 @@ def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread
 
 
 def give_back(lease: EnvLease) -> None:
-    """End a worker's share; the last one takes an environment that was replaced away, without being waited for."""
+    """End a worker's lease. The last one removes an environment that was replaced, in the background."""
     lease.close()
     if env_lease.is_replaced(lease.environment):
         sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
 
 
-@contextmanager
-def _turn(builds: Path, progress: Progress) -> Iterator[None]:
-    """One installer of a runtime at a time; the kernel frees the lock of one that dies."""
-    with (builds / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another installation to finish")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _turn(builds: Path, progress: Progress) -> AbstractContextManager[bool]:
+    """One installer of a runtime at a time."""
+    return files.turn(builds / "lock", lambda: progress("waiting for another installation to finish"))
 
 
 def _record(path: Path, wanted: str, device: Device | None, asked_python: str | None) -> None:
@@ -195,10 +187,8 @@ def _record(path: Path, wanted: str, device: Device | None, asked_python: str | 
             "packages": sorted({f"{package.name}=={package.version}" for package in found}),
         }
     )
-    with (path / RECORD).open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    with files.replacing(path / RECORD) as record:
+        record.write_text(text, encoding="utf-8")
 
 
 def _point(link: Path, target: Path) -> None:
@@ -211,7 +201,7 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _sweep(name: str, runtimes_dir: Path) -> None:
-    """Remove every build of this runtime that isn't the live one, and that nobody uses. Only with the turn held."""
+    """Remove every unused build of this runtime but the live one. Needs the turn."""
     for path in (runtimes_dir / STORE / name).iterdir():
         if path.is_symlink():
             path.unlink()

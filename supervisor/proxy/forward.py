@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NoReturn
 
 from supervisor.errors import LlmuxError
-from supervisor.io.upstream import HOP_BY_HOP, Answer, Body, Headers, Upstream
+from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
@@ -175,7 +175,9 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Di
     raise ResponseBrokenError(error.message, told=outcome.sse) from error
 
 
-async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at: float, upstream: Upstream) -> None:
+async def _send_body(
+    send: Send, response: UpstreamResponse, outcome: Outcome, started_at: float, upstream: Upstream
+) -> None:
     chunk = await response.next_chunk()
     outcome.first_byte_s = upstream.loop.time() - started_at
     while True:
@@ -188,7 +190,7 @@ async def _send_body(send: Send, response: Answer, outcome: Outcome, started_at:
 
 
 async def _send_error(
-    send: Send, response: Answer, content_type: bytes, own: Headers, outcome: Outcome, dialect: Dialect
+    send: Send, response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome, dialect: Dialect
 ) -> None:
     """Pass on an error answer in the shape that clients of the dialect read as it is, any other one put into that shape."""
     data = await response.read(ERROR_LIMIT)

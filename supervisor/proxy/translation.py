@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from supervisor.catalog.rewrite import Fields
 from supervisor.errors import UpstreamError
-from supervisor.io.upstream import Answer, Headers
+from supervisor.io.upstream import Headers, UpstreamResponse
 
 ANSWER_LIMIT: Final = 64 * 1024 * 1024
 _REPLACED: Final = (b"content-type", b"content-length", b"etag")
@@ -52,9 +52,9 @@ class Translation(Protocol):
 
 
 class TranslatedResponse:
-    """A worker's response as a client of the dialect gets it; see `io.upstream.Answer`."""
+    """A worker's response as a client of the dialect gets it; see `io.upstream.UpstreamResponse`."""
 
-    def __init__(self, response: Answer, translation: Translation) -> None:
+    def __init__(self, response: UpstreamResponse, translation: Translation) -> None:
         self._response = response
         self._translation = translation
         kind = next((value for name, value in response.headers if name == b"content-type"), b"")

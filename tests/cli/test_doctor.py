@@ -169,6 +169,16 @@ class TestBroken:
         (alone.home / "state").write_text("")
         assert "can't be written" in self.fails(alone, config, "state")["message"]
 
+    def test_a_file_that_was_damaged(self, alone):
+        config = whole(alone)
+        state_dir = Path(config["server"]["state_dir"])
+        state_dir.mkdir()
+        (state_dir / "llmux.sqlite3.broken-1").write_text("")
+        code, found = examined(alone, config)
+        assert code == Exit.DONE
+        (_, check) = found["state"]
+        assert (check["status"], check["fix"].endswith("llmux.sqlite3.broken-1")) == ("warn", True)
+
     def test_the_world_without_keys(self, alone):
         config = whole(alone)
         config["server"]["host"] = "0.0.0.0"

@@ -19,7 +19,9 @@ import httpx
 import psutil
 import pytest
 
-from runtimes.base import DeviceAssignment, LaunchContext, LaunchSpec
+from runtimes import device_kind
+from runtimes.base import LaunchContext, LaunchSpec
+from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY, AnyAdapter
 from tests import contributing, fake_vllm, hf_folder, tiny, tiny_language
 from tests.limits import LIMIT_S
@@ -264,7 +266,7 @@ def place() -> LaunchContext:
         host="127.0.0.1",
         port=port,
         key=secrets.token_hex(32),
-        devices=(DeviceAssignment("host", "host"),),
+        devices=(DeviceAssignment("host", device_kind.HOST),),
         runtimes_dir=tiny.CACHE / "runtimes",
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 from runtimes.registry import REGISTRY
 from supervisor.core.types import Generation, ModelId
-from supervisor.io.host_memory import HOST, HostMemory
+from supervisor.io.host_memory import DEVICE, HostMemory
 from supervisor.io.memory import HolderPids
 from tests import environments, hearing, minilm, tiny_language
 from tests.contract import conftest, speech
@@ -91,7 +91,7 @@ def measured(request, tmp_path_factory) -> tuple[Subject, Question]:
 def taken(*workers: Worker) -> list[int]:
     """MiB of each, from one reading."""
     holders = {
-        (ModelId(str(worker.process.pid)), Generation(1)): HolderPids((HOST,), (worker.process.pid,), loading=False)
+        (ModelId(str(worker.process.pid)), Generation(1)): HolderPids((DEVICE,), (worker.process.pid,), loading=False)
         for worker in workers
     }
     return [sample.used_mib or 0 for sample in HostMemory().read(holders).workers]

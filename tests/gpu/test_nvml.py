@@ -12,12 +12,12 @@ import pytest
 from supervisor.core.types import Generation, ModelId
 from supervisor.io.devices import open_sampler
 from supervisor.io.memory import HolderPids
-from supervisor.io.nvml import NvmlSession, NvmlUnavailableError
+from supervisor.io.nvml import DriverUnavailableError, NvmlSession
 
 try:
     FOUND = [gpu for gpu in NvmlSession().find() if not gpu.unusable]
     REASON = "no NVIDIA GPU that can be used"
-except NvmlUnavailableError as error:
+except DriverUnavailableError as error:
     FOUND, REASON = [], f"no NVIDIA GPU: {error}"
 
 pytestmark = pytest.mark.skipif(not FOUND, reason=REASON)

@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 import yaml
 
+from runtimes.device_kind import HOST, DeviceWanted
 from supervisor.catalog import Configuration
 from supervisor.catalog.keys import Keyring
 from supervisor.daemon.daemon import Daemon
@@ -18,7 +19,7 @@ from supervisor.daemon.reload import Reloader
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
-from supervisor.io.devices import HostWanted, open_sampler
+from supervisor.io.devices import open_sampler
 from supervisor.io.ports import PortRange
 from tests.daemon import fake
 from tests.proxy.wire import Front, front, talk
@@ -45,7 +46,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     path.write_text(yaml.safe_dump({"models": {"plain": fake()}, "server": server}))
     configuration = Configuration(path)
     catalog, keyring = configuration.read(), Keyring()
-    sampler = (await open_sampler((HostWanted(1000),))).sampler
+    sampler = (await open_sampler((DeviceWanted(HOST, budget_mib=1000),))).sampler
     launcher = LocalLauncher(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     daemon = Daemon(Engine(fleet, sampler), fleet, sampler, catalog, keyring)

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from runtimes.device_kind import CUDA, HOST, DeviceWanted
 from supervisor.errors import ConfigError
 from supervisor.io import devices
-from supervisor.io.devices import GpuWanted, HostWanted, open_sampler
+from supervisor.io.devices import open_sampler
 
 
 def ids(opened):
@@ -53,18 +54,28 @@ class TestListed:
 
     async def test_gpus_by_index_and_uuid_and_host_together(self, script):
         script(gpus=[{"uuid": "GPU-aa"}, {"uuid": "GPU-ab"}])
-        wanted = [HostWanted(budget_mib=100, margin_mib=5), GpuWanted(uuid="GPU-ab", margin_mib=9), GpuWanted(index=0)]
+        wanted = [
+            DeviceWanted(HOST, budget_mib=100, margin_mib=5),
+            DeviceWanted(CUDA, uuid="GPU-ab", margin_mib=9),
+            DeviceWanted(CUDA, index=0),
+        ]
         opened = await open_sampler(wanted, margin_mib=6)
         assert [(d.id, d.margin_mib) for d in opened.devices] == [("gpu1", 9), ("gpu0", 6), ("host", 5)]
         assert len((await opened.sampler.sample({})).devices) == 3
 
     async def test_host_only_asks_no_driver(self, script):
         script(hang={"nvmlInit": 30})
-        assert ids(await open_sampler([HostWanted(budget_mib=100)])) == ["host"]
+        assert ids(await open_sampler([DeviceWanted(HOST, budget_mib=100)])) == ["host"]
 
     async def test_every_problem_at_once(self, script):
         script(gpus=[{"uuid": "GPU-aa"}, {"uuid": "GPU-ab", "mig": True}])
-        wanted = [GpuWanted(index=7), GpuWanted(uuid="GPU-a"), GpuWanted(index=1), HostWanted(), HostWanted()]
+        wanted = [
+            DeviceWanted(CUDA, index=7),
+            DeviceWanted(CUDA, uuid="GPU-a"),
+            DeviceWanted(CUDA, index=1),
+            DeviceWanted(HOST),
+            DeviceWanted(HOST),
+        ]
         with pytest.raises(ConfigError) as caught:
             await open_sampler(wanted)
         missing, ambiguous, mig, twice = caught.value.problems
@@ -76,9 +87,9 @@ class TestListed:
 
     async def test_the_same_gpu_twice(self, script):
         with pytest.raises(ConfigError, match="same GPU"):
-            await open_sampler([GpuWanted(index=0), GpuWanted(uuid="GPU-0")])
+            await open_sampler([DeviceWanted(CUDA, index=0), DeviceWanted(CUDA, uuid="GPU-0")])
 
     async def test_without_a_driver(self, script):
         script(init_error=18)
         with pytest.raises(ConfigError, match="version mismatch"):
-            await open_sampler([GpuWanted(index=0)])
+            await open_sampler([DeviceWanted(CUDA, index=0)])

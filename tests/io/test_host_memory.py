@@ -9,9 +9,9 @@ import pytest
 from supervisor.core.types import DeviceId, Generation, ModelId
 from supervisor.io import host_memory
 from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
-from supervisor.io.host_memory import HOST, HostMemory
+from supervisor.io.host_memory import DEVICE, HostMemory
 from supervisor.io.memory import MIB, HolderPids
-from supervisor.io.proc_tree import ProcessTable, bytes_read, resident, resident_quickly
+from supervisor.io.procfs import ProcessTable, bytes_read, resident, resident_quickly
 
 A, B = (ModelId("a"), Generation(1)), (ModelId("b"), Generation(1))
 TAKE = "import sys; taken = bytearray(b'1') * ({} << 20); print('taken', flush=True); sys.stdin.read()"
@@ -38,7 +38,7 @@ stop()
 
 
 def on_host(*roots):
-    return HolderPids((HOST,), roots, loading=False)
+    return HolderPids((DEVICE,), roots, loading=False)
 
 
 def meminfo(tmp_path, total_mib, available_mib):
@@ -53,7 +53,7 @@ class TestBudget:
     def test_default_is_four_fifths(self, tmp_path):
         host = HostMemory(meminfo=meminfo(tmp_path, 10000, 9000), groups=())
         (info,) = host.devices()
-        assert (info.id, info.kind, info.total_mib, info.margin_mib) == ("host", "host", 8000, 512)
+        assert (info.id, info.kind.name, info.total_mib, info.margin_mib) == ("host", "host", 8000, 512)
         assert info.spec.returns_at_exit
         assert info.key == "host"
 

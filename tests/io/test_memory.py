@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from runtimes.device_kind import CUDA
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId, Generation, ModelId
 from supervisor.io.memory import CompositeSampler, DeviceInfo, HolderPids, Reading, ThreadedSampler, in_thread
@@ -19,7 +20,7 @@ class ScriptedReader:
     """A device whose reading blocks while `open` is cleared and fails while `error` is set."""
 
     def __init__(self, device=X):
-        self.info = DeviceInfo(device, "cuda", "scripted", 1000, 10)
+        self.info = DeviceInfo(device, CUDA, "scripted", 1000, 10)
         self.open = threading.Event()
         self.open.set()
         self.error = None

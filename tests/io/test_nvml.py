@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 
+from runtimes.device_kind import CUDA
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId, Generation, ModelId
-from supervisor.io.memory import HolderPids
-from supervisor.io.nvml import NvmlReader, NvmlSession, NvmlUnavailableError
+from supervisor.io.memory import DriverUnavailableError, HolderPids
+from supervisor.io.nvml import NvmlReader, NvmlSession
 
 GPU0 = DeviceId("gpu0")
 A = (ModelId("a"), Generation(1))
@@ -56,7 +57,7 @@ class TestDevices:
     def test_facts_of_a_gpu(self, script, open_reader):
         script(gpus=[{"total_mib": 16384, "reserved_mib": 400, "uuid": "GPU-x", "name": "RTX"}], driver="590.48")
         (info,) = open_reader().devices()
-        assert (info.id, info.kind, info.index, info.uuid, info.name) == (GPU0, "cuda", 0, "GPU-x", "RTX")
+        assert (info.id, info.kind, info.index, info.uuid, info.name) == (GPU0, CUDA, 0, "GPU-x", "RTX")
         assert (info.total_mib, info.margin_mib, info.driver) == (16384 - 400, 512, "590.48")
         assert not info.spec.returns_at_exit
 
@@ -94,7 +95,7 @@ class TestDevices:
     @pytest.mark.parametrize("error", INIT_ERRORS.values(), ids=INIT_ERRORS.keys())
     def test_without_a_working_driver_it_says_so(self, script, error):
         script(init_error=error)
-        with pytest.raises(NvmlUnavailableError, match=r"."):
+        with pytest.raises(DriverUnavailableError, match=r"."):
             NvmlSession()
 
 

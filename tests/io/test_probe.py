@@ -27,9 +27,9 @@ from supervisor.io.probe import (
 from supervisor.io.upstream_wire import Connection
 from tests.limits import LIMIT_S
 
-OK = ProbeResult(True, 200, "HTTP 200", 0.0)
-BAD = ProbeResult(False, None, "no answer", 0.0)
-OURS = ProbeResult(False, None, "Too many open files", 0.0, inconclusive=True)
+OK = ProbeResult(True, 200, "HTTP 200")
+BAD = ProbeResult(False, None, "no answer")
+OURS = ProbeResult(False, None, "Too many open files", inconclusive=True)
 
 
 @contextlib.asynccontextmanager

@@ -9,28 +9,44 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from supervisor.io import store as store_module
-from supervisor.io.store import NotSavedError, Store
+from supervisor.io.store import Footprints, NotSavedError, Store
 from tests.limits import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 async def filled(path, footprints=40):
-    store = await Store.open(path)
-    for number in range(footprints):
-        await store.learn(f"definition-{number:04d}" * 8, "GPU-a", 1000 + number)
-    await store.put("log_level", "debug")
-    await store.close()
-    store = await Store.open(path)  # a good start makes the backup
-    await store.close()
-    return store.learned()
+    """A cache with this content, and a state with the same."""
+    cache, state = await Footprints.open(path), await Store.open(state_of(path))
+    async with state.transaction() as changes:
+        for number in range(footprints):
+            name = f"definition-{number:04d}" * 8
+            await cache.learn(name, "GPU-a", 1000 + number)
+            changes["things", name] = {"mib": 1000 + number}
+    await cache.close()
+    await state.close()
+    return cache.learned(), state.items("things")
+
+
+async def change(state, changes):
+    async with state.transaction() as made:
+        made |= changes
+
+
+def state_of(path):
+    return path.with_name(f"{path.name}-state")
+
+
+def broken(path):
+    return sorted(path.parent.glob(f"{path.name}*.broken-*"))
 
 
 def run(code, *argv):
     """Run `code` in a process of its own; its output."""
-    prelude = "import asyncio, os, random, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.io.store import *\n"
+    prelude = "import asyncio, os, random, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.io import store\nfrom supervisor.io.store import *\n"
     command = [sys.executable, "-c", prelude + code, *map(str, argv)]
     return subprocess.run(
         command, cwd=REPOSITORY, check=True, timeout=LIMIT_S, stdout=subprocess.PIPE, text=True
@@ -38,11 +54,11 @@ def run(code, *argv):
 
 
 class TestRemembering:
-    """What was learned and set is there after a restart."""
+    """What was learned and put is there after a restart."""
 
     async def test_footprints_by_definition_and_device(self, tmp_path):
         path = tmp_path / "state" / "llmux.db"
-        store = await Store.open(path)
+        store = await Footprints.open(path)
         assert (store.learned(), store.trouble) == ({}, None)
         await store.learn("d", "gpu", 100)
         await store.learn("d", "host", 200)
@@ -50,62 +66,107 @@ class TestRemembering:
         expected = {("d", "gpu"): 150, ("d", "host"): 200}
         assert store.learned() == expected
         await store.close()
-        again = await Store.open(path)
+        again = await Footprints.open(path)
         assert again.learned() == expected
         await again.close()
-        with sqlite3.connect(path) as file:
-            assert file.execute("SELECT samples FROM footprints ORDER BY device").fetchall() == [(2,), (1,)]
-        file.close()
 
     async def test_files_are_the_users_alone(self, tmp_path):
         await filled(tmp_path / "db", footprints=1)
-        store = await Store.open(tmp_path / "db")
+        store = await Store.open(tmp_path / "db-state")
+        await store.put("a", "b", 1)
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
         await store.close()
-        assert {"db", "db.backup"} <= modes.keys()
-        assert set(modes.values()) == {0o600}
+        assert modes == dict.fromkeys(("db", "db-state", "db-state-wal", "db-state.backup"), 0o600)
 
-    async def test_settings(self, tmp_path):
-        store = await Store.open(tmp_path / "db")
-        await store.put("a", "1")
-        await store.put("b", "x")
-        await store.put("a", "2")
-        await store.put("b", None)
-        await store.close()
+    async def test_collections_of_values(self, tmp_path):
+        state = await Store.open(tmp_path / "db")
+        await state.put("tasks", "a", [1, {"b": "ü"}])
+        await state.put("tasks", "a", "text")
+        await state.put("tasks", "gone", True)  # a value
+        await state.put("nonces", "a", 7.5)
+        await state.delete("tasks", "gone")
+        await state.delete("tasks", "never there")
+        await state.close()
         again = await Store.open(tmp_path / "db")
-        assert (again.setting("a"), again.setting("b")) == ("2", None)
+        assert again.items("tasks") == {"a": "text"}
+        assert again.items("nonces") == {"a": 7.5}
+        assert (again.get("nonces", "a"), again.get("nonces", "b"), again.items("none")) == (7.5, None, {})
         await again.close()
+
+    async def test_a_transaction_is_made_whole_or_not_at_all(self, tmp_path):
+        state = await Store.open(tmp_path / "db")
+        await state.put("a", "old", 1)
+        with pytest.raises(ZeroDivisionError):
+            async with state.transaction() as changes:
+                changes["a", "new"] = 1 / 0
+        with pytest.raises(NotSavedError):  # SQLite refuses the second: no text
+            await change(state, {("a", "old"): None, ("a", b"bytes"): 2})
+        assert state.items("a") == {"old": 1}
+        await change(state, {("a", "old"): None, ("a", "new"): 2})
+        assert state.items("a") == {"new": 2}
+        await state.close()
+        again = await Store.open(tmp_path / "db")
+        assert again.items("a") == {"new": 2}
+        await again.close()
+
+    async def test_what_was_got_is_ones_own(self, tmp_path):
+        state = await Store.open(tmp_path / "db")
+        await state.put("a", "b", [1])
+        state.get("a", "b").append(2)
+        assert state.get("a", "b") == [1]
+        await state.close()
 
     async def test_a_cancelled_caller_leaves_a_whole_store(self, tmp_path):
-        store = await Store.open(tmp_path / "db")
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(tmp_path / "state")
         for number in range(30):
-            learning = asyncio.create_task(store.learn("d", "gpu", number))
-            await asyncio.sleep(0)
-            learning.cancel()
-        await store.learn("d", "gpu", 77)
-        await store.close()
-        again = await Store.open(tmp_path / "db")
-        assert again.learned() == {("d", "gpu"): 77}
-        await again.close()
+            for work in (cache.learn("d", "gpu", number), state.put("a", "b", number)):
+                doing = asyncio.create_task(work)
+                await asyncio.sleep(0)
+                doing.cancel()
+        await cache.learn("d", "gpu", 77)
+        await state.put("a", "last", 1)
+        assert state.items("a") == {"b": 29, "last": 1}
+        await cache.close()
+        await state.close()
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(tmp_path / "state")
+        assert cache.learned() == {("d", "gpu"): 77}
+        assert state.items("a") == {"b": 29, "last": 1}
+        await cache.close()
+        await state.close()
 
     async def test_after_closing_nothing_is_saved(self, tmp_path):
         store = await Store.open(tmp_path / "db")
         await store.close()
         with pytest.raises(NotSavedError):
-            await store.put("a", "1")
+            await store.put("a", "b", 1)
 
 
 class TestSchema:
     """Files of older versions are migrated; those of newer ones are left alone."""
 
-    async def test_an_older_file_is_migrated_and_keeps_its_content(self, tmp_path, monkeypatch):
-        learned = await filled(tmp_path / "db")
-        more = "ALTER TABLE settings ADD COLUMN note TEXT NOT NULL DEFAULT ''"
-        monkeypatch.setattr(store_module, "MIGRATIONS", (*store_module.MIGRATIONS, more))
-        store = await Store.open(tmp_path / "db")
-        assert (store.learned(), store.trouble, store.setting("log_level")) == (learned, None, "debug")
-        await store.close()
-        assert not list(tmp_path.glob("*corrupt*"))
+    async def test_footprints_of_the_first_schema_are_kept(self, tmp_path):
+        with sqlite3.connect(tmp_path / "db") as file:
+            file.executescript("""
+                CREATE TABLE footprints (
+                    definition TEXT NOT NULL,
+                    device TEXT NOT NULL,
+                    mib INTEGER NOT NULL CHECK (mib BETWEEN 0 AND 1 << 30),
+                    samples INTEGER NOT NULL CHECK (samples > 0),
+                    updated_at REAL NOT NULL,
+                    PRIMARY KEY (definition, device)
+                ) STRICT, WITHOUT ROWID;
+                CREATE TABLE settings (
+                    name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, updated_at REAL NOT NULL
+                ) STRICT, WITHOUT ROWID;
+                INSERT INTO footprints VALUES ('{"path": "/m"}', 'GPU-a', 1200, 3, 1.5), ('d', 'host', 7, 1, 1.5);
+                PRAGMA user_version = 1;
+            """)
+        file.close()
+        for _ in range(2):
+            store = await Footprints.open(tmp_path / "db")
+            assert (store.learned(), store.trouble) == ({('{"path": "/m"}', "GPU-a"): 1200, ("d", "host"): 7}, None)
+            await store.close()
+        assert not broken(tmp_path / "db")
 
     async def test_a_newer_file_is_left_alone(self, tmp_path):
         await filled(tmp_path / "db")
@@ -113,7 +174,7 @@ class TestSchema:
             file.execute("PRAGMA user_version = 99")
         file.close()
         before = (tmp_path / "db").read_bytes()
-        store = await Store.open(tmp_path / "db")
+        store = await Footprints.open(tmp_path / "db")
         assert "newer" in store.trouble
         await store.learn("d", "gpu", 5)
         assert store.learned() == {("d", "gpu"): 5}
@@ -122,116 +183,179 @@ class TestSchema:
 
 
 class TestAnUnusableFile:
-    """Where the file can't be used now, it is left alone and the store works from memory."""
+    """Where the file can't be used now, it is left alone and nothing is saved."""
 
     async def test_another_daemon_has_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(store_module, "BUSY_S", 0.1)
         first = await Store.open(tmp_path / "db")
         second = await Store.open(tmp_path / "db")
         assert "locked" in second.trouble
-        await second.learn("d", "gpu", 5)
-        assert second.learned() == {("d", "gpu"): 5}
         with pytest.raises(NotSavedError, match="locked"):
-            await second.put("a", "1")
+            await second.put("a", "b", 1)
         await second.close()
-        await first.learn("d", "gpu", 9)
+        await first.put("a", "b", 9)
         await first.close()
-        assert not list(tmp_path.glob("*corrupt*"))
+        assert not broken(tmp_path / "db")
 
     async def test_the_folder_cannot_be_made(self, tmp_path):
         (tmp_path / "file").write_text("")
-        store = await Store.open(tmp_path / "file" / "db")
+        store = await Footprints.open(tmp_path / "file" / "db")
         assert store.trouble
         await store.learn("d", "gpu", 5)
+        assert store.learned() == {("d", "gpu"): 5}
         await store.close()
 
 
-class TestDamage:
-    """Fault 22: a torn file is kept aside, and the backup or an empty store takes its place."""
+GARBAGE = (b"", b"\0" * 9000, b"not a database" * 1000, b"SQLite format 3\0")
+
+
+class TestADamagedCache:
+    """Fault 22: the file is kept aside, and the cache begins empty."""
 
     async def check(self, path, *allowed):
-        store = await Store.open(path)
+        store = await Footprints.open(path)
         assert store.trouble is None
         assert store.learned() in allowed
         await store.learn("new", "gpu", 5)
         await store.close()
-        again = await Store.open(path)
+        again = await Footprints.open(path)
         assert again.learned() == {**store.learned(), ("new", "gpu"): 5}
         await again.close()
 
-    @pytest.mark.parametrize("garbage", [b"", b"\0" * 9000, b"not a database" * 1000, b"SQLite format 3\0"])
-    async def test_a_file_of_garbage_is_replaced_by_the_backup(self, tmp_path, garbage):
-        learned = await filled(tmp_path / "db")
-        (tmp_path / "db").write_bytes(garbage)
-        await self.check(tmp_path / "db", learned)
-        assert (tmp_path / "db.corrupt-1").read_bytes() == garbage
-
-    async def test_a_lost_file_is_replaced_by_the_backup(self, tmp_path):
-        learned = await filled(tmp_path / "db")
-        (tmp_path / "db").unlink()
-        await self.check(tmp_path / "db", learned)
-
-    async def test_without_a_good_backup_it_begins_empty_and_keeps_both(self, tmp_path):
+    @pytest.mark.parametrize("garbage", GARBAGE[1:])
+    async def test_garbage(self, tmp_path, garbage):
         await filled(tmp_path / "db")
-        for name in ("db", "db.backup"):
-            (tmp_path / name).write_bytes(b"garbage" * 1000)
-        (tmp_path / "db.corrupt-1").write_text("an earlier one")
+        (tmp_path / "db").write_bytes(garbage)
         await self.check(tmp_path / "db", {})
-        kept = sorted(file.name for file in tmp_path.glob("*corrupt*"))
-        assert kept == ["db.backup.corrupt-1", "db.corrupt-1", "db.corrupt-2"]
+        assert [path.read_bytes() for path in broken(tmp_path / "db")] == [garbage]
 
     async def test_truncated_anywhere(self, tmp_path):
-        learned = await filled(tmp_path / "sound")
+        await filled(tmp_path / "sound")
         whole = (tmp_path / "sound").read_bytes()
         for number in range(24):
             path = tmp_path / str(number) / "db"
             path.parent.mkdir()
-            shutil.copy(tmp_path / "sound.backup", f"{path}.backup")
             path.write_bytes(whole[: len(whole) * number // 24])
-            await self.check(path, learned)
+            await self.check(path, {})
+
+    async def test_it_is_said_once(self, tmp_path):
+        (tmp_path / "db").write_bytes(b"garbage" * 1000)
+        with capture_logs() as told:
+            for _ in range(2):
+                store = await Footprints.open(tmp_path / "db")
+                await store.close()
+        (line,) = told
+        assert (line["event"], line["kept"]) == ("store.damaged", str(*broken(tmp_path / "db")))
+
+
+class TestADamagedState:
+    """Fault 22: the file is kept aside, and its backup takes its place."""
+
+    async def check(self, path, expected):
+        state = await Store.open(path)
+        assert state.trouble is None
+        assert state.items("things") == expected
+        await state.put("things", "new", 5)
+        await state.close()
+        again = await Store.open(path)
+        assert again.items("things") == {**expected, "new": 5}
+        await again.close()
+
+    @pytest.mark.parametrize("garbage", GARBAGE)
+    async def test_garbage_is_replaced_by_the_backup(self, tmp_path, garbage):
+        _, things = await filled(tmp_path / "db")
+        path = state_of(tmp_path / "db")
+        path.write_bytes(garbage)
+        await self.check(path, things)
+        assert [kept.read_bytes() for kept in broken(path)] == [garbage] * bool(garbage)
+
+    async def test_a_lost_file_is_replaced_by_the_backup(self, tmp_path):
+        _, things = await filled(tmp_path / "db")
+        state_of(tmp_path / "db").unlink()
+        await self.check(state_of(tmp_path / "db"), things)
+
+    async def test_without_a_good_backup_it_begins_empty_and_keeps_both(self, tmp_path):
+        await filled(tmp_path / "db")
+        path = state_of(tmp_path / "db")
+        for name in (path.name, f"{path.name}.backup"):
+            (tmp_path / name).write_bytes(b"garbage" * 1000)
+        await self.check(path, {})
+        assert [kept.name.partition(".broken-")[0] for kept in broken(path)] == [f"{path.name}.backup", path.name]
+
+    async def test_values_that_are_no_json(self, tmp_path):
+        _, things = await filled(tmp_path / "db")
+        path = state_of(tmp_path / "db")
+        with sqlite3.connect(path) as file:
+            file.execute("UPDATE entries SET value = '{' WHERE key = (SELECT max(key) FROM entries)")
+        file.close()
+        await self.check(path, things)
 
     async def test_garbled_anywhere_it_starts_and_tells_nothing_impossible(self, tmp_path):
-        learned = await filled(tmp_path / "sound")
-        whole = (tmp_path / "sound").read_bytes()
+        learned, things = await filled(tmp_path / "sound")
         seed = random.randrange(10**9)
         print("seed", seed)
         dice = random.Random(seed)
-        for number in range(60):
+        for number in range(30):
             path = tmp_path / str(number) / "db"
             path.parent.mkdir()
-            shutil.copy(tmp_path / "sound.backup", f"{path}.backup")
-            torn = bytearray(whole)
-            start = dice.choice([dice.randrange(100), dice.randrange(len(whole))])
-            torn[start : start + 64] = dice.randbytes(64)
-            path.write_bytes(torn[: len(whole)])
-            store = await Store.open(path)
-            assert all(0 <= mib <= 1 << 30 for mib in store.learned().values())
-            if list(path.parent.glob("*corrupt*")):
-                assert store.learned() == learned
-            await store.learn("new", "gpu", 5)
-            await store.close()
+            shutil.copy(f"{state_of(tmp_path / 'sound')}.backup", f"{state_of(path)}.backup")
+            for source, target in ((tmp_path / "sound", path), (state_of(tmp_path / "sound"), state_of(path))):
+                torn = bytearray(source.read_bytes())
+                whole = len(torn)
+                start = dice.choice([dice.randrange(100), dice.randrange(whole)])
+                torn[start : start + 64] = dice.randbytes(64)
+                target.write_bytes(torn[:whole])
+            cache, state = await Footprints.open(path), await Store.open(state_of(path))
+            assert all(type(mib) is int for mib in cache.learned().values())
+            if broken(path):
+                assert cache.learned() in ({}, learned)
+            if broken(state_of(path)):
+                assert state.items("things") == things
+            await cache.learn("new", "gpu", 5)
+            await state.put("things", "new", 5)
+            await cache.close()
+            await state.close()
+
+    async def test_the_backup_is_made_anew_while_running_but_not_for_each_change(self, tmp_path, monkeypatch):
+        path = tmp_path / "db"
+        state = await Store.open(path)
+        backup = tmp_path / "db.backup"
+        first = backup.stat().st_ino
+        await state.put("a", "b", 1)
+        assert backup.stat().st_ino == first
+        monkeypatch.setattr(store_module, "BACKUP_S", 0.0)
+        await state.put("a", "b", 2)
+        await state.put("a", "b", 3)  # in the same thread, after the backup
+        with sqlite3.connect(backup) as file:
+            assert file.execute("SELECT value FROM entries").fetchall() in ([("2",)], [("3",)])
+        file.close()
+        await state.close()
 
 
 class TestKilled:
-    """Whenever the daemon is killed, what it had saved is there at the next start."""
+    """Whenever the daemon is killed, what it had saved is there at the next start, and transactions are whole."""
 
     def test_while_writing(self, tmp_path):
         out = run(
             """
+store.BACKUP_S = 0.0  # after each change
 path = Path(sys.argv[1])
 async def writer(pipe):
-    store = await Store.open(path)
-    n = store.learned().get(("d", "gpu"), 0)
+    cache, state = await Footprints.open(path), await Store.open(Path(f"{path}-state"))
+    n = cache.learned().get(("d", "gpu"), 0)
     while True:
         n += 1
-        await store.learn("d", "gpu", n)
-        await store.put("n", str(n))
+        await cache.learn("d", "gpu", n)
+        async with state.transaction() as changes:
+            changes["a", "n"] = n
+            changes["b", "n"] = {"twice": 2 * n}
         os.write(pipe, b"%d\\n" % n)
 async def reader():
-    store = await Store.open(path)
-    assert store.trouble is None
-    await store.close()
-    return store.learned().get(("d", "gpu"), 0), int(store.setting("n") or 0)
+    cache, state = await Footprints.open(path), await Store.open(Path(f"{path}-state"))
+    assert cache.trouble is None and state.trouble is None
+    await cache.close()
+    await state.close()
+    return cache.learned().get(("d", "gpu"), 0), state.get("a", "n") or 0, (state.get("b", "n") or {"twice": 0})["twice"]
 for _ in range(25):
     ours, theirs = os.pipe()
     if not (pid := os.fork()):
@@ -243,16 +367,17 @@ for _ in range(25):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         told = [int(line) for line in pipe if line.endswith("\\n")]
-    learned, setting = asyncio.run(reader())
-    assert learned >= setting >= (told[-1] if told else 1), (learned, setting, told[-1:])
-print(learned, [p.name for p in path.parent.glob("*corrupt*")])
+    learned, once, twice = asyncio.run(reader())
+    assert learned >= once >= (told[-1] if told else 1), (learned, once, told[-1:])
+    assert twice == 2 * once
+print(learned, [p.name for p in path.parent.glob("*broken*")])
 """,
             tmp_path / "db",
         )
         assert out.endswith(" []\n")
 
     async def test_while_restoring(self, tmp_path):
-        learned = await filled(tmp_path / "db")
+        _, things = await filled(tmp_path / "db")
         out = run(
             """
 path, expected = Path(sys.argv[1]), int(sys.argv[2])
@@ -266,13 +391,13 @@ for _ in range(50):
     asyncio.run(asyncio.sleep(random.random() * 0.03))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    store = asyncio.run(Store.open(path))
-    assert (store.trouble, len(store.learned())) == (None, expected)
-    asyncio.run(store.close())
+    state = asyncio.run(Store.open(path))
+    assert (state.trouble, len(state.items("things"))) == (None, expected)
+    asyncio.run(state.close())
 print("done")
 """,
-            tmp_path / "db",
-            len(learned),
+            state_of(tmp_path / "db"),
+            len(things),
         )
         assert out.endswith("done\n")
 
@@ -281,48 +406,53 @@ class TestAFullDisk:
     """Fault 21: what was saved stays, what can't be saved is a warning, and saving goes on when there is room again."""
 
     async def test_while_running(self, tmp_path):
-        learned = await filled(tmp_path / "db")
+        learned, things = await filled(tmp_path / "db")
         run(
             """
 async def main():
-    store = await Store.open(Path(sys.argv[1]))
+    cache, state = await Footprints.open(Path(sys.argv[1])), await Store.open(Path(sys.argv[1] + "-state"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-    before = store.learned()
-    await store.learn("new", "gpu", 5)
-    assert store.trouble and store.learned() == {**before, ("new", "gpu"): 5}
+    before, items = cache.learned(), state.items("things")
+    await cache.learn("new", "gpu", 5)
+    assert cache.trouble and cache.learned() == {**before, ("new", "gpu"): 5}
     try:
-        await store.put("log_level", "error")
+        await state.put("things", "new", 5)
     except NotSavedError as error:
-        assert store.setting("log_level") == "debug" and error.status == 507
+        assert state.items("things") == items and error.status == 507
     else:
         raise AssertionError("put() claims to have saved it")
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    await store.learn("later", "gpu", 6)
-    assert store.trouble is None
+    await cache.learn("later", "gpu", 6)
+    await state.put("things", "later", 6)
+    assert cache.trouble is None and state.trouble is None
     os._exit(0)  # not even closed
 asyncio.run(main())
 """,
             tmp_path / "db",
         )
-        store = await Store.open(tmp_path / "db")
-        assert (store.learned(), store.setting("log_level")) == ({**learned, ("later", "gpu"): 6}, "debug")
-        await store.close()
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(state_of(tmp_path / "db"))
+        assert cache.learned() == {**learned, ("later", "gpu"): 6}
+        assert state.items("things") == {**things, "later": 6}
+        await cache.close()
+        await state.close()
 
     async def test_from_the_start(self, tmp_path):
-        learned = await filled(tmp_path / "db")
+        learned, things = await filled(tmp_path / "db")
         run(
             """
 async def main():
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    store = await Store.open(Path(sys.argv[1]))
-    await store.learn("new", "gpu", 5)
-    assert store.learned()["new", "gpu"] == 5
-    await store.close()
+    cache, state = await Footprints.open(Path(sys.argv[1])), await Store.open(Path(sys.argv[1] + "-state"))
+    await cache.learn("new", "gpu", 5)
+    assert cache.learned()["new", "gpu"] == 5
+    await cache.close()
+    await state.close()
 asyncio.run(main())
 """,
             tmp_path / "db",
         )
-        assert not list(tmp_path.glob("*corrupt*"))
-        store = await Store.open(tmp_path / "db")
-        assert store.learned() == learned
-        await store.close()
+        assert not list(tmp_path.glob("*broken*"))
+        cache, state = await Footprints.open(tmp_path / "db"), await Store.open(state_of(tmp_path / "db"))
+        assert (cache.learned(), state.items("things")) == (learned, things)
+        await cache.close()
+        await state.close()

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from supervisor.io.process import become_subreaper
-from supervisor.io.reap import InstanceLock, reap_leftovers
+from supervisor.io.reap import instance_lock, reap_leftovers
 from supervisor.io.spawn import spawn
 from tests.process.trees import order
 
@@ -39,7 +39,7 @@ async def main(instance: str, folder: Path, count: int, steady: bool) -> None:
 
 if __name__ == "__main__":
     name, folder, count, mode = sys.argv[1:]
-    with InstanceLock(Path(folder)):
+    with instance_lock(Path(folder)):
         began = time.monotonic()
         reaped = reap_leftovers(name, logs=Path(folder))
         print(json.dumps({"reaped": len(reaped), "took_s": time.monotonic() - began}), flush=True)

@@ -15,7 +15,7 @@ import pytest
 
 from supervisor.errors import LlmuxError
 from supervisor.io import reap
-from supervisor.io.reap import Hunt, InstanceLock, Mark, Proc, marked, open_same, reap_leftovers
+from supervisor.io.reap import Hunt, Mark, Proc, instance_lock, marked, open_same, reap_leftovers
 from tests.process.trees import FAKE_WORKER, PYTHON, state, survivors, times, wait_until
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -75,7 +75,7 @@ class TestKilledDaemon:
                 wait_until(lambda: all(state(worker["pid"]) in ("", "Z") for worker in started))
                 daemon.kill()
             assert len(survivors(instance)) >= 6
-            with InstanceLock(tmp_path):
+            with instance_lock(tmp_path):
                 began = time.monotonic()
                 reaped = reap_leftovers(instance)
                 slowest = max(slowest, time.monotonic() - began)
@@ -187,31 +187,33 @@ class TestInstanceLock:
     """A state directory has one daemon."""
 
     def test_a_second_one_is_told_who_has_it(self, tmp_path):
-        with InstanceLock(tmp_path), pytest.raises(LlmuxError, match=rf"another llmux \(pid {os.getpid()}\) runs on"):
-            InstanceLock(tmp_path)
+        refused = pytest.raises(LlmuxError, match=rf"another llmux \(pid {os.getpid()}\) runs on")
+        with instance_lock(tmp_path), refused, instance_lock(tmp_path):
+            pass
 
     def test_the_id_stays(self, tmp_path):
-        with InstanceLock(tmp_path) as lock:
-            first = lock.instance_id
-        with InstanceLock(tmp_path) as lock:
-            assert lock.instance_id == first
+        with instance_lock(tmp_path) as first:
+            pass
+        with instance_lock(tmp_path) as second:
+            assert second == first
         assert len(first) == 16
 
     def test_two_directories_are_two_instances(self, tmp_path):
-        with InstanceLock(tmp_path / "a") as a, InstanceLock(tmp_path / "b") as b:
-            assert a.instance_id != b.instance_id
+        with instance_lock(tmp_path / "a") as a, instance_lock(tmp_path / "b") as b:
+            assert a != b
 
     def test_a_directory_that_cannot_be(self, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(LlmuxError, match="can't be used"):
-            InstanceLock(tmp_path / "file" / "state")
+        with pytest.raises(LlmuxError, match="can't be used"), instance_lock(tmp_path / "file" / "state"):
+            pass
 
     def test_a_killed_holder_holds_nothing(self, instance, tmp_path):
         with small_daemon(instance, tmp_path, 1, "steady") as daemon:
             daemon.stdout.readline()
             daemon.stdout.readline()
-            with pytest.raises(LlmuxError, match=f"pid {daemon.pid}"):
-                InstanceLock(tmp_path)
+            with pytest.raises(LlmuxError, match=f"pid {daemon.pid}"), instance_lock(tmp_path):
+                pass
             daemon.kill()
-        InstanceLock(tmp_path).release()  # also while its workers are still dying: they never had the lock
+        with instance_lock(tmp_path):  # also while its workers are still dying: they never had the lock
+            pass
         wait_until(lambda: not survivors(instance))

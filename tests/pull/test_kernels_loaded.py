@@ -11,7 +11,9 @@ from itertools import product
 import httpx
 import pytest
 
-from runtimes.base import DeviceAssignment, LaunchContext
+from runtimes import device_kind
+from runtimes.base import LaunchContext
+from runtimes.device_kind import DeviceAssignment
 from runtimes.hub_kernels import VARIABLE, Build, suits
 from runtimes.transformers.adapter import TransformersAdapter
 from runtimes.transformers.quantised import KERNELS
@@ -114,7 +116,7 @@ class TestWhatIsThere:
     def launch(self, pull, method: str, port: int = 0) -> tuple[list[str], dict[str, str]]:
         """As on a GPU: on the processor the adapter itself refuses quantised weights."""
         config = ADAPTER.config(**pull.models[method], quantization="none", n_ctx=64)
-        host = DeviceAssignment("host", "host")
+        host = DeviceAssignment("host", device_kind.HOST)
         spec = ADAPTER.launch(config, LaunchContext(method, "127.0.0.1", 0, "key", (host,), pull.runtimes_dir))
         options = {**json.loads(spec.argv[-1]), "quantization": "auto", "port": port}
         return [*spec.argv[:-1], json.dumps(options)], {**os.environ, **spec.env}

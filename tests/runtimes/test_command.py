@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from runtimes.base import DeviceAssignment, Endpoint, LaunchContext, ModelUnusableError
+from runtimes import device_kind
+from runtimes.base import Endpoint, LaunchContext, ModelUnusableError
 from runtimes.command.adapter import DEFAULT_ENDPOINTS, CommandAdapter
+from runtimes.device_kind import DeviceAssignment
 
 ADAPTER = CommandAdapter()
 
@@ -19,7 +21,7 @@ def config(**keys):
 
 
 def launch(**keys):
-    host = DeviceAssignment("host", "host")
+    host = DeviceAssignment("host", device_kind.HOST)
     context = LaunchContext("a model; rm -rf", "127.0.0.1", 18100, "secret", (host,), Path("/nonexistent"))
     return ADAPTER.launch(config(**keys), context)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.base import DeviceAssignment, LaunchContext, RuntimeNotInstalledError
+from runtimes import device_kind
+from runtimes.base import LaunchContext, RuntimeNotInstalledError
+from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from runtimes.worker_adapter import BOOTSTRAP, WorkerAdapter
 from supervisor.cli import environments as products
@@ -73,7 +75,7 @@ class TestNotInstalled:
     def test_by_every_adapter(self, name, tmp_path):
         adapter = REGISTRY.get(name)
         config = adapter.config(runtime=name, path=str(tmp_path))
-        context = LaunchContext("m", "127.0.0.1", 1, "key", (DeviceAssignment("host", "host"),), tmp_path)
+        context = LaunchContext("m", "127.0.0.1", 1, "key", (DeviceAssignment("host", device_kind.HOST),), tmp_path)
         with pytest.raises(RuntimeNotInstalledError, match=f"llmux runtimes install {name}$"):
             adapter.launch(config, context)
 

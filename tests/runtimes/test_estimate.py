@@ -10,7 +10,9 @@ import gguf as reference
 import httpx
 import pytest
 
-from runtimes.base import DeviceAssignment, LaunchContext
+from runtimes import device_kind
+from runtimes.base import LaunchContext
+from runtimes.device_kind import DeviceAssignment
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from tests import tiny
 from tests.limits import LIMIT_S
@@ -28,7 +30,9 @@ def resident_mib(pid: int) -> int:
 def measured_mib(config) -> int:
     """What a worker holds once a prompt as long as a whole batch went through it."""
     port = quiet_ports()
-    context = LaunchContext("m", "127.0.0.1", port, "key", (DeviceAssignment("host", "host"),), tiny.runtimes_dir())
+    context = LaunchContext(
+        "m", "127.0.0.1", port, "key", (DeviceAssignment("host", device_kind.HOST),), tiny.runtimes_dir()
+    )
     spec = ADAPTER.launch(config, context)
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from runtimes.base import DeviceAssignment, Endpoint, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes import device_kind
+from runtimes.base import Endpoint, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.device_kind import DeviceAssignment
 from runtimes.llama_server.adapter import LlamaServerAdapter
 from tests import tiny
 
 ADAPTER = LlamaServerAdapter()
-HOST = DeviceAssignment("host", "host")
-CARD = DeviceAssignment("gpu1", "cuda", index=1, uuid="GPU-1234")
+HOST = DeviceAssignment("host", device_kind.HOST)
+CARD = DeviceAssignment("gpu1", device_kind.CUDA, index=1, uuid="GPU-1234")
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ class TestArguments:
         env = launch(installed, device=CARD).env
         assert env["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
         assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-        nameless = DeviceAssignment("gpu1", "cuda", index=1)
+        nameless = DeviceAssignment("gpu1", device_kind.CUDA, index=1)
         assert launch(installed, device=nameless).env["CUDA_VISIBLE_DEVICES"] == "1"
 
     def test_several_cards_share_the_layers_evenly(self, path_with, installed):

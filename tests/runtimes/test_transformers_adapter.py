@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.base import DeviceAssignment, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes import device_kind
+from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.device_kind import DeviceAssignment
 from runtimes.transformers.adapter import TransformersAdapter
 from runtimes.transformers.parameters import CHAT, COMPLETIONS
 from runtimes.transformers.speech import Speech
@@ -18,8 +20,8 @@ from tests import environments, tiny_language
 from tests.limits import LIMIT_S
 
 ADAPTER = TransformersAdapter()
-HOST = DeviceAssignment("host", "host")
-GPU = DeviceAssignment("gpu0", "cuda", 0, "GPU-1")
+HOST = DeviceAssignment("host", device_kind.HOST)
+GPU = DeviceAssignment("gpu0", device_kind.CUDA, 0, "GPU-1")
 
 
 def config(path: Path | None = None, **keys: object):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from runtimes import device_kind
 from runtimes.base import (
     DeviceAssignment,
     Endpoint,
@@ -22,8 +23,8 @@ from runtimes.vllm_serve.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmSe
 from tests import fake_vllm, hf_folder
 
 ADAPTER = VllmServeAdapter()
-HOST = DeviceAssignment("host", "host")
-CARD = DeviceAssignment("gpu1", "cuda", index=1, uuid="GPU-1234")
+HOST = DeviceAssignment("host", device_kind.HOST)
+CARD = DeviceAssignment("gpu1", device_kind.CUDA, index=1, uuid="GPU-1234")
 VISION = {"text_config": hf_folder.TINY, "vision_config": {"hidden_size": 64, "num_heads": 2, "patch_size": 16}}
 
 

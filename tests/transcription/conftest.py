@@ -13,7 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from runtimes.base import DeviceAssignment, LaunchContext
+from runtimes import device_kind
+from runtimes.base import LaunchContext
+from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from tests import environments, hearing
 from tests.contract.conftest import BASE_ENVIRONMENT
@@ -71,7 +73,7 @@ def started(folder: Path, **keys: object) -> Iterator[Ears]:
     environments.installed(adapter.name)
     key = secrets.token_hex(16)
     context = LaunchContext(
-        "the-model", "127.0.0.1", port, key, (DeviceAssignment("host", "host"),), environments.FOLDER
+        "the-model", "127.0.0.1", port, key, (DeviceAssignment("host", device_kind.HOST),), environments.FOLDER
     )
     spec = adapter.launch(adapter.config(**keys), context)
     log = folder / "worker.log"

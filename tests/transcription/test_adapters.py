@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.base import DeviceAssignment, Endpoint, LaunchContext, RuntimeNotInstalledError
+from runtimes import device_kind
+from runtimes.base import Endpoint, LaunchContext, RuntimeNotInstalledError
+from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from tests import hearing
 
@@ -136,8 +138,10 @@ class TestLaunch:
     def test_devices(self, tmp_path, make):
         config = make(default_language="German", max_audio_s=60)
         adapter = REGISTRY.get(config.runtime)
-        host = adapter.launch(config, self.context(tmp_path / "a", DeviceAssignment("host", "host")))
-        card = adapter.launch(config, self.context(tmp_path / "b", DeviceAssignment("gpu0", "cuda", 0, "GPU-1")))
+        host = adapter.launch(config, self.context(tmp_path / "a", DeviceAssignment("host", device_kind.HOST)))
+        card = adapter.launch(
+            config, self.context(tmp_path / "b", DeviceAssignment("gpu0", device_kind.CUDA, 0, "GPU-1"))
+        )
         settings = [json.loads(spec.argv[4]) for spec in (host, card)]
         assert [found["device"] for found in settings] == ["cpu", "cuda"]
         assert (settings[0]["default_language"], settings[0]["max_audio_s"]) == ("de", 60)
@@ -145,13 +149,13 @@ class TestLaunch:
         assert host.library_path == ()
 
     def test_ctranslate2_finds_cuda_in_its_environment(self, tmp_path):
-        spec = FASTER.launch(faster(), self.context(tmp_path, DeviceAssignment("gpu0", "cuda", 0, "GPU-1")))
+        spec = FASTER.launch(faster(), self.context(tmp_path, DeviceAssignment("gpu0", device_kind.CUDA, 0, "GPU-1")))
         assert spec.library_path[0].endswith("site-packages/nvidia/cublas/lib")
 
     @pytest.mark.parametrize("make", [faster, speech])
     def test_not_installed(self, tmp_path, make):
         config = make()
-        context = LaunchContext("m", "127.0.0.1", 1, "k", (DeviceAssignment("host", "host"),), tmp_path)
+        context = LaunchContext("m", "127.0.0.1", 1, "k", (DeviceAssignment("host", device_kind.HOST),), tmp_path)
         with pytest.raises(RuntimeNotInstalledError, match=f"llmux runtimes install {config.runtime}"):
             REGISTRY.get(config.runtime).launch(config, context)
 

@@ -90,12 +90,12 @@ class Comparison:
         if len(told) < 2:
             return None
         over, under = told[0], told[-1]
-        if over.device.kind == "host":
+        if not over.device.kind.accelerates:
             over, under = under, over
         assert over.rate is not None
         assert under.rate is not None
         times = over.rate / under.rate
-        judged = (over.device.kind, under.device.kind) == ("cuda", "host")
+        judged = over.device.kind.accelerates and not under.device.kind.accelerates
         return {
             "device": over.device.id,
             "over": under.device.id,
@@ -120,7 +120,7 @@ class Comparison:
         rate = result.rate
         return {
             "device": result.device.id,
-            "kind": "cpu" if result.device.kind == "host" else result.device.kind,
+            "kind": result.device.kind.accelerator,
             "name": result.device.name,
             "rate": round(rate, 2) if rate is not None else None,
             "prompt_tokens_per_s": result.middle("prompt_rate"),
@@ -219,7 +219,7 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
                             result.rounds.append(round_)
                         await worker.measure()
                     result.measured_mib = worker.measured_mib
-                if device.kind == "cuda" and result.measured_mib == 0:
+                if device.kind.accelerates and result.measured_mib == 0:
                     raise BenchError(
                         "it took nothing of the GPU's memory, so it computed on the processor; look at the model's settings "
                         "and at what its runtime was built for: llmux doctor"

@@ -26,7 +26,7 @@ from supervisor.catalog import Route
 from supervisor.cli.bench import sound
 from supervisor.cli.bench.places import BenchError
 from supervisor.io.upstream import UpstreamPool
-from supervisor.io.upstream_response import UpstreamResponse
+from supervisor.io.upstream_response import WorkerResponse
 from supervisor.proxy.json_body import JsonBody
 
 Json = dict[str, JsonValue]
@@ -64,12 +64,12 @@ class Asking:
     route: Route
     path: str
 
-    async def post(self, fields: Json) -> UpstreamResponse:
+    async def post(self, fields: Json) -> WorkerResponse:
         """A JSON request."""
         body = await JsonBody.open(json.dumps({"model": self.route.model.id, **fields}).encode())
         return await self._send(await body.rewritten(self.route.rewrite, Endpoint(self.path)), b"application/json")
 
-    async def post_file(self, fields: Mapping[str, str], name: str, content: bytes) -> UpstreamResponse:
+    async def post_file(self, fields: Mapping[str, str], name: str, content: bytes) -> WorkerResponse:
         """A form with a file."""
         texts: dict[str, tuple[str, ...]] = {
             key: (value,) for key, value in {"model": str(self.route.model.id), **fields}.items()
@@ -85,7 +85,7 @@ class Asking:
         parts += [f"--{boundary}\r\n{head}\r\n\r\n".encode(), content, f"\r\n--{boundary}--\r\n".encode()]
         return await self._send(b"".join(parts), f"multipart/form-data; boundary={boundary}".encode())
 
-    async def _send(self, body: bytes | bytearray, kind: bytes) -> UpstreamResponse:
+    async def _send(self, body: bytes | bytearray, kind: bytes) -> WorkerResponse:
         model = self.route.model
         places = {end.path: end.upstream_path or end.path for end in model.adapter.endpoints(model.config)}
         answer = await self.upstream.request("POST", places[self.path].encode(), [(b"content-type", kind)], body)
@@ -256,7 +256,7 @@ async def _batch(asking: Asking, fields: Json, field: str) -> Round:
     return Round(len(found), took, len(found) / took)
 
 
-async def _events(answer: UpstreamResponse) -> AsyncIterator[Json]:
+async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
     """The JSON objects of a stream of events."""
     rest = b""
     async for piece in answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from runtimes.device_kind import HOST, DeviceWanted
 from supervisor.catalog import Catalog, CatalogModel
 from supervisor.cli import client, show
 from supervisor.cli.client import Json
@@ -16,7 +17,7 @@ from supervisor.cli.exits import UnreachableError
 from supervisor.core.events import DeviceSample
 from supervisor.core.types import DeviceId
 from supervisor.errors import LlmuxError
-from supervisor.io.devices import GpuWanted, HostWanted, Opened, open_sampler
+from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.memory import CompositeSampler, DeviceInfo, MemorySampler
 
 
@@ -46,13 +47,13 @@ async def open_devices(catalog: Catalog) -> Opened:
     """The GPUs that the configuration allows, and host memory. Raises ConfigError for one that isn't there."""
     if catalog.devices == "auto":
         found = await open_sampler("auto")
-        if any(device.kind == "host" for device in found.devices):
+        if not all(device.kind.accelerates for device in found.devices):
             return found
-        host = await open_sampler([HostWanted()])
+        host = await open_sampler([DeviceWanted(HOST)])
         return Opened(CompositeSampler((found.sampler, host.sampler)), found.notes)
-    gpus = [GpuWanted(one.index, one.uuid, one.margin_mib) for one in catalog.devices if one.kind == "cuda"]
-    hosts = [HostWanted(one.budget_mib, one.margin_mib) for one in catalog.devices if one.kind == "host"]
-    opened = await open_sampler([*gpus, *(hosts or [HostWanted()])])
+    listed = [one.wanted for one in catalog.devices]
+    gpus = [one for one in listed if one.kind.accelerates]
+    opened = await open_sampler(listed if len(gpus) < len(listed) else [*listed, DeviceWanted(HOST)])
     return Opened(opened.sampler, opened.notes if gpus else ("the configuration lists no GPU under devices",))
 
 
@@ -62,11 +63,11 @@ async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> l
     Raises BenchError naming what was found.
     """
     free = {sample.id: sample.free_mib for sample in (await opened.sampler.sample({})).devices}
-    (host,) = (device for device in opened.devices if device.kind == "host")
-    gpus = [device for device in opened.devices if device.kind == "cuda"]
+    (host,) = (device for device in opened.devices if not device.kind.accelerates)
+    gpus = [device for device in opened.devices if device.kind.accelerates]
     allowed = [gpu for gpu in gpus if gpu.id in model.config.devices] or gpus
     roomiest = max(allowed, key=lambda gpu: free.get(gpu.id, 0), default=None)
-    kinds = {"cpu": host} if roomiest is None else {"cuda": roomiest, "cpu": host}
+    kinds = {device.kind.accelerator: device for device in (roomiest, host) if device is not None}
     meant: dict[str, DeviceInfo] = kinds | {str(device.id): device for device in opened.devices}
     if not words:
         words = list(kinds)
@@ -76,7 +77,7 @@ async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> l
             why = f" ({'; '.join(opened.notes)})" if opened.notes and roomiest is None else ""
             raise BenchError(f"There is no device {word!r} here{why}; there is: {there}.")
     chosen = {meant[word].id: meant[word] for word in words}
-    if (gpus_wanted := model.adapter.gpus(model.config)) > 1 and any(one.kind == "cuda" for one in chosen.values()):
+    if (gpus_wanted := model.adapter.gpus(model.config)) > 1 and any(one.kind.accelerates for one in chosen.values()):
         raise BenchError(
             f"{model.id} is spread over {gpus_wanted} GPUs, and bench tries one device at a time. On the processor: "
             f"llmux bench {model.id} --devices cpu"

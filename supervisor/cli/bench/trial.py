@@ -113,10 +113,10 @@ def _check_environment(model: CatalogModel, device: DeviceInfo, runtimes_dir: Pa
     """A build for the processor would leave the GPU alone without a word."""
     name = model.adapter.name
     environment = venvs.installed(name, runtimes_dir) if model.adapter.requirements is not None else None
-    if device.kind == "cuda" and environment is not None and environment.device == "cpu":
+    if device.kind.accelerates and environment is not None and environment.device == "cpu":
         raise BenchError(
             f"The runtime {name} was installed for the processor. Install it for the GPU: "
-            f"llmux runtimes install {name} --device cuda"
+            f"llmux runtimes install {name} --device {device.kind.accelerator}"
         )
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from supervisor.io.files import replacing
+
 Scalar = bool | int | float | str
 
 ALIGNMENT: Final = 32
@@ -51,8 +53,7 @@ def write(path: Path, keys: Mapping[str, Scalar | Sequence[Scalar]], tensors: Ma
         head += struct.pack(f"<{len(tensor.shape)}Q", *reversed(tensor.shape))  # GGUF counts the fastest axis first
         head += struct.pack("<IQ", _F32, offset)
         offset += _padded(tensor.size_bytes)
-    aside = path.with_name(path.name + ".part")
-    with aside.open("wb") as file:
+    with replacing(path) as fresh, fresh.open("wb") as file:
         file.write(head)
         start = _padded(len(head))
         for tensor in tensors.values():
@@ -62,7 +63,6 @@ def write(path: Path, keys: Mapping[str, Scalar | Sequence[Scalar]], tensors: Ma
                 tensor.values.tofile(file)
             start += _padded(tensor.size_bytes)
         file.truncate(start)
-    aside.replace(path)
 
 
 def _padded(size: int) -> int:

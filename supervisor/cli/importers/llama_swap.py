@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
+from runtimes.device_kind import CUDA, HOST
 from supervisor.cli.importers import llama_swap_filters as filters
 from supervisor.cli.importers import llama_swap_peers as peers
 from supervisor.cli.importers.draft import Draft, Values, guess_type, text_of
@@ -227,7 +228,7 @@ class _Conversion:
         if visible is not None:
             indexes = [part.strip() for part in visible.split(",") if part.strip()]
             if all(index.isdecimal() for index in indexes):
-                model["devices"] = [f"gpu{index}" for index in indexes] or ["host"]
+                model["devices"] = [CUDA.device_id(int(index)) for index in indexes] or [HOST.device_id()]
                 if len(indexes) > 1:
                     self.draft.look(f"{where}.env", "it gets one of these devices, not all of them", model=name)
             else:

@@ -12,8 +12,9 @@ from threading import Thread
 
 import pytest
 
-from runtimes.base import DeviceAssignment, ModelUnusableError
+from runtimes.base import ModelUnusableError
 from runtimes.command.adapter import CommandAdapter, CommandConfig
+from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.core.types import DeviceId, Generation, ModelId

@@ -1,0 +1,88 @@
+"""The kinds of devices that models run on. All that differs between kinds is told here; how one is read, in supervisor/io/devices.py.
+
+A new kind is an entry of `KINDS` and a driver for it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """One kind. `name` is what configuration files and the API call it."""
+
+    name: str
+    accelerator: str  # what libraries and builds of them call it: cpu, cuda
+    noun: str  # for people, as the next
+    vendor: str = ""
+    prefix: str = ""  # the devices are called `prefix` + index; host memory, of which there is one, by its name
+    variable: str | None = None  # lists the devices that a process may see
+    settings: Mapping[str, str] = field(
+        default_factory=dict, hash=False
+    )  # what makes that list mean the same everywhere
+    returns_at_exit: bool = False  # a process's memory is back before its exit can be seen
+    takes_whole: bool = False  # never one of several devices that share a model
+
+    @property
+    def accelerates(self) -> bool:
+        """Is it anything but the processor with its memory?"""
+        return self != HOST
+
+    def device_id(self, index: int | None = None) -> str:
+        """What models and the API call this device."""
+        return f"{self.prefix}{index}" if self.accelerates else self.name
+
+
+HOST: Final = DeviceKind("host", "cpu", "host memory", returns_at_exit=True, takes_whole=True)
+CUDA: Final = DeviceKind(
+    "cuda",
+    "cuda",
+    "GPU",
+    vendor="NVIDIA",
+    prefix="gpu",
+    variable="CUDA_VISIBLE_DEVICES",
+    settings={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},  # else an index means another card than NVML's
+)
+
+KINDS: Final[dict[str, DeviceKind]] = {kind.name: kind for kind in (HOST, CUDA)}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWanted:
+    """A device that the configuration lists, by `uuid` (a unique beginning is enough) or by `index`; host memory by neither."""
+
+    kind: DeviceKind
+    index: int | None = None
+    uuid: str | None = None
+    budget_mib: int | None = None  # of host memory; None: 80 % of what there is
+    margin_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAssignment:
+    """A device that a worker runs on. `index` and `uuid` are None where there is only one of its kind."""
+
+    id: str
+    kind: DeviceKind
+    index: int | None = None
+    uuid: str | None = None
+
+
+def visibility(devices: Iterable[DeviceAssignment]) -> dict[str, str]:
+    """Environment for a worker that may see these devices, and of every kind no others."""
+    given = tuple(devices)
+    env: dict[str, str] = {}
+    for kind in KINDS.values():
+        mine = [device for device in given if device.kind == kind]
+        if kind.variable is not None:
+            env[kind.variable] = ",".join(device.uuid or str(device.index or 0) for device in mine)
+            env |= kind.settings if mine else {}
+    return env
+
+
+def visibility_variables() -> frozenset[str]:
+    """The variables that only llmux sets."""
+    return frozenset(kind.variable for kind in KINDS.values() if kind.variable is not None)

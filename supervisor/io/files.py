@@ -1,0 +1,61 @@
+"""Files shared with other processes: replaced as a whole, and locked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """An empty file to fill within the block; it then replaces `path` in one step, synced to disk.
+
+    A block that raises changes nothing.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    aside.unlink(missing_ok=True)
+    os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    try:
+        yield aside
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def move_aside(path: Path, *suffixes: str) -> Path:
+    """Rename a damaged file, and those beside it with these suffixes, to `….broken-TIME`; the new name."""
+    aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
+    for suffix in ("", *suffixes):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(f"{aside}{suffix}")
+    return aside
+
+
+def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file until it is closed here and in every process that inherited it.
+
+    False: somebody else holds it. Raises OSError where the file system knows no locks.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def turn(path: Path, waiting: Callable[[], object]) -> Iterator[bool]:
+    """Only one process at a time is in this block. Calls `waiting` before it waits; yields whether it did."""
+    with path.open("wb") as file:
+        waits = not lock(file)
+        if waits:
+            waiting()
+            lock(file, wait=True)
+        yield waits

@@ -1,0 +1,269 @@
+"""The one reader of /proc: processes, their trees, what they take, and what the kernel says of the machine.
+
+A process that has ended, or that we may not look into, reads as empty. If this process is out of descriptors or memory,
+reading raises OSError, so that no process looks gone because of us. Reads block for milliseconds: call them off the event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+SELF: Final = Path("/proc/self")
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+OUR_OWN_TROUBLE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_PF_EXITING = 0x4  # of the kernel's task flags
+
+
+def read(path: str) -> bytes:
+    """A whole file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in OUR_OWN_TROUBLE:
+            raise
+        return b""
+    try:
+        text = os.read(fd, 65536)
+        while more := text and os.read(fd, 65536):  # long ones come a page at a time
+            text += more
+    except OSError:
+        return b""  # ended between open and read
+    else:
+        return text
+    finally:
+        os.close(fd)
+
+
+def numbers(text: bytes) -> dict[bytes, int]:
+    """The counters of a file with a name and a number on each line, whether or not a colon stands between."""
+    found = {}
+    for line in text.splitlines():
+        name, *value = line.split(None, 2)[:2] or (b"",)
+        if value and value[0].isdigit():
+            found[name.rstrip(b":")] = int(value[0])
+    return found
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # names are enough, and there are many
+    except OSError as error:
+        if error.errno in OUR_OWN_TROUBLE:
+            raise
+        return []
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    """One process at one moment. `started` (clock ticks since boot) tells it from others that had its pid."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    threads: int
+    started: int
+    flags: int
+
+    @property
+    def alive(self) -> bool:
+        """False for a zombie; true while any thread runs, even when the first one has ended (state Z)."""
+        return self.state not in "ZX" or self.threads > 1
+
+    @property
+    def dying(self) -> bool:
+        """Its first thread has begun to end, or has ended: what marks it may be gone before its memory is."""
+        return bool(self.flags & _PF_EXITING)
+
+    @classmethod
+    def read(cls, pid: int) -> Proc | None:
+        """None when there is no such process."""
+        # The second field is the program's name in parentheses and may hold anything, also parentheses.
+        fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        if not fields:
+            return None
+        return cls(
+            pid, int(fields[1]), int(fields[3]), chr(fields[0][0]), int(fields[17]), int(fields[19]), int(fields[6])
+        )
+
+
+def processes() -> list[Proc]:
+    """Every process visible here, zombies too. A few milliseconds for a few hundred."""
+    return [proc for name in _names("/proc") if name.isdigit() and (proc := Proc.read(int(name)))]
+
+
+def environment(pid: int) -> frozenset[bytes]:
+    """Its variables, as `NAME=value`."""
+    if text := read(f"/proc/{pid}/environ"):
+        return frozenset(text.split(b"\0"))
+    # Where the first thread has ended, /proc/PID shows no environment, but the other threads do.
+    proc = Proc.read(pid)
+    if proc and proc.state == "Z" and proc.threads > 1:
+        texts = (read(f"/proc/{pid}/task/{tid}/environ") for tid in _names(f"/proc/{pid}/task"))
+        return frozenset(next(filter(None, texts), b"").split(b"\0"))
+    return frozenset()
+
+
+def command(pid: int) -> str:
+    """Its command line, for people."""
+    words = read(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ")
+    return os.fsdecode(words or read(f"/proc/{pid}/comm").rstrip() or b"?")
+
+
+def open_files(pid: int, *fds: int) -> Iterator[str]:
+    """What these of its descriptors lead to, or all of them: a path, or `socket:[INODE]`."""
+    for fd in fds or _names(f"/proc/{pid}/fd"):
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115  # a hot path
+        except OSError:
+            continue
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTable:
+    """Every process visible here: pid to parent's pid, at one moment. One scan serves every worker."""
+
+    parents: dict[int, int]
+
+    @classmethod
+    def scan(cls) -> ProcessTable:
+        """Read it now."""
+        return cls({proc.pid: proc.parent for proc in processes()})
+
+    def tree(self, roots: Iterable[int]) -> frozenset[int]:
+        """The living processes among `roots` and all their descendants."""
+        children: dict[int, list[int]] = {}
+        for pid, parent in self.parents.items():
+            children.setdefault(parent, []).append(pid)
+        found: set[int] = set()
+        pending = [pid for pid in roots if pid in self.parents]
+        while pending:
+            pid = pending.pop()
+            if pid not in found:
+                found.add(pid)
+                pending.extend(children.get(pid, ()))
+        return frozenset(found)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes of physical memory of one process or several.
+
+    `total_bytes` is their share of it, `file_bytes` of which are mapped from files: pages are divided among their users
+    (PSS). `largest_bytes` is all that the largest of them has resident, whoever else has the same pages (RSS).
+    """
+
+    total_bytes: int = 0
+    file_bytes: int = 0
+    largest_bytes: int = 0
+
+    @property
+    def alone_bytes(self) -> int:
+        """What they would take without anybody who shares pages with them: this at least, exactly if it is one process."""
+        return max(self.total_bytes, self.largest_bytes)
+
+    def __add__(self, other: Resident) -> Resident:
+        return Resident(
+            self.total_bytes + other.total_bytes,
+            self.file_bytes + other.file_bytes,
+            max(self.largest_bytes, other.largest_bytes),
+        )
+
+
+def resident(pid: int) -> Resident:
+    """What one process takes; its RSS for its share, where the kernel does not let us see that. Nothing if it is gone."""
+    found = _resident(f"/proc/{pid}")
+    if found.total_bytes:
+        return found
+    # A process whose first thread has ended shows no memory of its own while its other threads still hold all of it.
+    others = (_resident(f"/proc/{pid}/task/{tid}") for tid in _names(f"/proc/{pid}/task") if int(tid) != pid)
+    return next((other for other in others if other.total_bytes), Resident())
+
+
+def _resident(folder: str) -> Resident:
+    kib = numbers(read(f"{folder}/smaps_rollup"))
+    if b"Pss_File" in kib:  # Linux 5.4
+        return Resident(kib[b"Pss"] * 1024, kib[b"Pss_File"] * 1024, kib[b"Rss"] * 1024)
+    # No permission: a process that forbids core dumps hides its maps even from its own user.
+    kib = numbers(read(f"{folder}/status"))
+    rss = kib.get(b"VmRSS", 0) * 1024
+    return Resident(rss, kib.get(b"RssFile", 0) * 1024, rss)
+
+
+def resident_quickly(pid: int) -> Resident:
+    """Its RSS from counters the kernel keeps, in constant time however large it is; shared memory counts as file pages."""
+    statm = read(f"/proc/{pid}/statm").split()
+    if not statm:
+        return Resident()
+    rss = int(statm[1]) * _PAGE
+    return Resident(rss, int(statm[2]) * _PAGE, rss)
+
+
+def bytes_read(pid: int) -> int:
+    """Bytes it has read so far, by calls or through mapped files; 0 where that can't be seen."""
+    counters = numbers(read(f"/proc/{pid}/io"))
+    return counters.get(b"rchar", 0) + counters.get(b"read_bytes", 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- machine
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't say."""
+    return numbers(read("/proc/vmstat")).get(b"oom_kill", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted file system; `root` is the part of it that is seen at `point`."""
+
+    root: str
+    point: Path
+    kind: str
+    options: tuple[str, ...]
+
+
+def mounts(proc: Path = SELF) -> Iterator[Mount]:
+    """All that this process sees."""
+    for line in os.fsdecode(read(f"{proc}/mountinfo")).splitlines():
+        # ID parent device root point options [optional…] - type source options
+        fields, _, rest = line.partition(" - ")
+        _, _, _, root, point, *_ = fields.split()
+        kind, _, options = rest.split(" ", 2)
+        yield Mount(root, Path(point), kind, tuple(options.split(",")))
+
+
+def groups(proc: Path = SELF) -> Iterator[tuple[str, str]]:
+    """The control groups of this process: controllers ("" in version 2) and path."""
+    for line in os.fsdecode(read(f"{proc}/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        yield controllers, path
+
+
+def listening(table: str) -> Iterator[tuple[int, int]]:
+    """(port, inode) of the listening sockets of /proc/net/`table`."""
+    listens = b"0A"
+    try:
+        with open(f"/proc/net/{table}", "rb") as file:  # noqa: PTH123  # a hot path
+            next(file, None)
+            for line in file:
+                fields = line.split(None, 10)
+                if fields[3] != listens:
+                    break  # the kernel lists listening sockets first; the connections after them can be many
+                yield int(fields[1].rpartition(b":")[2], 16), int(fields[9])
+    except OSError as error:
+        if error.errno in OUR_OWN_TROUBLE:
+            raise  # a port must not look free because we ran out of descriptors
+        # else no IPv6, say
