@@ -28,8 +28,8 @@ from bench.targets import (
     Target,
     start_llmux,
     start_nginx,
+    start_path_only,
     start_stub,
-    start_tiny,
     temporary_folder,
 )
 
@@ -215,7 +215,7 @@ async def run(rounds: int, seconds: float, wanted: list[str]) -> str:
             starters["nginx"] = lambda folder: start_nginx(proxy_core, stub.port, folder)
         else:
             print(NGINX_MISSING)
-        starters["path only"] = lambda _: start_tiny(proxy_core, stub.port)
+        starters["path only"] = lambda _: start_path_only(proxy_core, stub.port)
         if find_spec("supervisor.cli.main"):
             starters["llmux"] = lambda folder: start_llmux(proxy_core, own_core, report_port, folder)
         for name, start in starters.items():

@@ -16,7 +16,7 @@ import click
 from supervisor.cli import client
 from supervisor.cli.client import Json
 from supervisor.cli.options import print_json
-from supervisor.cli.show import clean
+from supervisor.cli.output import clean
 from supervisor.errors import LlmuxError
 
 HELP: Final = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from supervisor.cli.exits import UnreachableError
+from supervisor.cli.exit_codes import UnreachableError
 from supervisor.errors import (
     AuthenticationError,
     ForbiddenError,

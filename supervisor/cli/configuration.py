@@ -10,9 +10,9 @@ from pydantic import BaseModel, JsonValue
 
 from supervisor.catalog import Catalog, load
 from supervisor.catalog.document import Place, Trail, dotted
-from supervisor.catalog.emit import Comments, written
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.masking import masked
+from supervisor.catalog.yaml_writer import Comments, written
 from supervisor.errors import ConfigError
 
 DEFAULT = "default"

@@ -25,7 +25,7 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.cli import client, environments, service, show
+from supervisor.cli import client, environments, output, service
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
 from supervisor.io.accelerators import detect
@@ -74,17 +74,17 @@ def examine(config: Path | None) -> list[Check]:
     return found
 
 
-def report(checks: Sequence[Check]) -> list[show.Table | str]:
+def report(checks: Sequence[Check]) -> list[output.Table | str]:
     """For people."""
-    rows: list[show.Row] = []
+    rows: list[output.Row] = []
     for check in checks:
-        rows.append((show.state(check.status), check.name, check.message))
+        rows.append((output.state(check.status), check.name, check.message))
         if check.fix is not None:
             rows.append(("", "", f"→ {check.fix}"))
     failed = sum(check.status == "fail" for check in checks)
     warned = sum(check.status == "warn" for check in checks)
     verdict = f"{failed} to mend, {warned} to think about." if failed or warned else "All is well."
-    return [show.Table(rows, head=False, whole=True), "", verdict]
+    return [output.Table(rows, head=False, whole=True), "", verdict]
 
 
 def _environment() -> Iterator[Check]:
@@ -146,7 +146,7 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
             fix = "turn it off: nvidia-smi -mig 0" if "MIG" in gpu.unusable else DRIVER_REMEDY
             yield Check("gpu", missing, f"gpu{gpu.index} {gpu.name} {gpu.unusable}", fix)
         else:
-            yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {show.mib(gpu.total_mib)}, driver {session.driver}")
+            yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {output.mib(gpu.total_mib)}, driver {session.driver}")
 
 
 def _models(catalog: Catalog) -> Iterator[Check]:
@@ -262,7 +262,7 @@ def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
     yield Check(
         name,
         "fail" if free < least else "warn" if free < good else "ok",
-        f"{folder}: {show.mib(free)} free",
+        f"{folder}: {output.mib(free)} free",
         None if free >= good else f"make room on the disk of {there}",
     )
 

@@ -15,7 +15,7 @@ from runtimes import licences
 from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config, load
 from supervisor.catalog.sections import runtimes_dir as default_dir
-from supervisor.cli import programs, show
+from supervisor.cli import output, worker_imports
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import env_lease, venvs
 from supervisor.io.recipe import Device, Recipe, pinned
@@ -89,17 +89,17 @@ def install_watched(
     locked = len({package for lock in recipe_of(name).locks(device) for package in pinned(lock)})
     began = time.monotonic()
 
-    def frame() -> show.Row:
+    def frame() -> output.Row:
         told = next(filter(None, map(_RESOLVED.match, lines)), None)  # of the locks; torch may come after
         wanted = int(told[1]) if told is not None else locked
         there = min(wanted, _packages_there(name, runtimes_dir))
-        elapsed = show.duration(time.monotonic() - began)
-        return (name, show.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
+        elapsed = output.duration(time.monotonic() - began)
+        return (name, output.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
 
     if not sys.stderr.isatty():
         install(name, runtimes_dir, echo, device=device, python=python)
         return
-    with show.progress(frame):
+    with output.progress(frame):
         install(name, runtimes_dir, lines.append, device=device, python=python)
     echo(lines[-1])
 
@@ -155,19 +155,19 @@ def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
     return [package for package in environment.packages if _canonical(package.partition("==")[0]) in asked]
 
 
-def table_of(rows: Sequence[Row]) -> list[show.Table | str]:
+def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
     """For people: a line each, and what to do below."""
-    lines: list[show.Row] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
+    lines: list[output.Row] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
     for found in rows:
         told_versions = found.get("versions")
         imports = found.get("imports")
         lines.append(
             (
                 str(found["name"]),
-                show.state(str(found["state"])),
-                show.mib(found.get("size_mib")),
-                show.text(found.get("python")),
-                show.text(found.get("device")),
+                output.state(str(found["state"])),
+                output.mib(found.get("size_mib")),
+                output.text(found.get("python")),
+                output.text(found.get("device")),
                 "-" if imports is None else "yes" if imports else "no",
                 ", ".join(told_versions) if isinstance(told_versions, list) else "-",
             )
@@ -175,7 +175,7 @@ def table_of(rows: Sequence[Row]) -> list[show.Table | str]:
     told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
     told += [str(found["earlier"]) for found in rows if found["earlier"]]
     told += [f"{found['name']}: {found['remedy']}" for found in rows if found["remedy"]]
-    return [show.Table(lines), *told]
+    return [output.Table(lines), *told]
 
 
 def _packages_there(name: str, runtimes_dir: Path) -> int:
@@ -190,7 +190,7 @@ def _canonical(name: str) -> str:
 
 def _import_problem(python: Path, folder: Path) -> str | None:
     """What keeps this interpreter from importing what the runtime's programs import; None: nothing does."""
-    modules = sorted(programs.imports(folder))
+    modules = sorted(worker_imports.imports(folder))
     try:
         lease = env_lease.EnvLease.on(str(python))
     except env_lease.EnvironmentGoneError:

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from supervisor.cli.show import UNSHOWN
+from supervisor.cli.output import UNSHOWN
 
 _ESCAPED: Final = {code: f"\\u{code:04x}" for code in UNSHOWN if code > 31}
 DEFAULT_URL: Final = "http://127.0.0.1:8081"

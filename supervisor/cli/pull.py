@@ -24,7 +24,7 @@ from runtimes.hub_kernels import Kernel, UsesKernels, build_of, cache
 from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, load, sources
 from supervisor.catalog.catalog import CatalogModel
-from supervisor.cli import show
+from supervisor.cli import output
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import hub, hub_download, hub_kernels, venvs
@@ -179,7 +179,7 @@ def make_room(wanted: Sequence[Want]) -> None:
         free = shutil.disk_usage(path).free
         if needed > free:
             raise PullError(
-                f"{show.mib(needed >> 20)} are to come, but the disk of {path} has {show.mib(free >> 20)} free: "
+                f"{output.mib(needed >> 20)} are to come, but the disk of {path} has {output.mib(free >> 20)} free: "
                 "make room, set server.models_dir, or name the models to pull."
             )
 
@@ -189,13 +189,13 @@ def fetch(wanted: Sequence[Want], echo: Echo) -> None:
     total = sum(want.still_bytes() for want in wanted)
     began, current = time.monotonic(), [""]
 
-    def frame() -> show.Row:
+    def frame() -> output.Row:
         left = sum(want.still_bytes() for want in wanted)
         seconds = max(0.1, time.monotonic() - began)
         rate = (total - left) / seconds
-        eta = f"{show.duration(left / rate)} left" if rate > 0 else ""
-        amount = f"{show.mib(total - left >> 20)} of {show.mib(total >> 20)}"
-        return (show.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
+        eta = f"{output.duration(left / rate)} left" if rate > 0 else ""
+        amount = f"{output.mib(total - left >> 20)} of {output.mib(total >> 20)}"
+        return (output.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
 
     telling = threading.Lock()
 
@@ -205,7 +205,7 @@ def fetch(wanted: Sequence[Want], echo: Echo) -> None:
             if not sys.stderr.isatty():
                 echo(line)
 
-    with show.progress(frame):
+    with output.progress(frame):
         for want in wanted:
             if want.problem is None:
                 _fetch(want, tell)
@@ -235,9 +235,9 @@ def _fetch(want: Want, tell: Echo) -> None:
         want.problem = f"{want.source.repo}: {error}"
 
 
-def table_of(wanted: Sequence[Want]) -> list[show.Table | str]:
+def table_of(wanted: Sequence[Want]) -> list[output.Table | str]:
     """For people: a line each, the sum, and what couldn't be looked at."""
-    lines: list[show.Row] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
+    lines: list[output.Row] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
     for want in wanted:
         size = sum(file.size for file in want.files)
         names = ", ".join(str(model.id) for model in want.models)
@@ -248,17 +248,23 @@ def table_of(wanted: Sequence[Want]) -> list[show.Table | str]:
         else:
             left = want.still_bytes()
             lines.append(
-                (names, repo, str(len(want.files)), show.mib(_mib(size)), show.mib(_mib(left)) if want.missing else "-")
+                (
+                    names,
+                    repo,
+                    str(len(want.files)),
+                    output.mib(_mib(size)),
+                    output.mib(_mib(left)) if want.missing else "-",
+                )
             )
     size = sum(file.size for want in wanted for file in want.files)
     left = sum(want.still_bytes() for want in wanted)
     told = [want.problem for want in wanted if want.problem is not None]
-    total = f"{show.mib(_mib(size))} in all, {show.mib(_mib(left))} to get"
+    total = f"{output.mib(_mib(size))} in all, {output.mib(_mib(left))} to get"
     if unseen := sum(want.copy is None for want in wanted):
         total = f"{total}, beside {unseen} of {len(wanted)} that could not be looked at"
         if unseen == len(wanted):
             total = "No repository could be looked at"
-    return [show.Table(lines), *told, f"{total}."]
+    return [output.Table(lines), *told, f"{total}."]
 
 
 def catalog_of(config: Path | None) -> Catalog:

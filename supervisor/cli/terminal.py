@@ -1,4 +1,4 @@
-"""What `show` describes, as `rich` renders it. Only `show` imports this: the rest of llmux runs without rich.
+"""What `output` describes, as `rich` renders it. Only `output` imports this: the rest of llmux runs without rich.
 
 All words are text, whoever wrote them: nothing in them is markup, a link or an emoji's name.
 """
@@ -20,7 +20,7 @@ from rich.segment import SegmentLines
 from rich.spinner import Spinner
 from rich.text import Text
 
-from supervisor.cli.show import Bar, Cell, Row, Table, Words, clean
+from supervisor.cli.output import Bar, Cell, Row, Table, Words, clean
 
 GAP: Final = 2
 LAST_COLUMN: Final = 20  # is never cut to less
@@ -30,7 +30,7 @@ _ONE_LINE: Final = {ord("\n"): " ", ord("\t"): " "}
 WIDE: Final = 1_000_000  # tables are laid out as wide as they are; the terminal, or its cutting, comes after
 
 
-def say(*what: Words | Table, err: bool) -> None:
+def show(*what: Words | Table, err: bool) -> None:
     """Print it. Lines are never broken here: a terminal does that, and copies them whole."""
     console = _console(err=err)
     for one in what:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.catalog.document import Layer, Source, parse, plain
-from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.yaml_writer import Comments, written
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.recursive(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.yaml_writer import Comments, written
 from supervisor.cli.importers import read
 
 EVIL = "nice\n  evil:\n    cmd: [touch, /tmp/x]\r\nserver: {host: 0.0.0.0}\x85x: 1\u2028y: 1"

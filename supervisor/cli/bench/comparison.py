@@ -16,10 +16,10 @@ from typing import Final
 
 from runtimes.base import RemoteAdapter
 from supervisor.catalog import Catalog, Route, load
-from supervisor.cli import log_setup, show
-from supervisor.cli.bench import exercises, places, trial
-from supervisor.cli.bench.exercises import Asking, Exercise, Round
-from supervisor.cli.bench.places import BenchError, Daemon
+from supervisor.cli import log_setup, output
+from supervisor.cli.bench import devices, temporary_worker, workloads
+from supervisor.cli.bench.devices import BenchError, Daemon
+from supervisor.cli.bench.workloads import Asking, Exercise, Round
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.io.memory import DeviceInfo
 from supervisor.io.process import become_subreaper
@@ -137,10 +137,10 @@ class Comparison:
             "detail": list(result.problem.detail) if result.problem is not None else [],
         }
 
-    def report(self) -> list[show.Table | str]:
+    def report(self) -> list[output.Table | str]:
         """For people."""
         head = ("DEVICE", self.exercise.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
-        told: list[show.Table | str] = [show.Table([head, *map(_line, self.results)], whole=True)]
+        told: list[output.Table | str] = [output.Table([head, *map(_line, self.results)], whole=True)]
         for result in self.results:
             if result.problem is not None and result.problem.detail:
                 told += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
@@ -161,8 +161,8 @@ def run(wish: Wish, config: Path | None, echo: Echo) -> Comparison:
     log_setup.configure("error", "console")
     catalog = load(config, check_files=False)
     route = _route(catalog, wish.model)
-    exercise, path = exercises.choose(route, wish.prompt, wish.tokens)
-    if wish.prompt is not None and isinstance(exercise, exercises.Transcribing):
+    exercise, path = workloads.choose(route, wish.prompt, wish.tokens)
+    if wish.prompt is not None and isinstance(exercise, workloads.Transcribing):
         raise InvalidRequestError("A model that hears gets a generated sound; leave --prompt out.")
     become_subreaper()
     try:
@@ -193,8 +193,8 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
     assert this is not None
     for signum in (signal.SIGTERM, signal.SIGHUP):  # asyncio.run does the same for SIGINT
         asyncio.get_running_loop().add_signal_handler(signum, this.cancel)
-    opened = await places.open_devices(catalog)
-    results = [Result(device) for device in await places.choose(opened, route.model, wish.devices)]
+    opened = await devices.open_devices(catalog)
+    results = [Result(device) for device in await devices.choose(opened, route.model, wish.devices)]
     current = [""]
 
     def tell(line: str) -> None:
@@ -202,14 +202,14 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
         if not sys.stderr.isatty():
             echo(line)
 
-    with show.progress(lambda: current):
+    with output.progress(lambda: current):
         for result in results:
             device = result.device
             try:
                 books = await asyncio.to_thread(wish.daemon.books)
-                result.estimate_mib = await places.check_room(opened.sampler, device, route.model, books)
+                result.estimate_mib = await devices.check_room(opened.sampler, device, route.model, books)
                 tell(f"{device.id}: loading {route.model.id}")
-                async with trial.running(route.model, device, catalog, opened.sampler) as worker:
+                async with temporary_worker.running(route.model, device, catalog, opened.sampler) as worker:
                     result.load_s = worker.load_s
                     asking = Asking(worker.upstream, route, path)
                     for number in range(wish.rounds + 1):
@@ -229,7 +229,7 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
     return results
 
 
-def _line(result: Result) -> show.Row:
+def _line(result: Result) -> output.Row:
     def told(name: str, unit: str) -> str:
         value = result.middle(name)
         return f"{value:.0f} {unit}" if value is not None else "-"
@@ -240,7 +240,7 @@ def _line(result: Result) -> show.Row:
         told("prompt_rate", "tokens/s"),
         told("first_ms", "ms"),
         f"{result.load_s:.1f} s" if result.load_s is not None else "-",
-        show.mib(result.estimate_mib),
-        show.mib(result.measured_mib),
+        output.mib(result.estimate_mib),
+        output.mib(result.measured_mib),
         result.note or "",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import config_option, daemon_options, model_argument, print_json
 
 
@@ -50,8 +50,9 @@ def bench(
     as_json: bool,
 ) -> None:
     """Compare MODEL's speed on GPU and processor, by a temporary worker on each in turn; nothing is evicted for it."""
-    from supervisor.cli import show  # noqa: PLC0415  # not for declaring
-    from supervisor.cli.bench import comparison, places  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import output  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.bench.devices import Daemon  # noqa: PLC0415  # not for declaring
 
     wish = comparison.Wish(
         model=model,
@@ -59,15 +60,15 @@ def bench(
         rounds=rounds,
         tokens=tokens,
         prompt=prompt,
-        daemon=places.Daemon(url, key),
+        daemon=Daemon(url, key),
     )
     found = comparison.run(wish, config, functools.partial(click.echo, err=True))
     if as_json:
         print_json(found.as_json())
     else:
-        show.say(*found.report())
+        output.show(*found.report())
     if found.failed:
-        sys.exit(Exit.FAILED)
+        sys.exit(ExitCode.FAILED)
 
 
 COMMANDS = (bench,)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.exits import exit_of
+from supervisor.cli.exit_codes import exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
 
@@ -30,7 +30,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
         if not as_json:
             raise
         print_json({"ok": False, "problems": list(error.problems)})
-        sys.exit(exit_of(error))
+        sys.exit(exit_code_of(error))
     models, names = list(catalog.models), [entry.name for entry in catalog.listing()]
     if as_json:
         print_json({"ok": True, "problems": [], "models": models, "public_names": names})
@@ -119,7 +119,7 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
 @daemon_options
 def reload_(url: str, key: str | None, as_json: bool) -> None:
     """Apply what changed in the configuration, without disturbing the rest. With mistakes in it nothing changes."""
-    from supervisor.cli import client, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import client, output  # noqa: PLC0415  # not for declaring
 
     try:
         answer = client.post(url, key, "/v1/admin/reload")
@@ -133,7 +133,7 @@ def reload_(url: str, key: str | None, as_json: bool) -> None:
     for part in ("added", "removed", "changed", "restarted", "settings", "needs_restart"):
         names = answer.get(part)
         if isinstance(names, list) and names:
-            click.echo(f"{part.replace('_', ' ') + ':':15}{show.clean(', '.join(map(str, names)))}")
+            click.echo(f"{part.replace('_', ' ') + ':':15}{output.clean(', '.join(map(str, names)))}")
     click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
 
 

@@ -74,7 +74,7 @@ keys.add_command(_new)
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     """Show the keys' names, what they open and until when; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import show  # noqa: PLC0415  # as above
+    from supervisor.cli import output  # noqa: PLC0415  # as above
 
     path = path or files.keys_file(config)
     rows = files.listing(path)
@@ -83,9 +83,10 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     elif rows:
         head = ("NAME", "SCOPES", "EXPIRES", "STATE")
         told = [
-            (row["name"], ", ".join(row["scopes"]), row["expires"] or "never", show.state(row["state"])) for row in rows
+            (row["name"], ", ".join(row["scopes"]), row["expires"] or "never", output.state(row["state"]))
+            for row in rows
         ]
-        show.say(show.Table([head, *told], whole=True))
+        output.show(output.Table([head, *told], whole=True))
     else:
         click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
 

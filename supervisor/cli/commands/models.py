@@ -12,13 +12,13 @@ from supervisor.cli.options import daemon_options, model_argument, print_json
 @daemon_options
 def ps(wide: bool, url: str, key: str | None, as_json: bool) -> None:
     """Show every model: state, device, memory, requests, and the reason of the last change."""
-    from supervisor.cli import client, models, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import client, models, output  # noqa: PLC0415  # not for declaring
 
     answer = client.get(url, key, "/v1/admin/models")
     if as_json:
         print_json(answer)
     else:
-        show.say(models.table_of(client.rows(answer), wide=wide))
+        output.show(models.table_of(client.rows(answer), wide=wide))
 
 
 @click.command()
@@ -33,13 +33,13 @@ def ps(wide: bool, url: str, key: str | None, as_json: bool) -> None:
 @daemon_options
 def load(model: str, settings: tuple[str, ...], url: str, key: str | None, as_json: bool) -> None:
     """Load MODEL and wait until it is ready. Also resets one that was given up."""
-    from supervisor.cli import models, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import models, output  # noqa: PLC0415  # not for declaring
 
     answer = models.load(url, key, model, models.overrides(settings))
     if as_json:
         print_json(answer)
     else:
-        show.say(models.table_of([answer]))
+        output.show(models.table_of([answer]))
 
 
 @click.command()
@@ -48,13 +48,13 @@ def load(model: str, settings: tuple[str, ...], url: str, key: str | None, as_js
 @daemon_options
 def unload(model: str, force: bool, url: str, key: str | None, as_json: bool) -> None:
     """Unload MODEL and wait until its memory is back."""
-    from supervisor.cli import models, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import models, output  # noqa: PLC0415  # not for declaring
 
     answer = models.unload(url, key, model, force=force)
     if as_json:
         print_json(answer)
     else:
-        show.say(models.table_of([answer]))
+        output.show(models.table_of([answer]))
 
 
 COMMANDS = (ps, load, unload)

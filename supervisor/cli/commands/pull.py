@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import config_option, json_option, print_json
 
 
@@ -25,8 +25,8 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
     What is there already is not fetched again, and what was cut off goes on; a file from Xet storage begins anew. Gated
     models need a token: HF_TOKEN.
     """
+    from supervisor.cli import output  # noqa: PLC0415  # as above
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import show  # noqa: PLC0415  # as above
 
     wanted = pulling.wants(pulling.catalog_of(config), models, verify=verify)
     if not wanted:
@@ -39,9 +39,9 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
         if as_json:
             print_json([want.row() for want in wanted])
         elif wanted:
-            show.say(*pulling.table_of(wanted))
+            output.show(*pulling.table_of(wanted))
     if any(want.problem for want in wanted):
-        sys.exit(Exit.FAILED)
+        sys.exit(ExitCode.FAILED)
 
 
 COMMANDS = (pull,)

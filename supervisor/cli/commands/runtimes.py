@@ -66,13 +66,13 @@ def runtimes_install(
 @runtimes_dir_option
 def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
     """Show the runtimes and what is installed of them: size, device, versions, and whether it can be imported."""
-    from supervisor.cli import environments, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import environments, output  # noqa: PLC0415  # not for declaring
 
     rows = environments.listing(environments.resolve(runtimes_dir))
     if as_json:
         print_json(rows)
     else:
-        show.say(*environments.table_of(rows))
+        output.show(*environments.table_of(rows))
 
 
 def _installed(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

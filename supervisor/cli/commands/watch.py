@@ -32,7 +32,7 @@ def top(once: bool, interval: float, url: str, key: str | None, as_json: bool) -
 @daemon_options
 def logs(model: str, follow: bool, lines: int, url: str, key: str | None, as_json: bool) -> None:
     """Show what MODEL's worker wrote last, also of one that has ended."""
-    from supervisor.cli import client, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import client, output  # noqa: PLC0415  # not for declaring
 
     path = f"/v1/admin/models/{client.quoted(model)}/logs?lines={lines}"
     if follow:
@@ -40,13 +40,13 @@ def logs(model: str, follow: bool, lines: int, url: str, key: str | None, as_jso
             if as_json:
                 print_json_line({"line": event.data})
             else:
-                click.echo(show.clean(click.unstyle(event.data)))
+                click.echo(output.clean(click.unstyle(event.data)))
         return
     content = client.text(url, key, path)
     if as_json:
         print_json({"model": model, "lines": content.splitlines()})
     elif content:
-        click.echo(show.clean(click.unstyle(content)), nl=not content.endswith("\n"))
+        click.echo(output.clean(click.unstyle(content)), nl=not content.endswith("\n"))
     else:
         click.echo(f"{model} has written nothing yet; its worker starts with: llmux load {model}", err=True)
 
@@ -77,14 +77,14 @@ def events(types: str | None, url: str, key: str | None, as_json: bool) -> None:
 @daemon_options
 def why(model: str | None, limit: int, url: str, key: str | None, as_json: bool) -> None:
     """Tell what was decided about MODEL (or all models), and why."""
-    from supervisor.cli import client, event_view, show  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import client, event_view, output  # noqa: PLC0415  # not for declaring
 
     query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
     answer = client.get(url, key, f"/v1/admin/decisions{query}")
     if as_json:
         print_json(answer)
     else:
-        show.say(event_view.decisions_table(client.rows(answer), with_model=model is None))
+        output.show(event_view.decisions_table(client.rows(answer), with_model=model is None))
 
 
 COMMANDS = (top, logs, events, why)

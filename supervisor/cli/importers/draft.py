@@ -16,9 +16,9 @@ from pydantic import BaseModel, JsonValue
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog.document import Layer, Place, Problem, Source, Trail, dotted, grow
-from supervisor.catalog.emit import Comments, comment, written
 from supervisor.catalog.problems import validate
 from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.yaml_writer import Comments, comment, written
 
 Values = dict[str, JsonValue]
 

@@ -16,7 +16,7 @@ from supervisor.errors import (
 )
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """An exit code."""
 
     DONE = 0
@@ -28,14 +28,14 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-MEANINGS: Final[Mapping[Exit, str]] = {
-    Exit.DONE: "Done. `serve`: ended by a signal, orderly.",
-    Exit.FAILED: "It didn't work; the message says what to do. `doctor`: something has to be mended.",
-    Exit.USAGE: "Mistakes in the command line, or in the configuration: all of them are listed.",
-    Exit.UNREACHABLE: "No daemon answers at that address.",
-    Exit.NOT_FOUND: "There is no such model, runtime or key.",
-    Exit.REFUSED: "The daemon wants a key, or this one doesn't open that.",
-    Exit.INTERRUPTED: "Ended by Ctrl-C.",
+MEANINGS: Final[Mapping[ExitCode, str]] = {
+    ExitCode.DONE: "Done. `serve`: ended by a signal, orderly.",
+    ExitCode.FAILED: "It didn't work; the message says what to do. `doctor`: something has to be mended.",
+    ExitCode.USAGE: "Mistakes in the command line, or in the configuration: all of them are listed.",
+    ExitCode.UNREACHABLE: "No daemon answers at that address.",
+    ExitCode.NOT_FOUND: "There is no such model, runtime or key.",
+    ExitCode.REFUSED: "The daemon wants a key, or this one doesn't open that.",
+    ExitCode.INTERRUPTED: "Ended by Ctrl-C.",
 }
 
 
@@ -43,16 +43,16 @@ class UnreachableError(UnavailableError):
     """Nobody answers where the daemon should be, or somebody else does."""
 
 
-def exit_of(error: LlmuxError) -> Exit:
+def exit_code_of(error: LlmuxError) -> ExitCode:
     """The code that says it."""
     match error:
         case ConfigError():
-            return Exit.USAGE
+            return ExitCode.USAGE
         case UnreachableError():
-            return Exit.UNREACHABLE
+            return ExitCode.UNREACHABLE
         case NotFoundError():
-            return Exit.NOT_FOUND
+            return ExitCode.NOT_FOUND
         case AuthenticationError() | ForbiddenError():
-            return Exit.REFUSED
+            return ExitCode.REFUSED
         case _:
-            return Exit.FAILED
+            return ExitCode.FAILED

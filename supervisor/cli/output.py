@@ -62,12 +62,12 @@ class Table:
     whole: bool = False
 
 
-def say(*what: Words | Table, err: bool = False) -> None:
+def show(*what: Words | Table, err: bool = False) -> None:
     """Print it: each on a line of its own, plain where the output is no terminal."""
     _let_rich_in()
     from supervisor.cli import terminal  # noqa: PLC0415  # not before something is shown
 
-    terminal.say(*what, err=err)
+    terminal.show(*what, err=err)
 
 
 def progress(frame: Callable[[], Row]) -> AbstractContextManager[None]:

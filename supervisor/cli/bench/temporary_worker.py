@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from supervisor.catalog import Catalog, CatalogModel
-from supervisor.cli.bench.places import BenchError
+from supervisor.cli.bench.devices import BenchError
 from supervisor.core.types import Crash, Event, Generation, WorkerReady
 from supervisor.errors import UpstreamError
 from supervisor.fleet.worker import LOG_TAIL_LINES, Key, Worker, WorkerDeps, log_path

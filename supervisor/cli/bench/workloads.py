@@ -22,8 +22,8 @@ from typing import ClassVar, Final
 from pydantic import JsonValue
 
 from supervisor.catalog import Route
-from supervisor.cli.bench import sound
-from supervisor.cli.bench.places import BenchError
+from supervisor.cli.bench import audio
+from supervisor.cli.bench.devices import BenchError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_response import UpstreamResponse
 
@@ -159,13 +159,13 @@ class Transcribing(Exercise):
 
     async def run(self, asking: Asking, number: int) -> Round:
         """The same sound each time."""
-        content = sound.murmur()
+        content = audio.murmur()
         began = time.perf_counter()
         answer = await asking.post_file({"response_format": "json"}, "sound.wav", content)
         heard = _parsed(await answer.read(LIMIT), asking.path)
         took = time.perf_counter() - began
         note = None if heard.get("text") else "no words were heard in the generated sound: speech takes longer"
-        return Round(sound.SECONDS, took, sound.SECONDS / took, note=note)
+        return Round(audio.SECONDS, took, audio.SECONDS / took, note=note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,10 @@ class Speaking(Exercise):
         content, first = bytearray(), 0.0
         async for piece in answer:
             content += piece
-            if not first and len(content) > sound.WAV_HEAD:
+            if not first and len(content) > audio.WAV_HEAD:
                 first = time.perf_counter()
         took = time.perf_counter() - began
-        spoken = sound.seconds_of(bytes(content))
+        spoken = audio.seconds_of(bytes(content))
         if not spoken:
             raise BenchError(f"{asking.path} gives no speech as WAV.")
         return Round(spoken, took, spoken / took, (first - began) * 1000)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from supervisor.catalog import Catalog, CatalogModel
-from supervisor.cli import client, show
+from supervisor.cli import client, output
 from supervisor.cli.client import Json
-from supervisor.cli.exits import UnreachableError
+from supervisor.cli.exit_codes import UnreachableError
 from supervisor.core.types import DeviceId, DeviceSample
 from supervisor.errors import LlmuxError
 from supervisor.io.devices import GpuWanted, HostWanted, Opened, open_sampler
@@ -94,18 +94,18 @@ async def check_room(
     )
     if free.stale:
         raise BenchError(f"The memory of {device.id} can't be read now; nothing is started on it. Look: llmux doctor")
-    room, by = free.free_mib - device.margin_mib, f"{show.mib(free.free_mib)} are free"
+    room, by = free.free_mib - device.margin_mib, f"{output.mib(free.free_mib)} are free"
     book = books.get(device.id)
     if book is not None:
         if blocked := book.get("blocked"):
             raise BenchError(f"The daemon starts nothing on {device.id} now: {blocked}. Try again later.")
         available = book.get("available_mib")
         if isinstance(available, int) and available < room:
-            room, by = available, f"by the daemon's books {show.mib(available)} may be taken"
+            room, by = available, f"by the daemon's books {output.mib(available)} may be taken"
     if need.mib > room:
-        margin = f" and {show.mib(device.margin_mib)} of them are kept as a margin" if book is None else ""
+        margin = f" and {output.mib(device.margin_mib)} of them are kept as a margin" if book is None else ""
         raise BenchError(
-            f"{model.id} takes {show.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.id}{margin}. "
+            f"{model.id} takes {output.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.id}{margin}. "
             "Make room: llmux ps, llmux unload MODEL."
         )
     return need.mib
