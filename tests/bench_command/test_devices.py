@@ -1,4 +1,4 @@
-"""Where a model is tried: the devices there are, their memory by measurement and by a daemon's books, and the ratio."""
+"""Where a model is tried: the devices there are, their memory by measurement and by a daemon's ledger, and the ratio."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class TestRoom:
         assert "7384 MiB are free on gpu0" in row["problem"]  # 16 GiB less what the other program has
         assert not started.exists()
 
-    def test_by_the_daemons_books(self, bench, site):
+    def test_by_the_daemons_ledger(self, bench, site):
         started = bench.folder / "started"
         small = pretender("--started", str(started), vram_mib=500)
         config = {"devices": [{"kind": "host", "budget_mib": 1000, "margin_mib": 0}]}
@@ -126,7 +126,7 @@ class TestRoom:
         with running(site, {"models": {"large": fake(vram_mib=900), "small": small}, **config}) as daemon:
             load(daemon, "large")
             (row,) = bench.json("small", code=ExitCode.FAILED, url=daemon.url)["devices"]
-            assert "by the daemon's books 100 MiB may be taken on host" in row["problem"]
+            assert "by the daemon's ledger 100 MiB may be taken on host" in row["problem"]
             assert not started.exists()
             assert daemon.model("large")["state"] == "ready"  # nothing was evicted
             assert daemon.post("/v1/admin/models/large/unload").status_code == 200
@@ -135,7 +135,7 @@ class TestRoom:
             assert daemon.model("small")["state"] == "stopped"  # the daemon never had it
             assert daemon.workers() == []
 
-    def test_a_daemon_that_keeps_its_books_to_itself(self, bench, site):
+    def test_a_daemon_that_keeps_its_ledger_to_itself(self, bench, site):
         key = "sk-" + "a" * 40
         (site / "api_keys.yaml").write_text(
             yaml.safe_dump([{"name": "admin", "key": key, "scopes": ["admin", "inference"]}])

@@ -1,7 +1,7 @@
-"""The devices that a model can be tried on, and whether one has room: as measured, and by the daemon's books.
+"""The devices that a model can be tried on, and whether one has enough memory: as measured, and by the daemon's ledger.
 
-`cpu` is host memory, which is there on every machine, also where the daemon uses GPUs only; `cuda` is the GPU that has most
-free of those that the configuration leaves the model.
+`cpu` is host memory, which every machine has, also where the daemon uses GPUs only; `cuda` is the GPU with the most free
+memory of those that the configuration allows the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from supervisor.io.memory import CompositeSampler, DeviceInfo, MemorySampler
 
 
 class BenchError(LlmuxError):
-    """A device that isn't there, has no room, or whose worker didn't do what it should; the message says what to do."""
+    """A device is missing or full, or its worker failed; the message says what to do."""
 
     code = "bench_failed"
 
@@ -32,8 +32,8 @@ class Daemon:
     url: str
     key: str | None
 
-    def books(self) -> Mapping[DeviceId, Json]:
-        """Its devices as its ledger sees them; none where no daemon answers. Raises LlmuxError when it refuses."""
+    def ledger(self) -> Mapping[DeviceId, Json]:
+        """Its devices as its ledger has them; none where no daemon answers. Raises LlmuxError when it refuses."""
         try:
             answer = client.get(self.url, self.key, "/v1/admin/gpu-memory")
         except UnreachableError:
@@ -55,7 +55,7 @@ async def open_devices(catalog: Catalog) -> Opened:
     return Opened(opened.sampler, opened.notes if gpus else ("the configuration lists no GPU under devices",))
 
 
-async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> list[DeviceInfo]:
+async def choose_devices(opened: Opened, model: CatalogModel, words: Sequence[str]) -> list[DeviceInfo]:
     """The devices that `words` mean (`cuda`, `cpu`, or their names), each once; without words one of each kind.
 
     Raises BenchError naming what was found.
@@ -83,10 +83,10 @@ async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> l
     return list(chosen.values())
 
 
-async def check_room(
-    sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, books: Mapping[DeviceId, Json]
+async def check_memory(
+    sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, ledger: Mapping[DeviceId, Json]
 ) -> int:
-    """What the model is expected to take there, in MiB. Raises BenchError when that isn't free."""
+    """What the model is expected to take there, in MiB. Raises BenchError when so much isn't free."""
     need = device.spec.need(model.spec({}))
     sampled = await sampler.sample({})
     free = next(
@@ -95,15 +95,15 @@ async def check_room(
     if free.stale:
         raise BenchError(f"The memory of {device.id} can't be read now; nothing is started on it. Look: llmux doctor")
     room, by = free.free_mib - device.margin_mib, f"{output.mib(free.free_mib)} are free"
-    book = books.get(device.id)
-    if book is not None:
-        if blocked := book.get("blocked"):
+    entry = ledger.get(device.id)
+    if entry is not None:
+        if blocked := entry.get("blocked"):
             raise BenchError(f"The daemon starts nothing on {device.id} now: {blocked}. Try again later.")
-        available = book.get("available_mib")
+        available = entry.get("available_mib")
         if isinstance(available, int) and available < room:
-            room, by = available, f"by the daemon's books {output.mib(available)} may be taken"
+            room, by = available, f"by the daemon's ledger {output.mib(available)} may be taken"
     if need.mib > room:
-        margin = f" and {output.mib(device.margin_mib)} of them are kept as a margin" if book is None else ""
+        margin = f" and {output.mib(device.margin_mib)} of them are kept as a margin" if entry is None else ""
         raise BenchError(
             f"{model.id} takes {output.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.id}{margin}. "
             "Make room: llmux ps, llmux unload MODEL."

@@ -1,29 +1,30 @@
-"""What is asked of a model, by its type, and how fast its answers come.
+"""What a model of each type is asked to do, and how fast it does it.
 
     llm         a streamed answer: tokens a second, and the time to the first
-    asr         a generated sound is written down: its length over the time that took
-    tts         a text is read aloud: the length of the speech over the time that took
+    asr         a generated sound is transcribed: its length over the time that took
+    tts         a text is spoken: the length of the speech over the time that took
     embedding   a batch of texts: vectors, or documents compared, a second
 
-Requests go straight to the worker, changed as the daemon would have changed them for the name that was asked for. Each
-prompt begins with its number, so that no worker answers from what it kept of the one before.
+Requests go straight to the worker, rewritten as the daemon would rewrite them for the requested name. Each prompt begins
+with its number, so that no worker can answer from its cache of the previous prompt.
 """
 
 from __future__ import annotations
 
-import abc
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from functools import partial
+from typing import Final
 
 from pydantic import JsonValue
 
 from supervisor.catalog import Route
 from supervisor.cli.bench import audio
 from supervisor.cli.bench.devices import BenchError
+from supervisor.errors import InvalidRequestError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_response import UpstreamResponse
 
@@ -38,37 +39,38 @@ PROMPT: Final = (
 SENTENCE: Final = (
     "The storm had passed, and in the morning light the keeper found a bottle on the beach below the tower."
 )
+CHAT: Final = "/v1/chat/completions"
 BATCH: Final = 32
 LIMIT: Final = 256 * 1024 * 1024  # bytes of an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One answer. `amount` is of what the exercise counts; `rate` is what of it came in a second."""
+    """One answer. `amount` counts what the workload produces; `rate` is that amount per second."""
 
     amount: float
     seconds: float
     rate: float
     first_ms: float | None = None
-    prompt_rate: float | None = None  # tokens a second that were read, where the worker tells
+    prompt_rate: float | None = None  # prompt tokens read per second, where the worker reports it
     note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """A ready worker and how to address it. Methods raise BenchError for any status but 200, and UpstreamError."""
+class WorkerClient:
+    """Requests to a ready worker. Methods raise BenchError for any status but 200, and UpstreamError."""
 
     upstream: UpstreamPool
     route: Route
     path: str
 
     async def post(self, fields: Json) -> UpstreamResponse:
-        """A JSON request."""
+        """Send JSON."""
         body = json.dumps({"model": self.route.model.id, **fields}).encode()
         return await self._send(self.route.rewrite.apply(body, self.path), b"application/json")
 
     async def post_file(self, fields: Mapping[str, str], name: str, content: bytes) -> UpstreamResponse:
-        """A form with a file."""
+        """Send a form with a file."""
         texts: dict[str, tuple[str, ...]] = {
             key: (value,) for key, value in {"model": str(self.route.model.id), **fields}.items()
         }
@@ -85,8 +87,8 @@ class Asking:
 
     async def _send(self, body: bytes | bytearray, kind: bytes) -> UpstreamResponse:
         model = self.route.model
-        places = {end.path: end.upstream_path or end.path for end in model.adapter.endpoints(model.config)}
-        answer = await self.upstream.request("POST", places[self.path].encode(), [(b"content-type", kind)], body)
+        paths = {end.path: end.upstream_path or end.path for end in model.adapter.endpoints(model.config)}
+        answer = await self.upstream.request("POST", paths[self.path].encode(), [(b"content-type", kind)], body)
         if answer.status != 200:
             said = (await answer.read(4096)).decode(errors="replace")
             answer.close()
@@ -94,163 +96,113 @@ class Asking:
         return answer
 
 
-class Exercise(abc.ABC):
-    """One kind of request."""
-
-    unit: ClassVar[str]  # of a round's rate
-    counts: ClassVar[str]  # what its amount is
-    paths: ClassVar[tuple[str, ...]]  # the first that is served is asked
-
-    @abc.abstractmethod
-    async def run(self, asking: Asking, number: int) -> Round:
-        """Ask once and wait for the whole answer."""
-
-
 @dataclass(frozen=True, slots=True)
-class Writing(Exercise):
-    """A streamed answer."""
+class Workload:
+    """One kind of request. `run` sends it once, with its number, and waits for the whole answer."""
 
-    unit: ClassVar = "tokens/s"
-    counts: ClassVar = "tokens"
-    paths: ClassVar = ("/v1/chat/completions", "/v1/completions")
-    prompt: str
-    tokens: int
-
-    async def run(self, asking: Asking, number: int) -> Round:
-        """Tokens are the worker's own count, or pieces of the answer where it tells none."""
-        text = f"({number}) {self.prompt}"
-        chat: Json = {"messages": [{"role": "user", "content": text}]}
-        fields: Json = chat if asking.path == self.paths[0] else {"prompt": text}
-        fields |= {
-            "max_tokens": self.tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        began = time.perf_counter()
-        answer = await asking.post(fields)
-        first = last = 0.0
-        pieces, usage, timings = 0, Json(), Json()
-        async for event in _events(answer):
-            if "error" in event:
-                raise BenchError(f"{asking.path} breaks off: {_message(json.dumps(event))}")
-            if _says_something(event):
-                last = time.perf_counter()
-                first = first or last
-                pieces += 1
-            usage, timings = _object(event, "usage") or usage, _object(event, "timings") or timings
-        if not pieces:
-            raise BenchError("The answer is empty; ask for something else with --prompt.")
-        tokens = _number(usage, "completion_tokens") or _number(timings, "predicted_n") or pieces
-        # The first token's time is that of reading the prompt. A worker's own clock doesn't see pieces that arrive together.
-        between = (tokens - 1) / (last - first) if tokens > 1 and last > first else tokens / (last - began)
-        rate = _number(timings, "predicted_per_second") or between
-        note = f"answers end after {tokens:.0f} tokens" if tokens < min(self.tokens, 32) else None
-        return Round(tokens, last - began, rate, (first - began) * 1000, _number(timings, "prompt_per_second"), note)
+    unit: str  # of a round's rate
+    counts: str  # what its amount is
+    paths: tuple[str, ...]  # the first one that the model serves is used
+    run: Callable[[WorkerClient, int], Awaitable[Round]]
 
 
-@dataclass(frozen=True, slots=True)
-class Transcribing(Exercise):
-    """A sound that is written down."""
+def choose(route: Route, prompt: str | None, tokens: int) -> tuple[Workload, str]:
+    """The workload for this model, and the path to ask.
 
-    unit: ClassVar = "x real time"
-    counts: ClassVar = "seconds of sound"
-    paths: ClassVar = ("/v1/audio/transcriptions",)
-
-    async def run(self, asking: Asking, number: int) -> Round:
-        """The same sound each time."""
-        content = audio.murmur()
-        began = time.perf_counter()
-        answer = await asking.post_file({"response_format": "json"}, "sound.wav", content)
-        heard = _parsed(await answer.read(LIMIT), asking.path)
-        took = time.perf_counter() - began
-        note = None if heard.get("text") else "no words were heard in the generated sound: speech takes longer"
-        return Round(audio.SECONDS, took, audio.SECONDS / took, note=note)
-
-
-@dataclass(frozen=True, slots=True)
-class Speaking(Exercise):
-    """A text that is read aloud."""
-
-    unit: ClassVar = "x real time"
-    counts: ClassVar = "seconds of speech"
-    paths: ClassVar = ("/v1/audio/speech",)
-    text: str
-
-    async def run(self, asking: Asking, number: int) -> Round:
-        """In the first of the model's voices."""
-        model = asking.route.model
-        voices = model.adapter.voices(model.config)
-        fields: Json = {"input": self.text, "response_format": "wav", **({"voice": voices[0]} if voices else {})}
-        began = time.perf_counter()
-        answer = await asking.post(fields)
-        content, first = bytearray(), 0.0
-        async for piece in answer:
-            content += piece
-            if not first and len(content) > audio.WAV_HEAD:
-                first = time.perf_counter()
-        took = time.perf_counter() - began
-        spoken = audio.seconds_of(bytes(content))
-        if not spoken:
-            raise BenchError(f"{asking.path} gives no speech as WAV.")
-        return Round(spoken, took, spoken / took, (first - began) * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Embedding(Exercise):
-    """A batch of texts."""
-
-    unit: ClassVar = "vectors/s"
-    counts: ClassVar = "vectors"
-    paths: ClassVar = ("/v1/embeddings",)
-    text: str
-
-    async def run(self, asking: Asking, number: int) -> Round:
-        """All in one request."""
-        texts: list[JsonValue] = [f"({number}.{at}) {self.text}" for at in range(BATCH)]
-        return await _batch(asking, {"input": texts}, "data")
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking(Exercise):
-    """A batch of documents, compared with a text."""
-
-    unit: ClassVar = "documents/s"
-    counts: ClassVar = "documents"
-    paths: ClassVar = ("/v1/rerank",)
-    text: str
-
-    async def run(self, asking: Asking, number: int) -> Round:
-        """All in one request."""
-        documents: list[JsonValue] = [f"({number}.{at}) {SENTENCE}" for at in range(BATCH)]
-        return await _batch(asking, {"query": self.text, "documents": documents}, "results")
-
-
-def choose(route: Route, prompt: str | None, tokens: int) -> tuple[Exercise, str]:
-    """The exercise for this model, and the path to ask. Raises BenchError where there is none."""
-    model = route.model
-    kinds: Mapping[str, Sequence[Exercise]] = {
-        "llm": (Writing(prompt or PROMPT, tokens), Ranking(prompt or SENTENCE)),
-        "asr": (Transcribing(),),
-        "tts": (Speaking(prompt or SENTENCE),),
-        "embedding": (Embedding(prompt or SENTENCE), Ranking(prompt or SENTENCE)),
-    }
+    Raises BenchError where there is none, InvalidRequestError for a prompt that the model could not use.
+    """
+    model, text = route.model, prompt or SENTENCE
+    write = Workload("tokens/s", "tokens", (CHAT, "/v1/completions"), partial(_write, prompt or PROMPT, tokens))
+    listen = Workload("x real time", "seconds of sound", ("/v1/audio/transcriptions",), _transcribe)
+    speak = Workload("x real time", "seconds of speech", ("/v1/audio/speech",), partial(_speak, text))
+    embed = Workload("vectors/s", "vectors", ("/v1/embeddings",), partial(_embed, text))
+    rank = Workload("documents/s", "documents", ("/v1/rerank",), partial(_rank, text))
+    by_type = {"llm": (write, rank), "asr": (listen,), "tts": (speak,), "embedding": (embed, rank)}
     served = {endpoint.path for endpoint in model.adapter.endpoints(model.config)}
-    for exercise in kinds.get(model.config.type, ()):
-        for path in exercise.paths:
+    for workload in by_type.get(model.config.type, ()):
+        for path in workload.paths:
             if path in served:
-                return exercise, path
+                if prompt is not None and workload is listen:
+                    raise InvalidRequestError("A model that hears gets a generated sound; leave --prompt out.")
+                return workload, path
     raise BenchError(f"{model.id} is of type {model.config.type} and serves nothing that can be measured.")
 
 
-async def _batch(asking: Asking, fields: Json, field: str) -> Round:
+async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> Round:
+    """Tokens are the worker's own count, or the pieces of the answer where it reports none."""
+    text = f"({number}) {prompt}"
+    fields: Json = {"messages": [{"role": "user", "content": text}]} if client.path == CHAT else {"prompt": text}
+    fields |= {"max_tokens": most, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     began = time.perf_counter()
-    answer = await asking.post(fields)
+    answer = await client.post(fields)
+    first = last = 0.0
+    pieces, usage, timings = 0, Json(), Json()
+    async for event in _events(answer):
+        if "error" in event:
+            raise BenchError(f"{client.path} breaks off: {_message(json.dumps(event))}")
+        if _says_something(event):
+            last = time.perf_counter()
+            first = first or last
+            pieces += 1
+        usage, timings = _object(event, "usage") or usage, _object(event, "timings") or timings
+    if not pieces:
+        raise BenchError("The answer is empty; ask for something else with --prompt.")
+    tokens = _number(usage, "completion_tokens") or _number(timings, "predicted_n") or pieces
+    # The time to the first token is spent on the prompt. A worker's own clock doesn't see pieces that arrive together.
+    between = (tokens - 1) / (last - first) if tokens > 1 and last > first else tokens / (last - began)
+    rate = _number(timings, "predicted_per_second") or between
+    note = f"answers end after {tokens:.0f} tokens" if tokens < min(most, 32) else None
+    return Round(tokens, last - began, rate, (first - began) * 1000, _number(timings, "prompt_per_second"), note)
+
+
+async def _transcribe(client: WorkerClient, _number: int) -> Round:
+    """The same sound each time."""
+    content = audio.murmur()
+    began = time.perf_counter()
+    answer = await client.post_file({"response_format": "json"}, "sound.wav", content)
+    heard = _parsed(await answer.read(LIMIT), client.path)
+    took = time.perf_counter() - began
+    note = None if heard.get("text") else "no words were heard in the generated sound: speech takes longer"
+    return Round(audio.SECONDS, took, audio.SECONDS / took, note=note)
+
+
+async def _speak(text: str, client: WorkerClient, _number: int) -> Round:
+    """In the first of the model's voices."""
+    model = client.route.model
+    voices = model.adapter.voices(model.config)
+    fields: Json = {"input": text, "response_format": "wav", **({"voice": voices[0]} if voices else {})}
+    began = time.perf_counter()
+    answer = await client.post(fields)
+    content, first = bytearray(), 0.0
+    async for piece in answer:
+        content += piece
+        if not first and len(content) > audio.WAV_HEAD:
+            first = time.perf_counter()
+    took = time.perf_counter() - began
+    spoken = audio.seconds_of(bytes(content))
+    if not spoken:
+        raise BenchError(f"{client.path} gives no speech as WAV.")
+    return Round(spoken, took, spoken / took, (first - began) * 1000)
+
+
+async def _embed(text: str, client: WorkerClient, number: int) -> Round:
+    texts: list[JsonValue] = [f"({number}.{at}) {text}" for at in range(BATCH)]
+    return await _batch(client, {"input": texts}, "data")
+
+
+async def _rank(query: str, client: WorkerClient, number: int) -> Round:
+    documents: list[JsonValue] = [f"({number}.{at}) {SENTENCE}" for at in range(BATCH)]
+    return await _batch(client, {"query": query, "documents": documents}, "results")
+
+
+async def _batch(client: WorkerClient, fields: Json, field: str) -> Round:
+    began = time.perf_counter()
+    answer = await client.post(fields)
     content = await answer.read(LIMIT)
     took = time.perf_counter() - began
-    found = _parsed(content, asking.path).get(field)
+    found = _parsed(content, client.path).get(field)
     if not isinstance(found, list) or not found:
-        raise BenchError(f"{asking.path} answers without {field!r}.")
+        raise BenchError(f"{client.path} answers without {field!r}.")
     return Round(len(found), took, len(found) / took)
 
 

@@ -17,7 +17,7 @@ from supervisor.cli.options import config_option, daemon_options, model_argument
 @click.option(
     "--devices",
     metavar="NAMES",
-    help="Where to try it: cuda, cpu, or names such as gpu1, with commas between. Default: cuda and cpu, where both are.",
+    help="Where to try it: cuda, cpu, or names such as gpu1, separated by commas. Default: cuda and cpu, where both exist.",
 )
 @click.option(
     "--tokens",
@@ -31,10 +31,10 @@ from supervisor.cli.options import config_option, daemon_options, model_argument
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="Requests that count, after one that warms up; their median is told.",
+    help="Requests that count, after one that warms up; the median is shown.",
 )
 @click.option(
-    "--prompt", metavar="TEXT", help="What a model is to answer, to speak, or to embed. Default: a text of ours."
+    "--prompt", metavar="TEXT", help="What the model shall answer, speak, or embed. Default: a built-in text."
 )
 @config_option
 @daemon_options
@@ -49,12 +49,12 @@ def bench(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Compare MODEL's speed on GPU and processor, by a temporary worker on each in turn; nothing is evicted for it."""
+    """Compare MODEL's speed on GPU and processor, with a temporary worker on each in turn; nothing is evicted for it."""
     from supervisor.cli import output  # noqa: PLC0415  # not for declaring
     from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
     from supervisor.cli.bench.devices import Daemon  # noqa: PLC0415  # not for declaring
 
-    wish = comparison.Wish(
+    options = comparison.Options(
         model=model,
         devices=[word.strip() for word in devices.split(",") if word.strip()] if devices is not None else (),
         rounds=rounds,
@@ -62,7 +62,7 @@ def bench(
         prompt=prompt,
         daemon=Daemon(url, key),
     )
-    found = comparison.run(wish, config, functools.partial(click.echo, err=True))
+    found = comparison.run(options, config, functools.partial(click.echo, err=True))
     if as_json:
         print_json(found.as_json())
     else:
