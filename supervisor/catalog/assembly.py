@@ -20,7 +20,7 @@ from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
-from supervisor.catalog.problems import fields_at, nearest, suggestion, validate
+from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import (
     DeviceConfig,
@@ -113,7 +113,7 @@ class Assembly:
             case Items():
                 nodes = (self._expanded(item, model, trail, (*below, i)) for i, item in enumerate(node.nodes))
                 return replace(node, nodes=tuple(nodes))
-            case Leaf(value=str(text)) if Path in fields_at(model, below).branches:
+            case Leaf(value=str(text)) if Path in types_at(model, below):
                 unset = [a or b for a, b in _VARIABLE.findall(text) if (a or b) not in os.environ]
                 for name in unset:
                     self._problem(node, (*trail, *below), f"the environment variable {name} is not set")

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from runtimes.base import PATIENCE, Capabilities, ModelConfig, RemoteAdapter
 from runtimes.registry import AnyAdapter
-from supervisor.catalog.document import Place, Problem, Trail, dotted
+from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
@@ -186,10 +186,6 @@ class Catalog:
     def origin(self, *trail: str | int) -> Place | None:
         """Where an effective value was set; None: it is a default."""
         return self.origins.get(trail)
-
-    def origin_table(self) -> dict[str, str]:
-        """Every value that was set, as `models.qwen.n_ctx`, with its place, for people."""
-        return {dotted(trail): str(place) for trail, place in self.origins.items() if trail}
 
 
 def check_devices(

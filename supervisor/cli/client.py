@@ -57,11 +57,6 @@ def post(url: str, key: str | None, path: str, body: Json | None = None) -> Json
     return _json(url, _read(url, key, "POST", path, body, None))
 
 
-def delete(url: str, key: str | None, path: str) -> Json:
-    """DELETE."""
-    return _json(url, _read(url, key, "DELETE", path, None, 10.0))
-
-
 def text(url: str, key: str | None, path: str) -> str:
     """GET something that is no JSON."""
     return _read(url, key, "GET", path, None, 10.0).decode("utf-8", "replace")

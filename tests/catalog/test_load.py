@@ -4,6 +4,7 @@ import pytest
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config
+from supervisor.catalog.document import dotted
 from supervisor.catalog.loader import load
 from supervisor.errors import ConfigError
 
@@ -194,7 +195,7 @@ class TestLayers:
         ) == (4000, "10", ("a", "b"), "debug")
         assert (catalog.limits.drain_s, catalog.limits.max_loaded) == (2.5, {"llm": 1, "tts": 2})
         assert [(device.id, device.budget_mib) for device in catalog.devices] == [("host", 100)]
-        table = catalog.origin_table()
+        table = {dotted(trail): str(place) for trail, place in catalog.origins.items()}
         assert table["server.port"] == "LLMUX_SERVER__PORT"
         assert table["devices[0].budget_mib"] == "LLMUX_DEVICES"
         assert table["server.log_level"] == "--log-level"

@@ -104,15 +104,15 @@ def config_example(name: str | None, folder: Path | None, as_json: bool) -> None
 @json_option
 def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
     """Turn llama-swap's, llama.cpp's or llm-pool's configuration into one of llmux, and tell what didn't come along."""
-    from supervisor.cli import importing  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import importers  # noqa: PLC0415  # not for declaring
 
-    draft, text = importing.run(files, form, out)
+    draft, text = importers.run(files, form, out)
     if as_json:
-        print_json(importing.as_json(draft, text, out))
+        print_json(importers.as_json(draft, text, out))
         return
     if out is None:
         click.echo(text, nl=False)
-    click.echo(importing.told(draft, out), err=True)
+    click.echo(importers.report(draft, out), err=True)
 
 
 @click.command("reload")

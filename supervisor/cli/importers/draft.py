@@ -8,7 +8,7 @@ is written is always valid.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 
@@ -51,6 +51,19 @@ class Draft:
     def lose(self, where: str, message: str, *, model: str | None = None) -> None:
         """Note that something is not in the result."""
         self._note(Note(where, message, lost=True), model)
+
+    def lose_unknown(
+        self,
+        prefix: str,
+        keys: Iterable[str],
+        known: Container[str],
+        why: Mapping[str, str] | None = None,
+        model: str | None = None,
+    ) -> None:
+        """Note each key that is not known. `why`: what to say of some of them."""
+        for key in keys:
+            if key not in known:
+                self.lose(f"{prefix}{key}", (why or {}).get(key, "llmux has nothing like it"), model=model)
 
     def look(self, where: str, message: str, *, model: str | None = None) -> None:
         """Note that something works otherwise from now on."""
