@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from supervisor.cli import client
-from supervisor.cli.client import Json
+from supervisor.cli.client import Client, Json
 from supervisor.cli.options import print_json
 from supervisor.cli.output import clean
 from supervisor.errors import LlmuxError
@@ -30,8 +30,7 @@ class Conversation:
 
     def __init__(
         self,
-        url: str,
-        key: str | None,
+        daemon: Client,
         model: str,
         *,
         system: str | None = None,
@@ -40,8 +39,7 @@ class Conversation:
     ) -> None:
         self.model = model
         self.system = system
-        self._url = url
-        self._key = key
+        self._daemon = daemon
         self._max_tokens = max_tokens
         self._thinking = thinking
         self._turns: list[Json] = []
@@ -57,7 +55,7 @@ class Conversation:
         screen = _Screen(thinking=self._thinking)
         try:
             with contextlib.closing(
-                client.events(self._url, self._key, PATH, method="POST", body=self._request(stream=True))
+                self._daemon.events(PATH, method="POST", body=self._request(stream=True))
             ) as events:
                 for event in events:
                     if event.data == "[DONE]":
@@ -75,7 +73,7 @@ class Conversation:
     def answer_json(self, text: str) -> None:
         """Say it, and print the daemon's whole answer."""
         self._turns.append({"role": "user", "content": text})
-        print_json(client.post(self._url, self._key, PATH, self._request(stream=False)))
+        print_json(self._daemon.post(PATH, self._request(stream=False)))
 
     def _request(self, *, stream: bool) -> Json:
         system: list[Json] = [{"role": "system", "content": self.system}] if self.system else []

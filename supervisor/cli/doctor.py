@@ -25,7 +25,8 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.cli import client, environments, output, service
+from supervisor.cli import environments, output, service
+from supervisor.cli.client import Client
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
 from supervisor.io.accelerators import detect
@@ -247,7 +248,7 @@ def _is_free(host: str, port: int) -> bool:
 
 def _is_daemon(url: str) -> bool:
     try:
-        return "models_loaded" in client.get(url, None, "/health", timeout_s=5.0)
+        return "models_loaded" in Client(url).get("/health", timeout_s=5.0)
     except LlmuxError:
         return False
 

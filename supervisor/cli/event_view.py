@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 
 from supervisor.cli import client, output
-from supervisor.cli.client import Json
+from supervisor.cli.client import Client, Json
 from supervisor.cli.options import print_json_line
 
 
-def follow(url: str, key: str | None, kinds: Sequence[str], *, as_json: bool) -> None:
+def follow(daemon: Client, kinds: Sequence[str], *, as_json: bool) -> None:
     """Print events until the daemon ends them."""
-    for event in client.events(url, key, f"/v1/admin/events?types={','.join(kinds)}"):
+    for event in daemon.events(f"/v1/admin/events?types={','.join(kinds)}"):
         data = json.loads(event.data)
         if as_json:
             print_json_line({"event": event.kind, "id": event.id, "data": data})
@@ -69,6 +69,7 @@ def _request(data: Json) -> str:
     if data.get("state") != "finished":
         return f"{start}  {data.get('request_id')}"
     facts = [f"{data.get('status')}", f"{data.get('total_ms')} ms"]
-    facts += [f"{data[name]} {name.replace('_', ' ')}" for name in ("completion_tokens",) if data.get(name) is not None]
+    if data.get("completion_tokens") is not None:
+        facts.append(f"{data['completion_tokens']} completion tokens")
     facts += [str(data["error"])] if data.get("error") else []
     return f"{start}  {', '.join(facts)}  {data.get('request_id')}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from supervisor.cli import client, output
-from supervisor.cli.client import Json
+from supervisor.cli.client import Client, Json
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
 
@@ -26,13 +26,13 @@ def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | st
     return output.Table(rows, whole=wide)
 
 
-def load(url: str, key: str | None, model: str, overrides: Json) -> Json:
+def load(daemon: Client, model: str, overrides: Json) -> Json:
     """Load it; meanwhile tell on a terminal how far it is. Ctrl-C ends the wait, not the load."""
     path = f"/v1/admin/models/{client.quoted(model)}"
     body: Json | None = {"overrides": overrides} if overrides else None
     try:
-        with output.progress(lambda: _progress(url, key, path)):
-            return client.post(url, key, f"{path}/load", body)
+        with output.progress(lambda: _progress(daemon, path)):
+            return daemon.post(f"{path}/load", body)
     except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
         raise
     except LlmuxError as error:
@@ -43,11 +43,11 @@ def load(url: str, key: str | None, model: str, overrides: Json) -> Json:
         raise
 
 
-def unload(url: str, key: str | None, model: str, *, force: bool) -> Json:
+def unload(daemon: Client, model: str, *, force: bool) -> Json:
     """Unload it; meanwhile tell on a terminal what it waits for."""
     path = f"/v1/admin/models/{client.quoted(model)}"
-    with output.progress(lambda: _progress(url, key, path)):
-        return client.post(url, key, f"{path}/unload" + ("?force=true" if force else ""))
+    with output.progress(lambda: _progress(daemon, path)):
+        return daemon.post(f"{path}/unload" + ("?force=true" if force else ""))
 
 
 def overrides(settings: Sequence[str]) -> Json:
@@ -76,9 +76,9 @@ def progress_line(model: Json) -> output.Row:
     return [*cells, output.dim(output.text(model.get("reason")))]
 
 
-def _progress(url: str, key: str | None, path: str) -> output.Row:
+def _progress(daemon: Client, path: str) -> output.Row:
     try:
-        return progress_line(client.get(url, key, path, timeout_s=2.0))
+        return progress_line(daemon.get(path, timeout_s=2.0))
     except LlmuxError:  # the command itself tells it
         return ["waiting for the daemon"]
 

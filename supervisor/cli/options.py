@@ -24,14 +24,20 @@ def json_option(command: Command) -> Command:
 
 
 def daemon_options(command: Command) -> Command:
-    """`--url`, `--key`, `--json` for commands that ask a running daemon."""
-    command = json_option(command)
-    command = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
-        command
+    """`--url`, `--key` and `--json` for commands that ask a running daemon: they get a client as `daemon`."""
+
+    @functools.wraps(command)
+    def connected(*words: object, url: str, key: str | None, **options: object) -> None:
+        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
+
+        command(*words, daemon=Client(url, key), **options)
+
+    wrapped = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
+        json_option(connected)
     )
     return click.option(
         "--url", envvar="LLMUX_URL", default=DEFAULT_URL, show_default=True, help="The daemon. [$LLMUX_URL]"
-    )(command)
+    )(wrapped)
 
 
 def config_option(command: Command) -> Command:
@@ -117,10 +123,10 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
     """MODEL, completed with the daemon's names: those of the configuration, or those that clients use."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-        from supervisor.cli import client  # noqa: PLC0415  # not for declaring
+        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
 
-        names = client.names(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"), public=public)
-        return [name for name in names if name.lower().startswith(incomplete.lower())]
+        daemon = Client(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"))
+        return [name for name in daemon.names(public=public) if name.lower().startswith(incomplete.lower())]
 
     return click.argument("model", required=required, shell_complete=complete)
 

@@ -13,7 +13,7 @@ import tty
 from collections.abc import Iterator
 
 from supervisor.cli import client, models, output
-from supervisor.cli.client import Json
+from supervisor.cli.client import Client, Json
 from supervisor.cli.exit_codes import UnreachableError
 
 REQUESTS = 20
@@ -21,25 +21,25 @@ REQUESTS = 20
 Page = list[output.Words | output.Table]
 
 
-def look(url: str, key: str | None) -> Json:
+def look(daemon: Client) -> Json:
     """Everything that is shown, as the daemon says it."""
     return {
-        "devices": client.get(url, key, "/v1/admin/gpu-memory").get("devices"),
-        "models": client.get(url, key, "/v1/admin/models").get("data"),
-        "requests": client.get(url, key, "/v1/admin/requests").get("data"),
+        "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
+        "models": daemon.get("/v1/admin/models").get("data"),
+        "requests": daemon.get("/v1/admin/requests").get("data"),
     }
 
 
-def watch(url: str, key: str | None, *, interval_s: float, once: bool) -> None:
+def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
     """Paint until q or Ctrl-C; once where it is asked for or the output is no terminal."""
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        output.show(*page(look(url, key), url))
+        output.show(*page(look(daemon), daemon.url))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is put back then, too
     with contextlib.suppress(KeyboardInterrupt), output.screen() as paint, _keys():
         while True:
             try:
-                shown = page(look(url, key), url)
+                shown = page(look(daemon), daemon.url)
             except UnreachableError as error:  # it may come back
                 shown = [error.message]
             paint([*shown, "", output.dim("q: quit")])

@@ -18,8 +18,9 @@ from runtimes.base import RemoteAdapter
 from supervisor.catalog import Catalog, Route, load
 from supervisor.cli import log_setup, output
 from supervisor.cli.bench import temporary_worker, workloads
-from supervisor.cli.bench.devices import BenchError, Daemon, check_memory, choose_devices, open_devices
+from supervisor.cli.bench.devices import BenchError, check_memory, choose_devices, ledger_of, open_devices
 from supervisor.cli.bench.workloads import Round, WorkerClient, Workload
+from supervisor.cli.client import Client
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io.memory import DeviceInfo
 from supervisor.io.process import become_subreaper
@@ -40,7 +41,7 @@ class Options:
     rounds: int
     tokens: int
     prompt: str | None
-    daemon: Daemon
+    daemon: Client
 
 
 @dataclass
@@ -205,7 +206,7 @@ async def _all(
         for result in results:
             device = result.device
             try:
-                ledger = await asyncio.to_thread(options.daemon.ledger)
+                ledger = await asyncio.to_thread(ledger_of, options.daemon)
                 result.estimate_mib = await check_memory(opened.sampler, device, route.model, ledger)
                 tell(f"{device.id}: loading {route.model.id}")
                 async with temporary_worker.running(route.model, device, catalog, opened.sampler) as worker:

@@ -7,11 +7,10 @@ memory of those that the configuration allows the model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from supervisor.catalog import Catalog, CatalogModel
 from supervisor.cli import client, output
-from supervisor.cli.client import Json
+from supervisor.cli.client import Client, Json
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.core.types import DeviceId, DeviceSample
 from supervisor.errors import LlmuxError
@@ -25,20 +24,13 @@ class BenchError(LlmuxError):
     code = "bench_failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Daemon:
-    """Where a daemon of this machine may answer."""
-
-    url: str
-    key: str | None
-
-    def ledger(self) -> Mapping[DeviceId, Json]:
-        """Its devices as its ledger has them; none where no daemon answers. Raises LlmuxError when it refuses."""
-        try:
-            answer = client.get(self.url, self.key, "/v1/admin/gpu-memory")
-        except UnreachableError:
-            return {}
-        return {DeviceId(str(device.get("id"))): device for device in client.rows(answer, "devices")}
+def ledger_of(daemon: Client) -> Mapping[DeviceId, Json]:
+    """A daemon's devices as its ledger has them; none where no daemon answers. Raises LlmuxError when it refuses."""
+    try:
+        answer = daemon.get("/v1/admin/gpu-memory")
+    except UnreachableError:
+        return {}
+    return {DeviceId(str(device.get("id"))): device for device in client.rows(answer, "devices")}
 
 
 async def open_devices(catalog: Catalog) -> Opened:

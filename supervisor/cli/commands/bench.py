@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import config_option, daemon_options, model_argument, print_json
+
+if TYPE_CHECKING:
+    from supervisor.cli.client import Client
 
 
 @click.command()
@@ -45,14 +49,12 @@ def bench(
     rounds: int,
     prompt: str | None,
     config: Path | None,
-    url: str,
-    key: str | None,
+    daemon: Client,
     as_json: bool,
 ) -> None:
     """Compare MODEL's speed on GPU and processor, with a temporary worker on each in turn; nothing is evicted for it."""
     from supervisor.cli import output  # noqa: PLC0415  # not for declaring
     from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
-    from supervisor.cli.bench.devices import Daemon  # noqa: PLC0415  # not for declaring
 
     options = comparison.Options(
         model=model,
@@ -60,7 +62,7 @@ def bench(
         rounds=rounds,
         tokens=tokens,
         prompt=prompt,
-        daemon=Daemon(url, key),
+        daemon=daemon,
     )
     found = comparison.run(options, config, functools.partial(click.echo, err=True))
     if as_json:

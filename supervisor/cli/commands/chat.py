@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.cli.options import daemon_options, model_argument
+
+if TYPE_CHECKING:
+    from supervisor.cli.client import Client
 
 
 @click.command()
@@ -22,8 +26,7 @@ def chat(
     system: str | None,
     max_tokens: int | None,
     no_thinking: bool,
-    url: str,
-    key: str | None,
+    daemon: Client,
     as_json: bool,
 ) -> None:
     """Talk with MODEL; with PROMPT, or a prompt on stdin, get one answer. --json prints that answer whole."""
@@ -36,7 +39,7 @@ def chat(
             raise click.UsageError("There is no prompt: stdin is empty.")
     if as_json and not text:
         raise click.UsageError("--json is for one answer: give a prompt.")
-    conversation = Conversation(url, key, model, system=system, max_tokens=max_tokens, thinking=not no_thinking)
+    conversation = Conversation(daemon, model, system=system, max_tokens=max_tokens, thinking=not no_thinking)
     if as_json:
         conversation.answer_json(text)
     elif text:

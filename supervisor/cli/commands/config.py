@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.cli.exit_codes import exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from supervisor.cli.client import Client
 
 
 @click.group()
@@ -117,12 +121,12 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
 
 @click.command("reload")
 @daemon_options
-def reload_(url: str, key: str | None, as_json: bool) -> None:
+def reload_(daemon: Client, as_json: bool) -> None:
     """Apply what changed in the configuration, without disturbing the rest. With mistakes in it nothing changes."""
-    from supervisor.cli import client, output  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import output  # noqa: PLC0415  # not for declaring
 
     try:
-        answer = client.post(url, key, "/v1/admin/reload")
+        answer = daemon.post("/v1/admin/reload")
     except InvalidRequestError as error:
         if error.detail:
             raise ConfigError(error.detail) from error
