@@ -47,7 +47,7 @@ class Effective:
 
 
 def checked(path: Path | None) -> Catalog:
-    """The configuration, looked through as `serve` does before it asks any device; its keys as well. Blocks on files.
+    """The configuration with its keys, checked as `serve` checks it before it asks any device. Blocks on files.
 
     Raises ConfigError with every problem.
     """

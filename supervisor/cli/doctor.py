@@ -1,7 +1,7 @@
-"""`llmux doctor`: everything llmux needs on this machine, looked at without changing or starting anything of it.
+"""`llmux doctor`: check everything that llmux needs on this machine, without changing or starting anything.
 
-Each check says ok, warn (it works, but not as it might) or fail (something won't work), and how to mend it. What can't be
-looked at because something before it failed is left out: the first thing to mend comes first.
+Each check reports ok, warn (it works, but could work better) or fail (something won't work), and how to fix it. A check that
+depends on a failed one is left out: what to fix first comes first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DRIVER_REMEDY: Final = "install NVIDIA's driver and restart the machine; `nvidia
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found. `fix`: what to do, where there is something."""
+    """What was found. `fix`: what to do about it."""
 
     name: str
     status: Status
@@ -58,7 +58,7 @@ class Check:
 
 
 def examine(config: Path | None) -> list[Check]:
-    """Every check, in the order in which to mend things. Takes a few seconds where a GPU has to be woken."""
+    """Every check, in the order in which to fix things. Takes a few seconds where a GPU has to be woken."""
     configured, catalog = _configuration(config)
     server = catalog.server if catalog is not None else ServerConfig()
     found = [*_environment(), *configured, *_gpus(catalog)]
@@ -121,7 +121,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
     checks = [
         Check(name, "fail", problem, f"edit {path}, then: llmux config check --config {path}") for problem in problems
     ]
-    with contextlib.suppress(ConfigError):  # what is wrong may be files only: the rest can be looked at still
+    with contextlib.suppress(ConfigError):  # if only files are missing, the rest can still be checked
         return checks, load(config, check_files=False)
     return checks, None
 
@@ -151,7 +151,7 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
 
 
 def _models(catalog: Catalog) -> Iterator[Check]:
-    """Could each be started as it is configured?"""
+    """Can each be started as it is configured?"""
     launchable = 0
     for model in catalog.models.values():
         context = LaunchContext(
@@ -183,7 +183,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
         environment = venvs.installed(name, folder)
         command = f"llmux runtimes install {name}"
         if environment is None:
-            # Whether its models need it was looked at with them.
+            # The models' own checks say whether they need it.
             needed = " (its models say above whether they need it)" if name in used else ""
             yield Check(f"runtime {name}", "ok", f"not installed{needed}; when you want it: {command}")
         elif environment.lock_digest != recipe.digest():
@@ -198,7 +198,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
 
 
 def _uses_gpu(catalog: Catalog | None) -> bool:
-    """Does the configuration leave room for one?"""
+    """Does the configuration allow a GPU?"""
     configured = catalog.devices if catalog is not None else "auto"
     return configured == "auto" or any(device.kind == "cuda" for device in configured)
 

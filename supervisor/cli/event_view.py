@@ -12,13 +12,15 @@ from supervisor.cli.options import print_json_line
 
 
 def follow(daemon: Client, kinds: Sequence[str], *, as_json: bool) -> None:
-    """Print events until the daemon ends them."""
+    """Print events until the daemon ends the stream."""
     for event in daemon.events(f"/v1/admin/events?types={','.join(kinds)}"):
         data = json.loads(event.data)
         if as_json:
             print_json_line({"event": event.kind, "id": event.id, "data": data})
         else:
-            output.show(output.Table([[line(event.kind, data)]], head=False, whole=True))  # of a table a row is a line
+            output.show(
+                output.Table([[line(event.kind, data)]], head=False, whole=True)
+            )  # a table's row is never wrapped
 
 
 def line(kind: str, data: Json) -> list[str | output.Styled]:

@@ -1,4 +1,4 @@
-"""How every command ends: one table of exit codes, for the shell, `llmux --help` and the documents."""
+"""The exit codes of every command: one table for the shell, `llmux --help` and the documents."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class ExitCode(IntEnum):
 
 
 MEANINGS: Final[Mapping[ExitCode, str]] = {
-    ExitCode.DONE: "Done. `serve`: ended by a signal, orderly.",
-    ExitCode.FAILED: "It didn't work; the message says what to do. `doctor`: something has to be mended.",
-    ExitCode.USAGE: "Mistakes in the command line, or in the configuration: all of them are listed.",
+    ExitCode.DONE: "Done. `serve`: stopped cleanly by a signal.",
+    ExitCode.FAILED: "Failed; the message says what to do. `doctor`: something must be fixed.",
+    ExitCode.USAGE: "Mistakes in the command line or the configuration; all of them are listed.",
     ExitCode.UNREACHABLE: "No daemon answers at that address.",
     ExitCode.NOT_FOUND: "There is no such model, runtime or key.",
-    ExitCode.REFUSED: "The daemon wants a key, or this one doesn't open that.",
-    ExitCode.INTERRUPTED: "Ended by Ctrl-C.",
+    ExitCode.REFUSED: "The daemon requires a key, or this key does not allow the request.",
+    ExitCode.INTERRUPTED: "Interrupted by Ctrl-C.",
 }
 
 
 class UnreachableError(UnavailableError):
-    """Nobody answers where the daemon should be, or somebody else does."""
+    """Nothing answers at the daemon's address, or what answers is not llmux."""
 
 
 def exit_code_of(error: LlmuxError) -> ExitCode:
-    """The code that says it."""
+    """The exit code for this error."""
     match error:
         case ConfigError():
             return ExitCode.USAGE

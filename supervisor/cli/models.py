@@ -1,4 +1,4 @@
-"""`llmux ps`, `load`, `unload`: models in a table, and the wait for a load with what is known of its length."""
+"""`llmux ps`, `load`, `unload`: models in a table, and a progress line during a load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | st
 
 
 def load(daemon: Client, model: str, overrides: Json) -> Json:
-    """Load it; meanwhile tell on a terminal how far it is. Ctrl-C ends the wait, not the load."""
+    """Load it and show the progress on a terminal. Ctrl-C ends the wait, not the load."""
     path = f"/v1/admin/models/{client.quoted(model)}"
     body: Json | None = {"overrides": overrides} if overrides else None
     try:
@@ -44,7 +44,7 @@ def load(daemon: Client, model: str, overrides: Json) -> Json:
 
 
 def unload(daemon: Client, model: str, *, force: bool) -> Json:
-    """Unload it; meanwhile tell on a terminal what it waits for."""
+    """Unload it and show on a terminal what it waits for."""
     path = f"/v1/admin/models/{client.quoted(model)}"
     with output.progress(lambda: _progress(daemon, path)):
         return daemon.post(f"{path}/unload" + ("?force=true" if force else ""))
@@ -64,7 +64,7 @@ def overrides(settings: Sequence[str]) -> Json:
 
 
 def progress_line(model: Json) -> output.Row:
-    """How far a load is: state, time so far, and a bar where the end can be guessed."""
+    """The progress of a load: state, time so far, and a bar where the end can be estimated."""
     cells: list[output.Cell] = [[f"{model.get('name')}: ", output.state(str(model.get("state")))]]
     elapsed, left = model.get("since_s"), model.get("eta_s")
     if isinstance(elapsed, int | float):
@@ -79,7 +79,7 @@ def progress_line(model: Json) -> output.Row:
 def _progress(daemon: Client, path: str) -> output.Row:
     try:
         return progress_line(daemon.get(path, timeout_s=2.0))
-    except LlmuxError:  # the command itself tells it
+    except LlmuxError:  # the command itself reports it
         return ["waiting for the daemon"]
 
 

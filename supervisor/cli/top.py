@@ -1,4 +1,4 @@
-"""`llmux top`: devices, models and requests on one screen, painted anew every second."""
+"""`llmux top`: devices, models and requests on one screen, repainted every second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Page = list[output.Words | output.Table]
 
 
 def look(daemon: Client) -> Json:
-    """Everything that is shown, as the daemon says it."""
+    """Everything that is shown, as the daemon reports it."""
     return {
         "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
         "models": daemon.get("/v1/admin/models").get("data"),
@@ -35,7 +35,7 @@ def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         output.show(*page(look(daemon), daemon.url))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is put back then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the terminal as Ctrl-C does
     with contextlib.suppress(KeyboardInterrupt), output.screen() as paint, _keys():
         while True:
             try:
@@ -111,7 +111,7 @@ def _amount(value: object) -> float:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[None]:
-    """Keys are read one by one and don't show; as before whatever happens."""
+    """Keys are read one by one and not echoed; restored when the block ends."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)

@@ -287,7 +287,7 @@ class TestMistakes:
         assert not (pull.models_dir / "evil").exists()
 
     def test_a_disk_that_is_too_small(self, pull):
-        wanted = pulling.Want(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
+        wanted = pulling.Download(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
         wanted.copy = hub_download.Copy(
             hub_files.Listing("acme/tiny", "a" * 40, False, (hub_files.File("a", 1 << 60, "0" * 64),)), wanted.folder
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("prompt", nargs=-1)
 @click.option("--system", help="The system prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="End each answer after so many tokens.")
-@click.option("--no-thinking", is_flag=True, help="Don't show what the model thinks before it answers.")
+@click.option("--no-thinking", is_flag=True, help="Don't show the model's reasoning.")
 @daemon_options
 def chat(
     model: str,
@@ -29,7 +29,7 @@ def chat(
     daemon: Client,
     as_json: bool,
 ) -> None:
-    """Talk with MODEL; with PROMPT, or a prompt on stdin, get one answer. --json prints that answer whole."""
+    """Chat with MODEL; with PROMPT, or a prompt on stdin, get one answer. --json prints the whole answer at once."""
     from supervisor.cli.chat import Conversation, talk  # noqa: PLC0415  # not for declaring
 
     text = " ".join(prompt)

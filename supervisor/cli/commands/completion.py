@@ -22,7 +22,7 @@ SETUPS = {
 @json_option
 @click.pass_context
 def completion(ctx: click.Context, shell: str, as_json: bool) -> None:
-    """Print what makes SHELL complete commands, options, and names: of models, runtimes, keys and events."""
+    """Print the script with which SHELL completes commands, options, and names of models, runtimes, keys and events."""
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(ctx.find_root().command, {}, PROGRAM, f"_{PROGRAM.upper()}_COMPLETE").source()

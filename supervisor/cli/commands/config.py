@@ -47,7 +47,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
 @server_options
 @json_option
 def config_show(config: Path | None, flags: Flags, as_json: bool) -> None:
-    """Show what counts in the end, and who set it: file, variable, option of serve, or default. Secrets are masked."""
+    """Show the effective settings and who set each: file, variable, option of serve, or default. Secrets are masked."""
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
     from supervisor.cli import configuration  # noqa: PLC0415
 
@@ -74,11 +74,11 @@ def config_schema(as_json: bool) -> None:  # noqa: ARG001  # there is nothing el
     "folder",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="Write it there, with its other files. Nothing is overwritten.",
+    help="Write it there, with its other files. Never overwrites a file.",
 )
 @json_option
 def config_example(name: str | None, folder: Path | None, as_json: bool) -> None:
-    """Print the configuration that explains every key, or the whole one that is called NAME (home-16gb)."""
+    """Print the configuration that explains every key, or the complete example NAME (home-16gb)."""
     from supervisor.cli import examples  # noqa: PLC0415  # not for declaring
 
     files = examples.files(name)
@@ -102,12 +102,12 @@ def config_example(name: str | None, folder: Path | None, as_json: bool) -> None
     "--from",
     "form",
     type=click.Choice(["llama-swap", "llama.cpp", "llm-pool"]),
-    help="Whose it is. Default: .ini is llama.cpp's, .json llm-pool's, all else llama-swap's.",
+    help="The program it belongs to. Default: llama.cpp for .ini, llm-pool for .json, else llama-swap.",
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default: standard output.")
 @json_option
 def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
-    """Turn llama-swap's, llama.cpp's or llm-pool's configuration into one of llmux, and tell what didn't come along."""
+    """Turn a configuration of llama-swap, llama.cpp or llm-pool into one of llmux, and report what could not be imported."""
     from supervisor.cli import importers  # noqa: PLC0415  # not for declaring
 
     draft, text = importers.run(files, form, out)
@@ -122,7 +122,7 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
 @click.command("reload")
 @daemon_options
 def reload_(daemon: Client, as_json: bool) -> None:
-    """Apply what changed in the configuration, without disturbing the rest. With mistakes in it nothing changes."""
+    """Apply changes of the configuration without disturbing the rest. If it has mistakes, nothing changes."""
     from supervisor.cli import output  # noqa: PLC0415  # not for declaring
 
     try:

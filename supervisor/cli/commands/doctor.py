@@ -15,7 +15,7 @@ from supervisor.cli.options import config_path, json_option, print_json
 @config_path
 @json_option
 def doctor(config: Path | None, as_json: bool) -> None:
-    """Check everything that llmux needs on this machine, and say how to mend what is wrong."""
+    """Check everything that llmux needs on this machine, and say how to fix what is wrong."""
     from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--wide", is_flag=True, help="All columns, nothing cut.")
+@click.option("--wide", is_flag=True, help="Show all columns, uncut.")
 @daemon_options
 def ps(wide: bool, daemon: Client, as_json: bool) -> None:
     """Show every model: state, device, memory, requests, and the reason of the last change."""
@@ -33,11 +33,11 @@ def ps(wide: bool, daemon: Client, as_json: bool) -> None:
     "settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Load it with this setting instead, until it is unloaded; may be given several times.",
+    help="Override this setting until the model is unloaded; may be given several times.",
 )
 @daemon_options
 def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -> None:
-    """Load MODEL and wait until it is ready. Also resets one that was given up."""
+    """Load MODEL and wait until it is ready. Also resets a failed one."""
     from supervisor.cli import models, output  # noqa: PLC0415  # not for declaring
 
     answer = models.load(daemon, model, models.overrides(settings))
@@ -49,7 +49,7 @@ def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -
 
 @click.command()
 @model_argument()
-@click.option("--force", is_flag=True, help="Cut running requests instead of letting them end.")
+@click.option("--force", is_flag=True, help="Abort running requests instead of letting them finish.")
 @daemon_options
 def unload(model: str, force: bool, daemon: Client, as_json: bool) -> None:
     """Unload MODEL and wait until its memory is back."""

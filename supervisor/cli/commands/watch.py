@@ -15,9 +15,9 @@ KINDS = ("decision", "model", "memory", "request", "alert", "reload")
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Show it once and end; what --json does, too.")
+@click.option("--once", is_flag=True, help="Show it once and exit; --json does this, too.")
 @click.option(
-    "--interval", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds between updates."
 )
 @daemon_options
 def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
@@ -32,11 +32,11 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
 
 @click.command()
 @model_argument()
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow new lines until Ctrl-C.")
 @click.option("-n", "--lines", default=200, show_default=True, type=click.IntRange(1, 100_000), help="How many lines.")
 @daemon_options
 def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) -> None:
-    """Show what MODEL's worker wrote last, also of one that has ended."""
+    """Show the last log lines of MODEL's worker, running or not."""
     from supervisor.cli import client, output  # noqa: PLC0415  # not for declaring
 
     path = f"/v1/admin/models/{client.quoted(model)}/logs?lines={lines}"
@@ -67,7 +67,7 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 @click.option("--types", metavar="KIND,KIND", shell_complete=_kinds, help=f"Only these: {', '.join(KINDS)}.")
 @daemon_options
 def events(types: str | None, daemon: Client, as_json: bool) -> None:
-    """Tell what happens as it happens, until Ctrl-C. With --json a line is an object."""
+    """Print events as they happen, until Ctrl-C. With --json each line is an object."""
     from supervisor.cli import event_view  # noqa: PLC0415  # not for declaring
 
     wanted = [word.strip() for word in types.split(",")] if types is not None else list(KINDS)
@@ -81,7 +81,7 @@ def events(types: str | None, daemon: Client, as_json: bool) -> None:
 @click.option("-n", "--limit", default=30, show_default=True, type=click.IntRange(1, 1000), help="How many decisions.")
 @daemon_options
 def why(model: str | None, limit: int, daemon: Client, as_json: bool) -> None:
-    """Tell what was decided about MODEL (or all models), and why."""
+    """Show the decisions about MODEL (or all models), and their reasons."""
     from supervisor.cli import client, event_view, output  # noqa: PLC0415  # not for declaring
 
     query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
