@@ -1,9 +1,9 @@
-"""Configuration text as a tree in which every value knows its place.
+"""Configuration text as a tree in which every value knows its place in the file.
 
 The tree is built here from YAML's events rather than by a YAML constructor, because a constructor forgets positions, lets
 the last of two equal keys win, expands aliases without a bound and reads `no` as False. Plain scalars follow the core
 schema of YAML 1.2: only `true` and `false` are booleans, so `flash_attn: on` is the text it looks like, and keys are
-always text. Aliases and `<<` work, within a bound on what they expand to.
+always text. Aliases and `<<` work, but their expansion is bounded.
 
 The same tree serves environment variables and flags, so that one merge and one validation work for all of them.
 """
@@ -26,7 +26,7 @@ MAX_NODES = 50_000
 
 Key = str | int
 Trail = tuple[Key, ...]
-"""Where a value is in the tree: keys and list indexes from the root."""
+"""The way to a value: keys and list indexes from the root."""
 
 
 class Layer(StrEnum):
@@ -121,16 +121,16 @@ def plain(node: Node) -> JsonValue:
             return {key: plain(value) for key, value in node.entries.items()}
 
 
-def grow(value: object, place: Place) -> Node:
-    """A tree from plain data that has one place, such as a flag. Raises TypeError for what YAML couldn't say."""
+def tree_of(value: object, place: Place) -> Node:
+    """A tree of plain data that has one place, such as a flag. Raises TypeError for what YAML can't express."""
     if isinstance(value, Mapping):
-        return Table({str(key): grow(item, place) for key, item in value.items()}, place)
+        return Table({str(key): tree_of(item, place) for key, item in value.items()}, place)
     if isinstance(value, str | int | float | bool | None):
         return Leaf(value, place)
     if isinstance(value, Path):
         return Leaf(str(value), place)
     if isinstance(value, Sequence):
-        return Items(tuple(grow(item, place) for item in value), place)
+        return Items(tuple(tree_of(item, place) for item in value), place)
     raise TypeError(f"no configuration value: {value!r}")
 
 
@@ -186,7 +186,7 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]{1,30}|[0-9]{1,30}(?:\.[0-9]{0,30})?)(?:[eE
 
 
 def scalar(text: str) -> str | int | float | bool | None:
-    """What an unquoted word means."""
+    """The value of an unquoted word."""
     if text in _NULL:
         return None
     if text in _BOOLEAN:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Source, Table, Trail, grow, scalar
+from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Source, Table, Trail, scalar, tree_of
 from supervisor.catalog.problems import types_at
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
 
@@ -35,7 +35,7 @@ def read_environment(cwd: Path) -> tuple[Table, list[Problem]]:
         values = EnvSettingsSource(_Environment)()
     except SettingsError as error:
         return Table({}, Place(everything)), [Problem(Place(everything), (), f"{error}: {error.__cause__}")]
-    tree = _named(grow(values, Place(everything)), (), cwd)
+    tree = _named(tree_of(values, Place(everything)), (), cwd)
     assert isinstance(tree, Table)
     return tree, _misspelt(cwd)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtimes.registry import REGISTRY, Registry
-from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, fail
+from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
-from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, grow, merge, read
+from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, read, tree_of
 from supervisor.catalog.sections import config_dir
 from supervisor.errors import ConfigError
 
@@ -38,7 +38,7 @@ def find_config(explicit: Path | None = None) -> Path | None:
 
 
 def search_path() -> tuple[Path, ...]:
-    """Where a configuration is looked for when none is named."""
+    """The places where a configuration is searched when none is named."""
     return (config_dir() / FILE_NAME, Path.cwd() / FILE_NAME, Path("/etc/llmux") / FILE_NAME)
 
 
@@ -68,7 +68,7 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A base file with all that goes over it, to be read again and again."""
+    """A base file and the flags that override it; can be read again."""
 
     base: Path  # absolute
     flags: Mapping[str, object] = field(default_factory=dict)
@@ -98,10 +98,10 @@ def _layers(base: Path, local: Path | None, flags: Mapping[str, object]) -> Laye
         path = (local or beside).absolute()
         layers.append(read(path, Source(Layer.LOCAL, _label(path), path.parent)))
     if any(node is None and problems for node, problems in layers):
-        # What is missing because a file couldn't be read is no problem of its own.
-        raise fail([problem for _, problems in layers for problem in problems])
+        # Values that are missing because a file couldn't be read are not reported, too.
+        raise config_error([problem for _, problems in layers for problem in problems])
     if any(map(_SETTING.match, os.environ)):
-        # Imported here, because it costs as much as everything else together.
+        # Imported late: it takes as long as all other imports together.
         from supervisor.catalog.environment import read_environment  # noqa: PLC0415
 
         layers.append(read_environment(Path.cwd()))
@@ -112,7 +112,7 @@ def _layers(base: Path, local: Path | None, flags: Mapping[str, object]) -> Laye
 def _flag(dotted_key: str, value: object) -> Node:
     *parents, key = dotted_key.split(".")
     place = Place(Source(Layer.FLAG, f"--{key.replace('_', '-')}", Path.cwd()))
-    node: Node = Table({key: grow(value, place)}, place)
+    node: Node = Table({key: tree_of(value, place)}, place)
     for parent in reversed(parents):
         node = Table({parent: node}, place)
     return node
@@ -133,6 +133,6 @@ def _merged(layers: Layers, base: Path) -> tuple[Table, list[Problem]]:
 
 
 def _label(path: Path) -> str:
-    """How problems name a file: from the current folder where it lies below it."""
+    """How problems name a file: relative to the current folder, where it lies below it."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)

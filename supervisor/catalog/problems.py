@@ -49,14 +49,14 @@ _YES_NO = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": F
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The word somebody probably meant, whatever its case."""
+    """The word that was probably meant, whatever its case."""
     by_folded = {candidate.casefold(): candidate for candidate in words}
     found = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 
 
 def suggestion(word: str, words: Iterable[str], *, what: str = "valid") -> str:
-    """`; did you mean "x"?`, or the whole choice where it is short, or nothing."""
+    """`; did you mean "x"?`, or all words where they are few, or nothing."""
     known = list(words)
     match = nearest(word, known)
     if match is not None:
@@ -110,7 +110,7 @@ def _below(annotation: object, key: Key) -> tuple[object, ...]:
 def _reworded(
     errors: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool
 ) -> list[Problem]:
-    # A value that fits no branch of a union gives one error a branch: they are one problem with several expectations.
+    # A value that fits no branch of a union gives an error for each branch: together they are one problem.
     grouped: dict[tuple[Trail, bool], list[ErrorDetails]] = {}
     for error in errors:
         known_by_itself = error["type"] in {"missing", "extra_forbidden"}

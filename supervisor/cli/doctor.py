@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -52,10 +52,6 @@ class Check:
     message: str
     fix: str | None = None
 
-    def as_json(self) -> dict[str, str | None]:
-        """For machines."""
-        return asdict(self)
-
 
 def examine(config: Path | None) -> list[Check]:
     """Every check, in the order in which to fix things. Takes a few seconds where a GPU has to be woken."""
@@ -84,7 +80,7 @@ def report(checks: Sequence[Check]) -> list[output.Table | str]:
             rows.append(("", "", f"→ {check.fix}"))
     failed = sum(check.status == "fail" for check in checks)
     warned = sum(check.status == "warn" for check in checks)
-    verdict = f"{failed} to mend, {warned} to think about." if failed or warned else "All is well."
+    verdict = f"{failed} to fix, {warned} to think about." if failed or warned else "All is well."
     return [output.Table(rows, head=False, whole=True), "", verdict]
 
 
@@ -96,31 +92,18 @@ def _environment() -> Iterator[Check]:
 
 
 def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
-    name = "configuration"
+    name, path = "configuration", None
     try:
-        path = find_config(config)
-        if path is None:
-            return [
-                Check(
-                    name,
-                    "warn",
-                    "there is none: llmux serve would serve the demo",
-                    "write one; llmux config example explains every key",
-                )
-            ], None
-    except ConfigError as error:
-        return [Check(name, "fail", problem) for problem in error.problems], None
-    problems: tuple[str, ...] = ()
-    try:
+        if (path := find_config(config)) is None:
+            fix = "write one; llmux config example explains every key"
+            return [Check(name, "warn", "there is none: llmux serve would serve the demo", fix)], None
         catalog = load(config)
     except ConfigError as error:
-        problems = error.problems
+        remedy = f"edit {path}, then: llmux config check --config {path}" if path is not None else None
+        checks = [Check(name, "fail", problem, remedy) for problem in error.problems]
     else:
         count = f"{len(catalog.models)} models, {len(catalog.listing())} public names"
         return [Check(name, "ok", f"{path}: {count}")], catalog
-    checks = [
-        Check(name, "fail", problem, f"edit {path}, then: llmux config check --config {path}") for problem in problems
-    ]
     with contextlib.suppress(ConfigError):  # if only files are missing, the rest can still be checked
         return checks, load(config, check_files=False)
     return checks, None
@@ -167,7 +150,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
         except RuntimeNotInstalledError as error:
             yield Check(f"model {model.id}", "fail", str(error).partition(" Remedy: ")[0], error.remedy)
         except ModelUnusableError as error:
-            yield Check(f"model {model.id}", "fail", str(error), "mend the file or its entry in the configuration")
+            yield Check(f"model {model.id}", "fail", str(error), "fix the file or its entry in the configuration")
         else:
             launchable += 1
     if launchable:
@@ -219,20 +202,22 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         message = f"{server.host}:{server.port} is taken by {holder}"
         yield Check("port", "fail", message, "end that program, or set server.port")
     else:
-        message = (
-            f"{server.host}:{server.port} can't be used: taken by another program, or not an address of this machine"
-        )
+        why = "taken by another program, or not an address of this machine"
+        message = f"{server.host}:{server.port} can't be used: {why}"
         yield Check("port", "fail", message, "end that program, or set server.host and server.port")
     first, last = server.worker_port_first, server.worker_port_last
-    free = sum(_is_free("127.0.0.1", port) for port in range(first, last + 1))
-    yield Check(
-        "workers' ports",
-        "fail" if not free else "warn" if free < min(FEW_PORTS, last - first + 1) else "ok",
-        f"{free} of {last - first + 1} from {first} to {last} are free",
-        None
-        if free >= min(FEW_PORTS, last - first + 1)
-        else "set server.worker_port_first and server.worker_port_last",
+    free, count = sum(_is_free("127.0.0.1", port) for port in range(first, last + 1)), last - first + 1
+    fix = "set server.worker_port_first and server.worker_port_last"
+    yield _amount(
+        "workers' ports", free, (1, min(FEW_PORTS, count)), f"{free} of {count} from {first} to {last} are free", fix
     )
+
+
+def _amount(name: str, there: int, wanted: tuple[int, int], message: str, fix: str) -> Check:
+    """Fails below the first amount, warns below the second."""
+    least, good = wanted
+    status: Status = "fail" if there < least else "warn" if there < good else "ok"
+    return Check(name, status, message, None if status == "ok" else fix)
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -259,13 +244,7 @@ def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
         yield Check(name, "fail", f"{folder}: {there} can't be written", f"make it yours: sudo chown $USER {there}")
         return
     free = shutil.disk_usage(there).free // MIB
-    least, good = amounts
-    yield Check(
-        name,
-        "fail" if free < least else "warn" if free < good else "ok",
-        f"{folder}: {output.mib(free)} free",
-        None if free >= good else f"make room on the disk of {there}",
-    )
+    yield _amount(name, free, amounts, f"{folder}: {output.mib(free)} free", f"make room on the disk of {there}")
 
 
 def _descriptors() -> Iterator[Check]:

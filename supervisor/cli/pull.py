@@ -236,7 +236,7 @@ def _fetch(download: Download, tell: Echo) -> None:
         for model in download.models:
             path = getattr(model.config, "path", None)
             if isinstance(path, Path) and not path.exists():
-                download.problem = f"{path} isn't among the files that came; mend `path` or `source.files`"
+                download.problem = f"{path} isn't among the files that came; correct `path` or `source.files`"
 
 
 def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -28,7 +29,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     found = checks.examine(config)
     failed = any(check.status == "fail" for check in found)
     if as_json:
-        print_json({"ok": not failed, "checks": [check.as_json() for check in found]})
+        print_json({"ok": not failed, "checks": [asdict(check) for check in found]})
     else:
         output.show(*checks.report(found))
     if failed:

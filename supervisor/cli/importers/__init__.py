@@ -18,7 +18,7 @@ import click
 from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.assembly import Assembly, fail
+from supervisor.catalog.assembly import Assembly, config_error
 from supervisor.catalog.document import Layer, Source, Table, parse, plain
 from supervisor.cli.importers import llama_swap, llm_pool, presets
 from supervisor.cli.importers.draft import Draft
@@ -134,7 +134,7 @@ def _text(path: Path) -> str:
 def _yaml(path: Path) -> Mapping[str, JsonValue]:
     root, problems = parse(_text(path), Source(Layer.FILE, str(path), path.parent))
     if problems or not isinstance(root, Table):
-        raise fail(problems) if problems else ConfigError((f"{path}: expected a mapping",))
+        raise config_error(problems) if problems else ConfigError((f"{path}: expected a mapping",))
     value = plain(root)
     assert isinstance(value, dict)
     return value
@@ -154,5 +154,5 @@ def _check(text: str) -> None:
     """Read the written file, without the files that it names. Raises ConfigError."""
     root, problems = parse(text, Source(Layer.FILE, "imported", Path.cwd()))
     if not isinstance(root, Table):
-        raise fail(problems)
+        raise config_error(problems)
     Assembly(root, Path("llmux.yaml").absolute(), REGISTRY, check_files=False).catalog(problems)
