@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.catalog import Catalog, CatalogModel
@@ -30,20 +31,20 @@ HOST = "127.0.0.1"
 END_S = 10.0  # from the moment its connections break to the end of a worker that dies
 
 
+@dataclass(slots=True)
 class TemporaryWorker:
     """A worker that is ready."""
 
-    def __init__(self, key: Key, worker: Worker, upstream: UpstreamPool, load_s: float, sampler: MemorySampler) -> None:
-        self.upstream = upstream
-        self.load_s = load_s
-        self.measured_mib: int | None = None  # the most that was measured
-        self._key = key
-        self._worker = worker
-        self._sampler = sampler
+    key: Key
+    worker: Worker
+    upstream: UpstreamPool
+    load_s: float
+    sampler: MemorySampler
+    measured_mib: int | None = None  # the most that was measured
 
     async def measure(self) -> None:
         """Measure its memory."""
-        sampled = await self._sampler.sample({self._key: self._worker.holder()})
+        sampled = await self.sampler.sample({self.key: self.worker.holder()})
         for sample in sampled.workers:
             if sample.used_mib is not None:
                 self.measured_mib = max(sample.used_mib, self.measured_mib or 0)

@@ -19,16 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from pydantic import JsonValue
-
 from supervisor.catalog import Route
 from supervisor.cli.bench import audio
 from supervisor.cli.bench.devices import BenchError
+from supervisor.cli.client import Json, part, rows
 from supervisor.errors import InvalidRequestError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_response import UpstreamResponse
-
-Json = dict[str, JsonValue]
 
 PROMPT: Final = (
     "A lighthouse keeper finds a bottle on the beach after a storm. In it there is a map of the very island he lives on, "
@@ -144,7 +141,7 @@ async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> R
             last = time.perf_counter()
             first = first or last
             pieces += 1
-        usage, timings = _object(event, "usage") or usage, _object(event, "timings") or timings
+        usage, timings = part(event, "usage") or usage, part(event, "timings") or timings
     if not pieces:
         raise BenchError("The answer is empty; ask for something else with --prompt.")
     tokens = _number(usage, "completion_tokens") or _number(timings, "predicted_n") or pieces
@@ -186,12 +183,12 @@ async def _speak(text: str, client: WorkerClient, _number: int) -> Round:
 
 
 async def _embed(text: str, client: WorkerClient, number: int) -> Round:
-    texts: list[JsonValue] = [f"({number}.{at}) {text}" for at in range(BATCH)]
+    texts = [f"({number}.{at}) {text}" for at in range(BATCH)]
     return await _batch(client, {"input": texts}, "data")
 
 
 async def _rank(query: str, client: WorkerClient, number: int) -> Round:
-    documents: list[JsonValue] = [f"({number}.{at}) {SENTENCE}" for at in range(BATCH)]
+    documents = [f"({number}.{at}) {SENTENCE}" for at in range(BATCH)]
     return await _batch(client, {"query": query, "documents": documents}, "results")
 
 
@@ -221,11 +218,8 @@ async def _events(answer: UpstreamResponse) -> AsyncIterator[Json]:
 
 def _says_something(event: Json) -> bool:
     """Is there a part of the answer in it? The first event often only names the role."""
-    choices = event.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict):
-        return False
-    said = _object(choice, "delta") | {"text": choice.get("text")}
+    choices = rows(event, "choices")
+    said = part(choices[0], "delta") | {"text": choices[0].get("text")} if choices else {}
     return any(said.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text"))
 
 
@@ -245,11 +239,6 @@ def _message(said: str) -> str:
         return said[:200]
     error = told.get("error") if isinstance(told, dict) else None
     return str(error.get("message")) if isinstance(error, dict) else said[:200]
-
-
-def _object(value: Json, key: str) -> Json:
-    found = value.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _number(value: Json, key: str) -> float | None:
