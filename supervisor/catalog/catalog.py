@@ -188,16 +188,13 @@ class Catalog:
         return self.origins.get(trail)
 
 
-def check_devices(
-    catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec] | None = None
-) -> tuple[str, ...]:
+def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[str, ...]:
     """Problems that show only once the devices are known: unknown devices, and models that no device can hold.
 
-    A footprint that is only guessed refuses nothing: the first load measures it. `specs`: from `model_specs()`, which
-    is called (and blocks) where they are not given.
+    A footprint that is only guessed refuses nothing: the first load measures it. `specs`: from `model_specs()`.
     """
     problems: list[Problem] = []
-    for spec in catalog.model_specs() if specs is None else specs:
+    for spec in specs:
         found = misplaced(spec, devices)
         if found is not None and not (found[0] == "vram_mib" and _is_guessed(spec, devices)):
             key, message = found

@@ -45,15 +45,13 @@ def search_path() -> tuple[Path, ...]:
 def load(
     config: Path | None = None,
     *,
-    local: Path | None = None,
     flags: Mapping[str, object] | None = None,
     registry: Registry = REGISTRY,
     check_files: bool = True,
 ) -> Catalog:
     """The validated configuration.
 
-    `local`: instead of `local.yaml` beside the base file (or $LLMUX_LOCAL_CONFIG). `flags`: dotted keys, such as
-    `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what adapters check on disk.
+    `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what adapters check on disk.
     Blocks on files. Raises ConfigError with every problem.
     """
     base = find_config(config)
@@ -62,7 +60,7 @@ def load(
         remedy = "Write one (llmux config example explains every key), or see how it works: llmux demo"
         raise ConfigError((f"no configuration found; looked for {looked}. {remedy}",))
     base = base.absolute()
-    root, problems = _merged(_layers(base, local or _path_variable("LLMUX_LOCAL_CONFIG"), flags or {}), base)
+    root, problems = _merged(_layers(base, flags or {}), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)
 
 
@@ -91,11 +89,11 @@ def _path_variable(name: str) -> Path | None:
 Layers = list[tuple[Node | None, list[Problem]]]
 
 
-def _layers(base: Path, local: Path | None, flags: Mapping[str, object]) -> Layers:
+def _layers(base: Path, flags: Mapping[str, object]) -> Layers:
     layers: Layers = [read(base, Source(Layer.FILE, _label(base), base.parent))]
-    beside = base.with_name(LOCAL_NAME)
-    if local is not None or (beside.is_file() and beside != base):
-        path = (local or beside).absolute()
+    named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
+    if named is not None or (beside.is_file() and beside != base):
+        path = (named or beside).absolute()
         layers.append(read(path, Source(Layer.LOCAL, _label(path), path.parent)))
     if any(node is None and problems for node, problems in layers):
         # Values that are missing because a file couldn't be read are not reported, too.

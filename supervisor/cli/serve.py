@@ -20,7 +20,7 @@ from supervisor.cli.options import counted, print_json_line
 DEMO_RUNTIME = "llama_server"
 
 
-def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_json: bool = False) -> None:
+def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_json: bool) -> None:
     """Run until a signal. Without any configuration it serves the demo, and says so.
 
     With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
