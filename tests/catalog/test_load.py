@@ -174,9 +174,8 @@ class TestLayers:
 
     def test_explicit_local(self, folder, monkeypatch):
         path = folder.write("server: {port: 3000}", "elsewhere/mine.yaml")
-        assert folder.load("models:", local=path).server.port == 3000
         monkeypatch.setenv("LLMUX_LOCAL_CONFIG", str(path))
-        assert folder.load().server.port == 3000
+        assert folder.load("models:").server.port == 3000
 
     def test_environment_beats_files_and_flags_beat_it(self, folder, monkeypatch):
         monkeypatch.setenv("LLMUX_SERVER__PORT", "4000")
@@ -227,8 +226,9 @@ class TestLayers:
 
     def test_paths_start_from_the_file_that_has_them(self, folder, monkeypatch):
         monkeypatch.setenv("MODELS", "/srv/models")
-        folder.write("models: {m: {folders: [a, ~/b, $MODELS/c]}}\nserver: {state_dir: s}", "sub/local.yaml")
-        catalog = folder.load("models: {m: {path: x.gguf}}", local=folder.path / "sub/local.yaml", check_files=False)
+        local = folder.write("models: {m: {folders: [a, ~/b, $MODELS/c]}}\nserver: {state_dir: s}", "sub/local.yaml")
+        monkeypatch.setenv("LLMUX_LOCAL_CONFIG", str(local))
+        catalog = folder.load("models: {m: {path: x.gguf}}", check_files=False)
         config = catalog.models["m"].config
         assert folder.path / "x.gguf" == config.path
         assert [str(folder.path / "sub/a"), str(folder.path / "home/b"), "/srv/models/c"] == [*map(str, config.folders)]
