@@ -86,7 +86,7 @@ async def big_bodies(target: Target) -> tuple[float, float, float]:
     return quantile(waits, 0.5) / 1e6, extra_mib, (target.cpu_ns() - cpu_before) / 1e6 / BIG_POSTS
 
 
-async def leaves(target: Target, report: socket.socket, *, silent: bool) -> list[float]:
+async def disconnects(target: Target, report: socket.socket, *, silent: bool) -> list[float]:
     """ms from the client's close to the worker's notice of it."""
     loop = asyncio.get_running_loop()
     waits = []
@@ -153,7 +153,7 @@ async def measure(targets: list[Target], rounds: int, seconds: float, report: so
         for silent in (False, True):
             drain(report)
             name = "silent" if silent else "streaming"
-            found = await leaves(target, report, silent=silent)
+            found = await disconnects(target, report, silent=silent)
             samples[f"client leaves ({name}), max ms"][target.name].append(max(found))
         wait, extra, cpu = await big_bodies(target)
         samples["10 MB body, others wait ms"][target.name].append(wait)
