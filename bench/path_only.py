@@ -45,7 +45,6 @@ def main() -> None:
     flags = argparse.ArgumentParser()
     flags.add_argument("--port", type=int, required=True)
     flags.add_argument("--upstream", type=int, required=True)
-    flags.add_argument("--loop", default="uvloop")
     given = flags.parse_args()
     uvicorn.run(
         PathOnly(given.upstream),
@@ -54,7 +53,7 @@ def main() -> None:
         http=GuardedProtocol,
         ws="none",
         lifespan="off",
-        loop=given.loop,
+        loop="uvloop",
         log_config=None,
         server_header=False,
         proxy_headers=False,

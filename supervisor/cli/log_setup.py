@@ -31,20 +31,13 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     descriptor = sys.stderr.fileno() if sys.stderr is not None else -1  # `2>&-`
     terminal = os.isatty(descriptor)
     stamp, lines = _Stamp(), Lines(descriptor)
-    if form == "json" or (form == "auto" and not terminal):
-        structlog.configure(
-            processors=[stamp, structlog.processors.format_exc_info, _as_json],
-            wrapper_class=_json_logger(number, stamp, lines),
-            logger_factory=lambda *_names: lines,
-            cache_logger_on_first_use=True,
-        )
-    else:
-        structlog.configure(
-            processors=[stamp, structlog.processors.format_exc_info, _columns(colors=terminal)],
-            wrapper_class=structlog.make_filtering_bound_logger(number),
-            logger_factory=lambda *_names: lines,
-            cache_logger_on_first_use=True,
-        )
+    as_json = form == "json" or (form == "auto" and not terminal)
+    structlog.configure(
+        processors=[stamp, structlog.processors.format_exc_info, _as_json if as_json else _columns(colors=terminal)],
+        wrapper_class=_json_logger(number, stamp, lines) if as_json else structlog.make_filtering_bound_logger(number),
+        logger_factory=lambda *_names: lines,
+        cache_logger_on_first_use=True,
+    )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[_FromLogging(lines)], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.catalog.loader import find_config
+from supervisor.catalog.sections import config_dir
 from supervisor.errors import LlmuxError
 
 UNIT: Final = "llmux.service"
@@ -108,8 +108,7 @@ def _literal(word: str) -> str:
 
 def folder() -> Path:
     """The folder of user units."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".config") / "systemd" / "user"
+    return config_dir().with_name("systemd") / "user"
 
 
 def program() -> str:
