@@ -54,7 +54,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
         raise click.UsageError(f"{kind} has one file, not {len(paths)}.")
     if out is not None and out.exists():
         raise InvalidRequestError(f"{out} is there already: name another file with -o, or move it away.")
-    draft = _read(paths, kind)
+    draft = read(paths, kind)
     names = " and ".join(path.name for path in paths)
     text = draft.text((f"Imported from {names} ({kind}) by llmux config import.",))
     _check(text)
@@ -104,7 +104,7 @@ def _named_by(variable: str) -> Path | None:
     return path
 
 
-def _read(paths: Sequence[Path], form: Format) -> Draft:
+def read(paths: Sequence[Path], form: Format) -> Draft:
     """What the files say, settled. Raises ConfigError for files that can't be read, or that their program would refuse."""
     path = paths[0]
     match form:
