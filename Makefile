@@ -51,7 +51,7 @@ test-fast: .venv/ready-dev ## What to run at each save: pure and in-process test
 costs: announced .venv/ready-dev ## Run all tests and note what each folder and file costs, in tests/costs.json
 	$(BIN)/python -m tests.environments
 	$(BIN)/pytest -n auto --costs-to=tests/costs.json
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tools.docs
 
 fast: .venv/ready-dev
 	$(BIN)/pytest -q -n auto $(FAST)
@@ -79,7 +79,7 @@ golden: .venv/ready-dev ## Write the golden files anew; read the difference befo
 	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/core tests/importer
 
 docs: .venv/ready-dev ## Write anew what the documents take from the code
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tools.docs
 
 soak: .venv/ready-dev ## The fault tests with their full counts (an hour)
 	LLMUX_SOAK=1 $(BIN)/pytest -m "soak or not soak" tests/process tests/faults
@@ -109,7 +109,7 @@ audit: .venv/ready-dev ## Ask a database for known vulnerabilities of everything
 
 licences: .venv/ready-dev ## Find out the licences of everything that is locked
 	$(BIN)/python -m tools.licences
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tools.docs
 
 lowest: .venv-lowest/ready ## Run the unit tests with the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/pytest -q -n auto $(LOWEST)

@@ -28,8 +28,8 @@ from bench.targets import (
     Target,
     start_llmux,
     start_nginx,
+    start_path_only,
     start_stub,
-    start_tiny,
     temporary_folder,
 )
 
@@ -86,7 +86,7 @@ async def big_bodies(target: Target) -> tuple[float, float, float]:
     return quantile(waits, 0.5) / 1e6, extra_mib, (target.cpu_ns() - cpu_before) / 1e6 / BIG_POSTS
 
 
-async def leaves(target: Target, report: socket.socket, *, silent: bool) -> list[float]:
+async def disconnects(target: Target, report: socket.socket, *, silent: bool) -> list[float]:
     """ms from the client's close to the worker's notice of it."""
     loop = asyncio.get_running_loop()
     waits = []
@@ -153,7 +153,7 @@ async def measure(targets: list[Target], rounds: int, seconds: float, report: so
         for silent in (False, True):
             drain(report)
             name = "silent" if silent else "streaming"
-            found = await leaves(target, report, silent=silent)
+            found = await disconnects(target, report, silent=silent)
             samples[f"client leaves ({name}), max ms"][target.name].append(max(found))
         wait, extra, cpu = await big_bodies(target)
         samples["10 MB body, others wait ms"][target.name].append(wait)
@@ -215,7 +215,7 @@ async def run(rounds: int, seconds: float, wanted: list[str]) -> str:
             starters["nginx"] = lambda folder: start_nginx(proxy_core, stub.port, folder)
         else:
             print(NGINX_MISSING)
-        starters["path only"] = lambda _: start_tiny(proxy_core, stub.port)
+        starters["path only"] = lambda _: start_path_only(proxy_core, stub.port)
         if find_spec("supervisor.cli.main"):
             starters["llmux"] = lambda folder: start_llmux(proxy_core, own_core, report_port, folder)
         for name, start in starters.items():

@@ -157,10 +157,10 @@ def start_nginx(core: int, upstream: int, folder: Path) -> Target:
     return Target("nginx", port, _start([NGINX, "-c", str(conf), "-p", str(folder)], core), with_children=True)
 
 
-def start_tiny(core: int, upstream: int) -> Target:
-    """`bench.tiny`: the data path without the rest."""
+def start_path_only(core: int, upstream: int) -> Target:
+    """`bench.path_only`: the data path without the rest."""
     port = free_port()
-    argv = [sys.executable, "-m", "bench.tiny", "--port", str(port), "--upstream", str(upstream)]
+    argv = [sys.executable, "-m", "bench.path_only", "--port", str(port), "--upstream", str(upstream)]
     return Target("path only", port, _start(argv, core))
 
 

@@ -1,4 +1,4 @@
-"""What to serve: the configuration, read strictly and turned into a frozen `Catalog`."""
+"""The configuration: read strictly, and turned into a frozen `Catalog` of what to serve."""
 
 from supervisor.catalog.catalog import Catalog, CatalogModel, Listing, Route, VirtualModel, check_devices
 from supervisor.catalog.loader import Configuration, find_config, load

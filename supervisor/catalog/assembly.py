@@ -1,7 +1,6 @@
-"""A merged tree made into a `Catalog`: every section validated, every reference followed, every problem kept.
+"""Makes a `Catalog` of a merged tree: validates every section, follows every reference, keeps every problem.
 
-Whatever can still be checked after a mistake is checked, so that one run shows all of them; nothing is returned from a
-configuration that has any.
+A mistake doesn't stop the checks, so that one run reports all mistakes; a configuration with any gives no catalog.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
-from supervisor.catalog.problems import fields_at, nearest, suggestion, validate
+from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import (
     DeviceConfig,
@@ -44,7 +43,7 @@ S = TypeVar("S", bound=BaseModel)
 
 
 class Assembly:
-    """One tree on its way to a catalog. `base` is the base file; the key file is looked for beside it."""
+    """Turns one tree into a catalog. `base` is the base file; the key file may lie beside it."""
 
     def __init__(self, root: Table, base: Path, registry: Registry, *, check_files: bool) -> None:
         self.root = root
@@ -72,7 +71,7 @@ class Assembly:
         models = self._models(devices, own_runtimes_dir)
         virtual = self._virtual_models(models)
         if self.problems or server is None or limits is None:
-            raise fail(self.problems)
+            raise config_error(self.problems)
         if server.api_keys is None and (keys := self.base.with_name(KEYS_NAME)).is_file():
             server = server.model_copy(update={"api_keys": keys})
         return Catalog(
@@ -113,7 +112,7 @@ class Assembly:
             case Items():
                 nodes = (self._expanded(item, model, trail, (*below, i)) for i, item in enumerate(node.nodes))
                 return replace(node, nodes=tuple(nodes))
-            case Leaf(value=str(text)) if Path in fields_at(model, below).branches:
+            case Leaf(value=str(text)) if Path in types_at(model, below):
                 unset = [a or b for a, b in _VARIABLE.findall(text) if (a or b) not in os.environ]
                 for name in unset:
                     self._problem(node, (*trail, *below), f"the environment variable {name} is not set")
@@ -168,10 +167,10 @@ class Assembly:
     def _models(
         self, devices: tuple[DeviceConfig, ...] | Literal["auto"], own_runtimes_dir: Path
     ) -> dict[str, CatalogModel | None]:
-        """Every model of the file; None where it is too wrong to use."""
+        """Every model of the file; None for one that is not valid."""
         known = None if devices == "auto" else [device.id for device in devices if device.id is not None]
         if known is not None and len(known) < len(devices):
-            known = None  # names that only the driver knows: check_devices() looks at them
+            known = None  # only the driver knows their names: check_devices() checks them
         models: dict[str, CatalogModel | None] = {}
         for name, node in self._table("models").items():
             trail = ("models", name)
@@ -205,7 +204,7 @@ class Assembly:
         if config is None:
             return None
         for endpoint in sorted(adapter.endpoints(config)):
-            if _OWN_PATHS.fullmatch(endpoint.path):  # it would hide ours, and be open to other keys
+            if _OWN_PATHS.fullmatch(endpoint.path):  # it would hide ours, and other keys could use it
                 self._adapter_problem(f"endpoints: {endpoint.path} is served by llmux itself", node, trail)
         rewrite = Rewrite.compile(upstream_model=adapter.upstream_model(config), thinking=adapter.fields(config))
         return CatalogModel(ModelId(name), config, adapter, rewrite)
@@ -239,14 +238,14 @@ class Assembly:
                 self._problem(node, trail, f'no device "{name}"{suggestion(name, known, what="there is")}')
 
     def _check_spread(self, model: CatalogModel, node: Node, trail: Trail) -> None:
-        """Whether its runtime can use several GPUs, and which to choose when not."""
+        """Whether its runtime can use several GPUs; if not, which runtimes can."""
         if model.adapter.gpus(model.config) > 1 and not model.adapter.spreads:
             able = ", ".join(name for name in self.registry.names() if self.registry.get(name).spreads)
             message = f"gpus: a worker of {model.adapter.name} uses one GPU; of these it may use several: {able}"
             self._adapter_problem(message, node, trail)
 
     def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:
-        """Adapters name the key first; the place is the key's, where the file has it."""
+        """Adapters' messages begin with the key; the problem's place is that of the key, where the file has it."""
         word = re.match(r"\W*(\w+)", message)
         key = word[1] if word else ""
         if isinstance(node, Table) and key in node.entries:
@@ -326,8 +325,8 @@ class Assembly:
         )
 
 
-def fail(problems: list[Problem]) -> ConfigError:
-    """The error that tells them in the order of the files, each once."""
+def config_error(problems: list[Problem]) -> ConfigError:
+    """The error that lists them in the order of the files, each once."""
     ordered = sorted(problems, key=_position)
     return ConfigError(tuple(dict.fromkeys(str(problem) for problem in ordered)))
 

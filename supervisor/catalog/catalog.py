@@ -5,7 +5,7 @@ name for it together with a rewrite of its requests. Any number of virtual model
 
 Which names are listed: every virtual model; and a model under its own name where no virtual model refers to it, or
 where it says `public: true` (`public: false` never lists it). A model's own name is accepted in requests in any case.
-A virtual model may bear the name of the model it refers to and then stands for it.
+A virtual model may have the name of the model it refers to; it then takes its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import JsonValue
 from runtimes.base import PATIENCE, Capabilities, ModelConfig
 from runtimes.device_kind import DeviceWanted
 from runtimes.registry import AnyAdapter
-from supervisor.catalog.document import Place, Problem, Trail, dotted
+from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
@@ -49,24 +49,24 @@ class CatalogModel:
 
     @cached_property
     def definition(self) -> str:
-        """Fingerprint of all that decides how its worker is run."""
+        """Fingerprint of everything that decides how its worker is run."""
         patience = self.config.model_dump_json(include=set(PATIENCE))
         return sha256(f"{self.footprint_key}\n{patience}".encode()).hexdigest()
 
     @cached_property
     def footprint_key(self) -> str:
-        """Fingerprint of all that decides what memory its worker takes; learned footprints are kept under it."""
+        """Fingerprint of everything that decides what memory its worker takes: the key of learned footprints."""
         text = f"{self.adapter.name}\n{self.adapter.memory_definition(self.config)}"
         return sha256(text.encode()).hexdigest()
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What it can do. Blocks on its files when first asked: call it in a thread."""
+        """What it can do. The first call blocks on its files: call it in a thread."""
         return self.adapter.capabilities(self.config)
 
     @property
     def known_capabilities(self) -> Capabilities | None:
-        """`capabilities`, if they were asked for before."""
+        """`capabilities`, if they are known already."""
         return self.__dict__.get("capabilities")
 
     @cached_property
@@ -80,7 +80,7 @@ class CatalogModel:
         return DEFAULT_PRIORITY[self.config.type] if self.config.priority is None else self.config.priority
 
     def spec(self, learned: Learned) -> ModelSpec:
-        """What the core knows of it. Blocks: the adapter may read the model's files to estimate its memory."""
+        """What the core knows about it. Blocks: the adapter may read the model's files to estimate its memory."""
         config = self.config
         measured = {
             device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")
@@ -195,21 +195,14 @@ class Catalog:
         """Where an effective value was set; None: it is a default."""
         return self.origins.get(trail)
 
-    def origin_table(self) -> dict[str, str]:
-        """Every value that was set, as `models.qwen.n_ctx`, with its place, for people."""
-        return {dotted(trail): str(place) for trail, place in self.origins.items() if trail}
 
+def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[str, ...]:
+    """Problems that show only once the devices are known: unknown devices, and models that no device can hold.
 
-def check_devices(
-    catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec] | None = None
-) -> tuple[str, ...]:
-    """What only shows once the devices are known: names that aren't there, models that no device can hold.
-
-    A footprint that is only guessed refuses nothing: the first load measures it. `specs`: from `model_specs()`, which
-    is called (and blocks) where they are not given.
+    A footprint that is only guessed refuses nothing: the first load measures it. `specs`: from `model_specs()`.
     """
     problems: list[Problem] = []
-    for spec in catalog.model_specs() if specs is None else specs:
+    for spec in specs:
         found = misplaced(spec, devices)
         if found is not None and not (found[0] == "vram_mib" and _is_guessed(spec, devices)):
             key, message = found
@@ -224,7 +217,7 @@ def _is_guessed(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> bool:
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
-    """The key that gives it no place on these devices, and why; None when it has one."""
+    """The key that keeps it off all of these devices, and why; None when it fits somewhere."""
     known = {device.id: device for device in devices}
     for name in spec.devices:
         if name not in known:

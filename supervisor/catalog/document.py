@@ -1,9 +1,9 @@
-"""Configuration text as a tree in which every value knows its place.
+"""Configuration text as a tree in which every value knows its place in the file.
 
-YAML is read as events and built here rather than by a YAML constructor, because a constructor forgets positions, lets
-the last of two equal keys win, expands aliases without end and reads `no` as False. Plain scalars follow the core
+The tree is built here from YAML's events rather than by a YAML constructor, because a constructor forgets positions, lets
+the last of two equal keys win, expands aliases without a bound and reads `no` as False. Plain scalars follow the core
 schema of YAML 1.2: only `true` and `false` are booleans, so `flash_attn: on` is the text it looks like, and keys are
-always text. Aliases and `<<` work, within a bound on what they expand to.
+always text. Aliases and `<<` work, but their expansion is bounded.
 
 The same tree serves environment variables and flags, so that one merge and one validation work for all of them.
 """
@@ -11,8 +11,8 @@ The same tree serves environment variables and flags, so that one merge and one 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -26,7 +26,7 @@ MAX_NODES = 50_000
 
 Key = str | int
 Trail = tuple[Key, ...]
-"""Where a value is in the tree: keys and list indexes from the root."""
+"""The way to a value: keys and list indexes from the root."""
 
 
 class Layer(StrEnum):
@@ -121,16 +121,16 @@ def plain(node: Node) -> JsonValue:
             return {key: plain(value) for key, value in node.entries.items()}
 
 
-def grow(value: object, place: Place) -> Node:
-    """A tree from plain data that has one place, such as a flag. Raises TypeError for what YAML couldn't say."""
+def tree_of(value: object, place: Place) -> Node:
+    """A tree of plain data that has one place, such as a flag. Raises TypeError for what YAML can't express."""
     if isinstance(value, Mapping):
-        return Table({str(key): grow(item, place) for key, item in value.items()}, place)
+        return Table({str(key): tree_of(item, place) for key, item in value.items()}, place)
     if isinstance(value, str | int | float | bool | None):
         return Leaf(value, place)
     if isinstance(value, Path):
         return Leaf(str(value), place)
     if isinstance(value, Sequence):
-        return Items(tuple(grow(item, place) for item in value), place)
+        return Items(tuple(tree_of(item, place) for item in value), place)
     raise TypeError(f"no configuration value: {value!r}")
 
 
@@ -186,7 +186,7 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]{1,30}|[0-9]{1,30}(?:\.[0-9]{0,30})?)(?:[eE
 
 
 def scalar(text: str) -> str | int | float | bool | None:
-    """What an unquoted word means."""
+    """The value of an unquoted word."""
     if text in _NULL:
         return None
     if text in _BOOLEAN:
@@ -221,163 +221,119 @@ def read(path: Path, source: Source) -> tuple[Node | None, list[Problem]]:
 
 def parse(text: str, source: Source) -> tuple[Node | None, list[Problem]]:
     """The tree of one YAML document and what is wrong with it."""
-    builder = _Builder(source)
+    reader = _Reader(text, source)
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            builder.take(event)
+        return reader.document(), reader.problems
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
         message = ", ".join(part for part in (error.problem, error.context) if part)
-        return None, [*builder.problems, Problem(place, (), f"not valid YAML: {message}")]
+        return None, [*reader.problems, Problem(place, (), f"not valid YAML: {message}")]
     except yaml.YAMLError as error:
-        return None, [*builder.problems, Problem(Place(source), (), f"not valid YAML: {str(error).splitlines()[0]}")]
+        return None, [*reader.problems, Problem(Place(source), (), f"not valid YAML: {str(error).splitlines()[0]}")]
     except _StopError as stop:
-        return None, [*builder.problems, stop.problem]
-    return builder.root, builder.problems
+        return None, [*reader.problems, stop.problem]
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StopError(Exception):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
-        self.problem = problem
+    def __init__(self, place: Place, trail: Trail, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(place, trail, message)
 
 
-@dataclass(slots=True)
-class _Frame:
-    """A mapping or list whose end has not come yet."""
+class _Reader:
+    """Makes a tree of YAML events, by a recursion that MAX_DEPTH bounds, and collects problems on the way."""
 
-    place: Place
-    anchor: str | None
-    entries: dict[str, Node] | None  # None: a list
-    nodes: list[Node] = field(default_factory=list)
-    key: tuple[str, Place] | None = None  # waits for its value
-    inherited: list[Node] = field(default_factory=list)  # values of `<<`
-    size: int = 1
-
-
-class _Builder:
-    """Takes YAML events, keeps a stack instead of recursing, and collects problems on the way."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.root: Node | None = None
+    def __init__(self, text: str, source: Source) -> None:
         self.problems: list[Problem] = []
-        self._stack: list[_Frame] = []
+        self._source = source
+        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
         self._anchors: dict[str, tuple[Node, int]] = {}
-        self._documents = 0
 
-    def take(self, event: yaml.Event) -> None:
+    def document(self) -> Node | None:
+        """The root; None for an empty text. Raises _StopError and yaml.YAMLError."""
+        root: Node | None = None
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    raise _StopError(self._place(event, ()), (), "a second document begins; one file holds one")
+                root, _ = self._node(next(self._events), ())
+        return root
+
+    def _place(self, event: yaml.Event, trail: Trail) -> Place:
         mark = event.start_mark
         assert mark is not None
-        place = Place(self.source, mark.line + 1, mark.column + 1)
-        tag = getattr(event, "tag", None)
-        if tag is not None and isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and tag != "!":
-            self._problem(place, f"the tag {tag} has no meaning here")
-        match event:
-            case yaml.DocumentStartEvent():
-                self._documents += 1
-                if self._documents > 1:
-                    raise _StopError(Problem(place, (), "a second document begins; one file holds one"))
-            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
-                self._open(event, place)
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                self._close()
-            case yaml.ScalarEvent():
-                self._scalar(event, place)
-            case yaml.AliasEvent(anchor=str(name)):
-                self._alias(name, place)
-            case _:
-                pass
+        place = Place(self._source, mark.line + 1, mark.column + 1)
+        tag = event.tag if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) else None
+        if tag is not None and tag != "!":
+            self.problems.append(Problem(place, trail, f"the tag {tag} has no meaning here"))
+        return place
 
-    def _trail(self) -> Trail:
-        return tuple(
-            frame.key[0] if frame.key else len(frame.nodes)
-            for frame in self._stack
-            if frame.key is not None or frame.entries is None
-        )
-
-    def _problem(self, place: Place, message: str) -> None:
-        self.problems.append(Problem(place, self._trail(), message))
-
-    def _stop(self, place: Place, message: str) -> _StopError:
-        return _StopError(Problem(place, self._trail(), message))
-
-    def _wants_key(self) -> bool:
-        return bool(self._stack) and self._stack[-1].entries is not None and self._stack[-1].key is None
-
-    def _open(self, event: yaml.CollectionStartEvent, place: Place) -> None:
-        if self._wants_key():
-            raise self._stop(place, "a key must be text")
-        if len(self._stack) >= MAX_DEPTH:
-            raise self._stop(place, f"nested more than {MAX_DEPTH} deep")
-        entries: dict[str, Node] | None = {} if isinstance(event, yaml.MappingStartEvent) else None
-        self._stack.append(_Frame(place, event.anchor, entries))
-
-    def _close(self) -> None:
-        frame = self._stack.pop()
-        node: Node
-        if frame.entries is None:
-            node = Items(tuple(frame.nodes), frame.place)
+    def _node(self, event: yaml.Event, trail: Trail) -> tuple[Node, int]:
+        """The node that begins with this event, and of how many values it consists."""
+        place = self._place(event, trail)
+        assert isinstance(event, yaml.NodeEvent)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                raise _StopError(place, trail, f"*{event.anchor} stands for nothing that is complete at this point")
+            node, size = self._anchors[event.anchor]
+            return replace(node, place=place), size
+        if isinstance(event, yaml.ScalarEvent):
+            node, size = Leaf(scalar(event.value) if event.implicit[0] else str(event.value), place), 1
+        elif len(trail) >= MAX_DEPTH:
+            raise _StopError(place, trail, f"nested more than {MAX_DEPTH} deep")
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node, size = self._items(place, trail)
         else:
-            for inherited in frame.inherited:
-                frame.entries = self._inherit(frame.entries, inherited)
-            node = Table(frame.entries, frame.place)
-        self._put(node, frame.anchor, frame.size)
+            node, size = self._table(place, trail)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node, size
+        return node, size
 
-    def _inherit(self, entries: dict[str, Node], node: Node) -> dict[str, Node]:
+    def _items(self, place: Place, trail: Trail) -> tuple[Items, int]:
+        nodes, size = list[Node](), 1
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            node, size = self._part(event, (*trail, len(nodes)), size)
+            nodes.append(node)
+        return Items(tuple(nodes), place), size
+
+    def _table(self, place: Place, trail: Trail) -> tuple[Table, int]:
+        entries, inherited, size = dict[str, Node](), list[Node](), 1
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            at = self._place(event, trail)
+            if not isinstance(event, yaml.ScalarEvent):
+                raise _StopError(at, trail, "a key must be text")
+            key = str(event.value)
+            if key in entries:
+                first = entries[key].place.line
+                self.problems.append(Problem(at, trail, f'duplicate key "{key}"; it is already there in line {first}'))
+            elif not key:
+                self.problems.append(Problem(at, trail, "an empty key"))
+            node, size = self._part(next(self._events), (*trail, key), size)
+            if key == "<<":
+                inherited.append(node)
+            else:
+                entries.setdefault(key, replace(node, place=at))
+        for node in inherited:
+            entries = self._inherit(entries, node, trail)
+        return Table(entries, place), size
+
+    def _part(self, event: yaml.Event, trail: Trail, size: int) -> tuple[Node, int]:
+        node, more = self._node(event, trail)
+        if size + more > MAX_NODES:
+            raise _StopError(node.place, trail, f"more than {MAX_NODES} values, aliases expanded")
+        return node, size + more
+
+    def _inherit(self, entries: dict[str, Node], node: Node, trail: Trail) -> dict[str, Node]:
         match node:
             case Table():
                 return {**node.entries, **entries}
             case Items(nodes=nodes) if all(isinstance(item, Table) for item in nodes):
                 for item in nodes:
-                    entries = self._inherit(entries, item)
-                return entries
+                    entries = self._inherit(entries, item, trail)
             case _:
-                self._problem(node.place, "<< takes a mapping or a list of mappings")
-                return entries
-
-    def _scalar(self, event: yaml.ScalarEvent, place: Place) -> None:
-        if not self._wants_key():
-            value = scalar(event.value) if event.implicit[0] else str(event.value)
-            self._put(Leaf(value, place), event.anchor, 1)
-            return
-        frame, key = self._stack[-1], str(event.value)
-        assert frame.entries is not None
-        if key in frame.entries:
-            first = frame.entries[key].place
-            self._problem(place, f'duplicate key "{key}"; it is already there in line {first.line}')
-        elif not key:
-            self._problem(place, "an empty key")
-        frame.key = (key, place)
-
-    def _alias(self, name: str, place: Place) -> None:
-        if self._wants_key():
-            raise self._stop(place, "a key must be text")
-        if name not in self._anchors:
-            raise self._stop(place, f"*{name} stands for nothing that is complete at this point")
-        node, size = self._anchors[name]
-        self._put(replace(node, place=place), None, size)
-
-    def _put(self, node: Node, anchor: str | None, size: int) -> None:
-        if anchor is not None:
-            self._anchors[anchor] = (node, size)
-        if not self._stack:
-            self.root = node
-            return
-        frame = self._stack[-1]
-        frame.size += size
-        if frame.size > MAX_NODES:
-            raise self._stop(node.place, f"more than {MAX_NODES} values, aliases expanded")
-        if frame.entries is None:
-            frame.nodes.append(node)
-            return
-        assert frame.key is not None
-        (key, place), frame.key = frame.key, None
-        if key == "<<":
-            frame.inherited.append(node)
-        else:
-            frame.entries.setdefault(key, replace(node, place=place))
+                self.problems.append(Problem(node.place, trail, "<< takes a mapping or a list of mappings"))
+        return entries

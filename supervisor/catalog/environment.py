@@ -1,8 +1,8 @@
 """`LLMUX_SERVER__PORT=9000` and its like: settings of `server`, `limits` and `devices` from the environment.
 
-pydantic-settings takes the variables apart; what they say is then merged and validated with all else, so that a mistake
-in one is told like a mistake in the file. Importing it costs as much as the rest of a cold start: only loader.py
-imports this module, and only when such a variable is set.
+pydantic-settings reads the variables; their values are merged and validated with everything else, so that a mistake in a
+variable is reported like a mistake in the file. Importing pydantic-settings takes as long as the rest of a cold start, so
+only loader.py imports this module, and only when such a variable is set.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Source, Table, Trail, grow, scalar
-from supervisor.catalog.problems import fields_at
+from supervisor.catalog.document import Items, Layer, Leaf, Node, Place, Problem, Source, Table, Trail, scalar, tree_of
+from supervisor.catalog.problems import types_at
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
 
 PREFIX = "LLMUX_"
@@ -29,12 +28,6 @@ class _Environment(BaseSettings):
     devices: Literal["auto"] | list[DeviceConfig]
 
 
-class _Shape(BaseModel):
-    server: ServerConfig
-    limits: LimitsConfig
-    devices: list[DeviceConfig]
-
-
 def read_environment(cwd: Path) -> tuple[Table, list[Problem]]:
     """The settings in `os.environ` as a tree whose places are the variables."""
     everything = Source(Layer.ENVIRONMENT, f"{PREFIX}*", cwd)
@@ -42,13 +35,13 @@ def read_environment(cwd: Path) -> tuple[Table, list[Problem]]:
         values = EnvSettingsSource(_Environment)()
     except SettingsError as error:
         return Table({}, Place(everything)), [Problem(Place(everything), (), f"{error}: {error.__cause__}")]
-    tree = _named(grow(values, Place(everything)), (), cwd)
+    tree = _named(tree_of(values, Place(everything)), (), cwd)
     assert isinstance(tree, Table)
     return tree, _misspelt(cwd)
 
 
 def _named(node: Node, trail: Trail, cwd: Path) -> Node:
-    """The same tree with the variable as every value's place, and words read as YAML would where no text is wanted."""
+    """The same tree, each value placed at its variable; where no text is wanted, words are read as YAML would."""
     place = Place(Source(Layer.ENVIRONMENT, _variable(trail), cwd))
     match node:
         case Table():
@@ -62,7 +55,7 @@ def _named(node: Node, trail: Trail, cwd: Path) -> Node:
 
 
 def _is_text(trail: Trail) -> bool:
-    return any(branch in {str, Path} for branch in fields_at(_Shape, trail).branches)
+    return any(branch in {str, Path} for branch in types_at(_Environment, trail))
 
 
 def _variable(trail: Trail) -> str:
@@ -76,7 +69,7 @@ def _variable(trail: Trail) -> str:
 
 
 def _misspelt(cwd: Path) -> list[Problem]:
-    """A single underscore where two belong would otherwise be ignored without a word."""
+    """A single underscore where two belong would otherwise be ignored silently."""
     problems = []
     for name in sorted(os.environ):
         for section in _Environment.model_fields:

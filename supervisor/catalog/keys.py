@@ -1,8 +1,8 @@
-"""API keys: who may call what, until when.
+"""API keys: who may call what, and until when.
 
 `api_keys.yaml` is a list of keys, read as strictly as the configuration. Only SHA-256 digests stay in memory, and a
-credential is compared with all of them in constant time. Keys have 256 random bits, so a plain digest is enough: there
-is nothing to guess, and a slow hash would only slow the requests.
+credential is compared with all of them in constant time. Generated keys have 256 random bits, so a plain digest is enough:
+they can't be guessed, and a slow hash would only slow the requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from supervisor.catalog.assembly import fail
+from supervisor.catalog.assembly import config_error
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail, read
 from supervisor.catalog.problems import validate
 from supervisor.catalog.sections import Section, ServerConfig
@@ -31,7 +31,7 @@ _LEAST_LENGTH = 16
 
 
 class Scope(StrEnum):
-    """What a key opens."""
+    """What a key allows."""
 
     INFERENCE = "inference"
     ADMIN = "admin"
@@ -40,7 +40,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as it is kept: its name, never its secret."""
+    """A key as it is stored: with its digest, never its secret."""
 
     name: str
     digest: bytes  # SHA-256
@@ -50,7 +50,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """All keys; falsy when there are none. `warnings`: what an operator should mend, a line each."""
+    """All keys; falsy when there are none. `warnings`: what an operator should fix, a line each."""
 
     keys: tuple[Key, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -59,12 +59,12 @@ class Keyring:
         return bool(self.keys)
 
     def authenticate(self, secret: bytes | str, now: float) -> Key | None:
-        """The key this credential is, unless it has expired by `now` (Unix seconds)."""
+        """The key with this secret, unless it has expired by `now` (Unix seconds)."""
         raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
         digest = hashlib.sha256(raw).digest()
         found = None
         for key in self.keys:
-            # All of them, and by digest: neither time nor order tells how close a guess was.
+            # Compares all digests, so that the time reveals nothing about a guess.
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return None if found is None or (found.expires is not None and found.expires <= now) else found
@@ -136,7 +136,7 @@ def load_keys(path: Path) -> Keyring:
         keys.setdefault(key.name, key)
         plain_names += [key.name] if config.is_plain else []
     if problems:
-        raise fail(problems)
+        raise config_error(problems)
     return Keyring(tuple(keys.values()), tuple(_exposures(path, plain_names)))
 
 
@@ -190,7 +190,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_exposed(server: ServerConfig, keyring: Keyring) -> str | None:
-    """Why the daemon must not start: it would serve everybody on the network. None: it may."""
+    """Why the daemon must not start: anybody on the network could use it. None: it may."""
     if keyring or is_loopback(server.host):
         return None
     return (

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtimes.registry import REGISTRY, Registry
-from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, fail
+from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
-from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, grow, merge, read
+from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, read, tree_of
 from supervisor.catalog.sections import config_dir
 from supervisor.errors import ConfigError
 
@@ -38,22 +38,20 @@ def find_config(explicit: Path | None = None) -> Path | None:
 
 
 def search_path() -> tuple[Path, ...]:
-    """Where a configuration is looked for when none is named."""
+    """The places where a configuration is searched when none is named."""
     return (config_dir() / FILE_NAME, Path.cwd() / FILE_NAME, Path("/etc/llmux") / FILE_NAME)
 
 
 def load(
     config: Path | None = None,
     *,
-    local: Path | None = None,
     flags: Mapping[str, object] | None = None,
     registry: Registry = REGISTRY,
     check_files: bool = True,
 ) -> Catalog:
     """The validated configuration.
 
-    `local`: instead of `local.yaml` beside the base file (or $LLMUX_LOCAL_CONFIG). `flags`: dotted keys, such as
-    `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what adapters check on disk.
+    `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what adapters check on disk.
     Blocks on files. Raises ConfigError with every problem.
     """
     base = find_config(config)
@@ -62,13 +60,13 @@ def load(
         remedy = "Write one (llmux config example explains every key), or see how it works: llmux demo"
         raise ConfigError((f"no configuration found; looked for {looked}. {remedy}",))
     base = base.absolute()
-    root, problems = _merged(_layers(base, local or _path_variable("LLMUX_LOCAL_CONFIG"), flags or {}), base)
+    root, problems = _merged(_layers(base, flags or {}), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A base file with all that goes over it, to be read again and again."""
+    """A base file and the flags that override it; can be read again."""
 
     base: Path  # absolute
     flags: Mapping[str, object] = field(default_factory=dict)
@@ -91,17 +89,17 @@ def _path_variable(name: str) -> Path | None:
 Layers = list[tuple[Node | None, list[Problem]]]
 
 
-def _layers(base: Path, local: Path | None, flags: Mapping[str, object]) -> Layers:
+def _layers(base: Path, flags: Mapping[str, object]) -> Layers:
     layers: Layers = [read(base, Source(Layer.FILE, _label(base), base.parent))]
-    beside = base.with_name(LOCAL_NAME)
-    if local is not None or (beside.is_file() and beside != base):
-        path = (local or beside).absolute()
+    named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
+    if named is not None or (beside.is_file() and beside != base):
+        path = (named or beside).absolute()
         layers.append(read(path, Source(Layer.LOCAL, _label(path), path.parent)))
     if any(node is None and problems for node, problems in layers):
-        # What is missing because a file couldn't be read is no problem of its own.
-        raise fail([problem for _, problems in layers for problem in problems])
+        # Values that are missing because a file couldn't be read are not reported, too.
+        raise config_error([problem for _, problems in layers for problem in problems])
     if any(map(_SETTING.match, os.environ)):
-        # Imported here, because it costs as much as everything else together.
+        # Imported late: it takes as long as all other imports together.
         from supervisor.catalog.environment import read_environment  # noqa: PLC0415
 
         layers.append(read_environment(Path.cwd()))
@@ -112,7 +110,7 @@ def _layers(base: Path, local: Path | None, flags: Mapping[str, object]) -> Laye
 def _flag(dotted_key: str, value: object) -> Node:
     *parents, key = dotted_key.split(".")
     place = Place(Source(Layer.FLAG, f"--{key.replace('_', '-')}", Path.cwd()))
-    node: Node = Table({key: grow(value, place)}, place)
+    node: Node = Table({key: tree_of(value, place)}, place)
     for parent in reversed(parents):
         node = Table({parent: node}, place)
     return node
@@ -133,6 +131,6 @@ def _merged(layers: Layers, base: Path) -> tuple[Table, list[Problem]]:
 
 
 def _label(path: Path) -> str:
-    """How problems name a file: from the current folder where it lies below it."""
+    """How problems name a file: relative to the current folder, where it lies below it."""
     cwd = Path.cwd()
     return str(path.relative_to(cwd) if path.is_relative_to(cwd) else path)

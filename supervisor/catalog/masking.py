@@ -1,4 +1,4 @@
-"""What is called like a secret or looks like one, replaced by a mask: for everything that shows a configuration to people."""
+"""Masks values that are named like a secret or look like one, wherever a configuration is shown to people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IN_TEXT = re.compile(
 
 
 def masked(value: JsonValue, key: str) -> JsonValue:
-    """The value of a configuration's `key`, with a mask for each part that is called like a secret."""
+    """The value of a configuration's `key`, with secrets masked."""
     match value:
         case dict():
             return {
@@ -45,7 +45,7 @@ def _masked_text(text: str) -> str:
 
 
 def _masked_words(words: list[str]) -> Iterator[str]:
-    """A command line without the values of options that are called like a secret."""
+    """A command line without the values of options that are named like a secret."""
     after_secret = False
     for word in words:
         option, equals, _ = word.partition("=")

@@ -23,7 +23,7 @@ _KINDS = {"integer": "a whole number", "number": "a number", "string": "text", "
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A model with an operator's settings, and what the core is to know of it: with them, and without again."""
+    """A model with an operator's settings, and its specs for the core: with them, and without them."""
 
     model: CatalogModel
     values: Mapping[str, JsonValue]

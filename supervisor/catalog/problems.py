@@ -1,6 +1,6 @@
-"""pydantic's complaints, retold for the person who wrote the file: where, what was expected, what came, what to write.
+"""pydantic's errors, reworded for the person who wrote the file: where, what was expected, what came, what to write.
 
-Every key is checked and every problem is told at once; a misspelt key comes with the nearest one that exists.
+Every key is checked and all problems are reported at once; a misspelt key comes with the nearest one that exists.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -50,14 +49,14 @@ _YES_NO = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": F
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The word somebody probably meant, whatever its case."""
+    """The word that was probably meant, whatever its case."""
     by_folded = {candidate.casefold(): candidate for candidate in words}
     found = difflib.get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[found[0]] if found else None
 
 
 def suggestion(word: str, words: Iterable[str], *, what: str = "valid") -> str:
-    """`; did you mean "x"?`, or the whole choice where it is short, or nothing."""
+    """`; did you mean "x"?`, or all words where they are few, or nothing."""
     known = list(words)
     match = nearest(word, known)
     if match is not None:
@@ -74,24 +73,15 @@ def validate(model: type[M], node: Node, trail: Trail, *, secret: bool = False) 
     try:
         return model.model_validate_json(json.dumps(plain(node))), []
     except ValidationError as error:
-        return None, _retell(error.errors(include_url=False), model, node, trail, secret=secret)
+        return None, _reworded(error.errors(include_url=False), model, node, trail, secret=secret)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What may stand somewhere: the branches of its type's union, and its keys where it is a mapping with fixed ones."""
-
-    branches: tuple[object, ...]
-    keys: frozenset[str]
-
-
-def fields_at(model: object, trail: Trail) -> Shape:
-    """What may stand at `trail` below `model`; no branches where that is open."""
+def types_at(model: object, trail: Trail) -> tuple[object, ...]:
+    """The types of what may stand at `trail` below `model`; none where anything may."""
     branches = _branches(model)
     for key in trail:
         branches = tuple(below for branch in branches for below in _below(branch, key))
-    keys = [name for branch in branches if _is_model(branch) for name in branch.model_fields]
-    return Shape(branches, frozenset(keys))
+    return branches
 
 
 def _is_model(annotation: object) -> TypeGuard[type[BaseModel]]:
@@ -117,10 +107,10 @@ def _below(annotation: object, key: Key) -> tuple[object, ...]:
     return _branches(arguments[-1] if isinstance(key, str) else arguments[0])
 
 
-def _retell(
+def _reworded(
     errors: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool
 ) -> list[Problem]:
-    # A value that fits no branch of a union gives one error a branch: they are one problem with several expectations.
+    # A value that fits no branch of a union gives an error for each branch: together they are one problem.
     grouped: dict[tuple[Trail, bool], list[ErrorDetails]] = {}
     for error in errors:
         known_by_itself = error["type"] in {"missing", "extra_forbidden"}
@@ -128,10 +118,10 @@ def _retell(
         walked = find(node, location)[1]
         key = (error["loc"] if known_by_itself else walked, known_by_itself)
         grouped.setdefault(key, []).append(error)
-    return [_tell(group, model, node, trail, secret=secret) for group in grouped.values()]
+    return [_problem(group, model, node, trail, secret=secret) for group in grouped.values()]
 
 
-def _tell(group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool) -> Problem:
+def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: Trail, *, secret: bool) -> Problem:
     first = group[0]
     if first["type"] == "missing":
         parent, walked = find(node, first["loc"][:-1])
@@ -139,7 +129,7 @@ def _tell(group: list[ErrorDetails], model: type[BaseModel], node: Node, trail: 
         return Problem(parent.place, (*trail, *walked), f'the key "{field}" is missing')
     at, walked = find(node, first["loc"])
     if first["type"] == "extra_forbidden":
-        known = fields_at(model, walked[:-1]).keys
+        known = {name for kind in types_at(model, walked[:-1]) if _is_model(kind) for name in kind.model_fields}
         present = find(node, walked[:-1])[0]
         absent = known - set(present.entries) if isinstance(present, Table) else known
         word = str(walked[-1])

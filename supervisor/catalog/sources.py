@@ -1,4 +1,4 @@
-"""Where the files of a model lie that comes from a hub: `llmux pull` puts them there, and its `path` may be left out.
+"""Where the files of a model from a hub lie: `llmux pull` puts them there, so its `path` may be left out.
 
     <models_dir>/<owner>/<name>/                    the files, as they lie in the repository
     <models_dir>/<owner>/<name>/<first of `files`>  `path`, where that is a GGUF file; else it is the folder
@@ -17,7 +17,7 @@ from supervisor.core.types import ModelId
 
 
 def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
-    """The paths that follow from the model's `source`; none where it has no valid one. Keys that it has itself win."""
+    """The paths that follow from the model's `source`; none without a valid one. The model's own keys win."""
     source = plain(model.entries["source"]) if "source" in model.entries else None
     if not isinstance(source, dict) or not isinstance(repo := source.get("repo"), str):
         return {}
@@ -34,7 +34,7 @@ def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
 
 
 def folder(source: Source, config: ModelConfig, models_dir: Path) -> Path:
-    """Where the repository's files go: so that the model finds them by its `path`."""
+    """The folder for the repository's files, in which the model finds them by its `path`."""
     path = getattr(config, "path", None)
     if not isinstance(path, Path):
         return models_dir / source.repo
@@ -46,7 +46,7 @@ def folder(source: Source, config: ModelConfig, models_dir: Path) -> Path:
 
 
 def remedy(model: ModelId, config: ModelConfig) -> str:
-    """What to add to a problem with the files of a model that can be fetched."""
+    """What to add to a problem with missing files that can be fetched."""
     path = getattr(config, "path", None)
     missing = config.source is not None and isinstance(path, Path) and not path.exists()
     return f"; get it: llmux pull {model}" if missing else ""

@@ -1,7 +1,7 @@
 """`llmux chat`: a conversation with a model, streamed to the terminal.
 
-What the model thinks is dimmed, or on stderr where the output goes to a file or a pipe: an answer there is the answer alone.
-Ctrl-C cuts an answer off, which stays in the conversation as far as it came; Ctrl-C or Ctrl-D at the prompt ends it.
+The model's reasoning is dimmed; where the output goes to a file or a pipe, it goes to stderr, so that the file holds the
+answer alone. Ctrl-C cuts an answer off; what came of it stays in the conversation. Ctrl-C or Ctrl-D at the prompt ends it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final
 import click
 
 from supervisor.cli import client
-from supervisor.cli.client import Json
+from supervisor.cli.client import Client, Json
 from supervisor.cli.options import print_json
-from supervisor.cli.show import clean
+from supervisor.cli.output import clean
 from supervisor.errors import LlmuxError
 
 HELP: Final = (
@@ -26,12 +26,11 @@ PATH: Final = "/v1/chat/completions"
 
 
 class Conversation:
-    """What was said so far, and whom it is said to."""
+    """The messages so far, and the model that answers."""
 
     def __init__(
         self,
-        url: str,
-        key: str | None,
+        daemon: Client,
         model: str,
         *,
         system: str | None = None,
@@ -40,24 +39,23 @@ class Conversation:
     ) -> None:
         self.model = model
         self.system = system
-        self._url = url
-        self._key = key
+        self._daemon = daemon
         self._max_tokens = max_tokens
         self._thinking = thinking
         self._turns: list[Json] = []
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Forget all messages."""
         self._turns.clear()
 
     def answer(self, text: str) -> None:
-        """Say it, and print the answer while it comes; what came of it stays in the conversation. Raises LlmuxError."""
+        """Send it and print the answer as it comes; what came of it stays in the conversation. Raises LlmuxError."""
         self._turns.append({"role": "user", "content": text})
         answer = ""
         screen = _Screen(thinking=self._thinking)
         try:
             with contextlib.closing(
-                client.events(self._url, self._key, PATH, method="POST", body=self._request(stream=True))
+                self._daemon.events(PATH, method="POST", body=self._request(stream=True))
             ) as events:
                 for event in events:
                     if event.data == "[DONE]":
@@ -69,13 +67,13 @@ class Conversation:
             screen.end()
             if answer:
                 self._turns.append({"role": "assistant", "content": answer})
-            else:  # two questions in a row are refused by many templates
+            else:  # many chat templates refuse two questions in a row
                 self._turns.pop()
 
     def answer_json(self, text: str) -> None:
-        """Say it, and print the daemon's whole answer."""
+        """Send it and print the daemon's whole answer."""
         self._turns.append({"role": "user", "content": text})
-        print_json(client.post(self._url, self._key, PATH, self._request(stream=False)))
+        print_json(self._daemon.post(PATH, self._request(stream=False)))
 
     def _request(self, *, stream: bool) -> Json:
         system: list[Json] = [{"role": "system", "content": self.system}] if self.system else []
@@ -84,7 +82,7 @@ class Conversation:
 
 
 def talk(conversation: Conversation) -> None:
-    """Prompt and answer in turns until the person has enough."""
+    """Prompt and answer in turns until the user ends it."""
     import readline  # noqa: F401, PLC0415  # gives `input` editing and a history; not wanted elsewhere
 
     click.echo(f"{conversation.model}  {HELP}", err=True)
@@ -121,7 +119,7 @@ def _turn(conversation: Conversation, text: str) -> None:
 
 
 class _Screen:
-    """Prints thoughts and answer, each where and how it belongs. A terminal gets no control characters from a model."""
+    """Prints reasoning and answer, each to its stream. A terminal gets no control characters from a model."""
 
     def __init__(self, *, thinking: bool) -> None:
         self._thinking = thinking
@@ -155,12 +153,12 @@ class _Screen:
             text = clean(text)
             click.echo(click.style(text, dim=True) if thought else text, file=stream, nl=False)
         else:
-            stream.write(text.encode("utf-8", "replace").decode())  # half a character would end it all
+            stream.write(text.encode("utf-8", "replace").decode())  # a lone surrogate can't be encoded
             stream.flush()
 
 
 def _delta(chunk: Json) -> tuple[str, str]:
-    """What a chunk adds to thoughts and answer. Raises LlmuxError for an error in the stream."""
+    """What a chunk adds to reasoning and answer. Raises LlmuxError for an error in the stream."""
     if "error" in chunk:
         raise client.error_of(client.part(chunk, "error"), 500, PATH)
     choices = client.rows(chunk, "choices")

@@ -10,9 +10,9 @@ from pydantic import BaseModel, JsonValue
 
 from supervisor.catalog import Catalog, load
 from supervisor.catalog.document import Place, Trail, dotted
-from supervisor.catalog.emit import Comments, written
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.masking import masked
+from supervisor.catalog.yaml_writer import Comments, to_yaml
 from supervisor.errors import ConfigError
 
 DEFAULT = "default"
@@ -47,7 +47,7 @@ class Effective:
 
 
 def checked(path: Path | None) -> Catalog:
-    """The configuration, looked through as `serve` does before it asks any device; its keys as well. Blocks on files.
+    """The configuration with its keys, checked as `serve` checks it before it asks any device. Blocks on files.
 
     Raises ConfigError with every problem.
     """
@@ -86,7 +86,7 @@ def shown(values: Iterator[Effective]) -> str:
             at = below
         at[str(value.trail[-1])] = value.value
         beside[value.trail] = value.origin
-    return written(document, Comments(beside=beside))
+    return to_yaml(document, Comments(beside=beside))
 
 
 def as_json(values: Iterator[Effective]) -> list[dict[str, JsonValue]]:

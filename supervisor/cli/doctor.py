@@ -1,7 +1,7 @@
-"""`llmux doctor`: everything llmux needs on this machine, looked at without changing or starting anything of it.
+"""`llmux doctor`: check everything that llmux needs on this machine, without changing or starting anything.
 
-Each check says ok, warn (it works, but not as it might) or fail (something won't work), and how to mend it. What can't be
-looked at because something before it failed is left out: the first thing to mend comes first.
+Each check reports ok, warn (it works, but could work better) or fail (something won't work), and how to fix it. A check that
+depends on a failed one is left out: what to fix first comes first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -25,7 +25,8 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.cli import client, environments, service, show
+from supervisor.cli import environments, output, service
+from supervisor.cli.client import Client
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
 from supervisor.io.accelerators import detect
@@ -44,20 +45,16 @@ DRIVER_REMEDY: Final = "install NVIDIA's driver and restart the machine; `nvidia
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found. `fix`: what to do, where there is something."""
+    """What was found. `fix`: what to do about it."""
 
     name: str
     status: Status
     message: str
     fix: str | None = None
 
-    def as_json(self) -> dict[str, str | None]:
-        """For machines."""
-        return asdict(self)
-
 
 def examine(config: Path | None) -> list[Check]:
-    """Every check, in the order in which to mend things. Takes a few seconds where a GPU has to be woken."""
+    """Every check, in the order in which to fix things. Takes a few seconds where a GPU has to be woken."""
     configured, catalog = _configuration(config)
     server = catalog.server if catalog is not None else ServerConfig()
     found = [*_environment(), *configured, *_gpus(catalog)]
@@ -75,17 +72,17 @@ def examine(config: Path | None) -> list[Check]:
     return found
 
 
-def report(checks: Sequence[Check]) -> list[show.Table | str]:
+def report(checks: Sequence[Check]) -> list[output.Table | str]:
     """For people."""
-    rows: list[show.Row] = []
+    rows: list[output.Row] = []
     for check in checks:
-        rows.append((show.state(check.status), check.name, check.message))
+        rows.append((output.state(check.status), check.name, check.message))
         if check.fix is not None:
             rows.append(("", "", f"→ {check.fix}"))
     failed = sum(check.status == "fail" for check in checks)
     warned = sum(check.status == "warn" for check in checks)
-    verdict = f"{failed} to mend, {warned} to think about." if failed or warned else "All is well."
-    return [show.Table(rows, head=False, whole=True), "", verdict]
+    verdict = f"{failed} to fix, {warned} to think about." if failed or warned else "All is well."
+    return [output.Table(rows, head=False, whole=True), "", verdict]
 
 
 def _environment() -> Iterator[Check]:
@@ -96,32 +93,19 @@ def _environment() -> Iterator[Check]:
 
 
 def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
-    name = "configuration"
+    name, path = "configuration", None
     try:
-        path = find_config(config)
-        if path is None:
-            return [
-                Check(
-                    name,
-                    "warn",
-                    "there is none: llmux serve would serve the demo",
-                    "write one; llmux config example explains every key",
-                )
-            ], None
-    except ConfigError as error:
-        return [Check(name, "fail", problem) for problem in error.problems], None
-    problems: tuple[str, ...] = ()
-    try:
+        if (path := find_config(config)) is None:
+            fix = "write one; llmux config example explains every key"
+            return [Check(name, "warn", "there is none: llmux serve would serve the demo", fix)], None
         catalog = load(config)
     except ConfigError as error:
-        problems = error.problems
+        remedy = f"edit {path}, then: llmux config check --config {path}" if path is not None else None
+        checks = [Check(name, "fail", problem, remedy) for problem in error.problems]
     else:
         count = f"{len(catalog.models)} models, {len(catalog.listing())} public names"
         return [Check(name, "ok", f"{path}: {count}")], catalog
-    checks = [
-        Check(name, "fail", problem, f"edit {path}, then: llmux config check --config {path}") for problem in problems
-    ]
-    with contextlib.suppress(ConfigError):  # what is wrong may be files only: the rest can be looked at still
+    with contextlib.suppress(ConfigError):  # if only files are missing, the rest can still be checked
         return checks, load(config, check_files=False)
     return checks, None
 
@@ -148,11 +132,11 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
             fix = "turn it off: nvidia-smi -mig 0" if "MIG" in gpu.unusable else DRIVER_REMEDY
             yield Check("gpu", missing, f"gpu{gpu.index} {gpu.name} {gpu.unusable}", fix)
         else:
-            yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {show.mib(gpu.total_mib)}, driver {session.driver}")
+            yield Check("gpu", "ok", f"gpu{gpu.index} {gpu.name}, {output.mib(gpu.total_mib)}, driver {session.driver}")
 
 
 def _models(catalog: Catalog) -> Iterator[Check]:
-    """Could each be started as it is configured?"""
+    """Can each be started as it is configured?"""
     launchable = 0
     for model in catalog.models.values():
         context = LaunchContext(
@@ -168,7 +152,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
         except RuntimeNotInstalledError as error:
             yield Check(f"model {model.id}", "fail", str(error).partition(" Remedy: ")[0], error.remedy)
         except ModelUnusableError as error:
-            yield Check(f"model {model.id}", "fail", str(error), "mend the file or its entry in the configuration")
+            yield Check(f"model {model.id}", "fail", str(error), "fix the file or its entry in the configuration")
         else:
             launchable += 1
     if launchable:
@@ -184,7 +168,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
         environment = venvs.installed(name, folder)
         command = f"llmux runtimes install {name}"
         if environment is None:
-            # Whether its models need it was looked at with them.
+            # The models' own checks say whether they need it.
             needed = " (its models say above whether they need it)" if name in used else ""
             yield Check(f"runtime {name}", "ok", f"not installed{needed}; when you want it: {command}")
         elif environment.lock_digest != recipe.digest():
@@ -199,7 +183,7 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
 
 
 def _uses_gpu(catalog: Catalog | None) -> bool:
-    """Does the configuration leave room for one?"""
+    """Does the configuration allow a GPU?"""
     configured = catalog.devices if catalog is not None else "auto"
     return configured == "auto" or any(device.wanted.kind.accelerates for device in configured)
 
@@ -220,25 +204,27 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         message = f"{server.host}:{server.port} is taken by {holder}"
         yield Check("port", "fail", message, "end that program, or set server.port")
     else:
-        message = (
-            f"{server.host}:{server.port} can't be used: taken by another program, or not an address of this machine"
-        )
+        why = "taken by another program, or not an address of this machine"
+        message = f"{server.host}:{server.port} can't be used: {why}"
         yield Check("port", "fail", message, "end that program, or set server.host and server.port")
     first, last = server.worker_port_first, server.worker_port_last
-    free = sum(can_bind("127.0.0.1", port) for port in range(first, last + 1))
-    yield Check(
-        "workers' ports",
-        "fail" if not free else "warn" if free < min(FEW_PORTS, last - first + 1) else "ok",
-        f"{free} of {last - first + 1} from {first} to {last} are free",
-        None
-        if free >= min(FEW_PORTS, last - first + 1)
-        else "set server.worker_port_first and server.worker_port_last",
+    free, count = sum(can_bind("127.0.0.1", port) for port in range(first, last + 1)), last - first + 1
+    fix = "set server.worker_port_first and server.worker_port_last"
+    yield _amount(
+        "workers' ports", free, (1, min(FEW_PORTS, count)), f"{free} of {count} from {first} to {last} are free", fix
     )
+
+
+def _amount(name: str, there: int, wanted: tuple[int, int], message: str, fix: str) -> Check:
+    """Fails below the first amount, warns below the second."""
+    least, good = wanted
+    status: Status = "fail" if there < least else "warn" if there < good else "ok"
+    return Check(name, status, message, None if status == "ok" else fix)
 
 
 def _is_daemon(url: str) -> bool:
     try:
-        return "models_loaded" in client.get(url, None, "/health", timeout_s=5.0)
+        return "models_loaded" in Client(url).get("/health", timeout_s=5.0)
     except LlmuxError:
         return False
 
@@ -249,13 +235,7 @@ def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
         yield Check(name, "fail", f"{folder}: {there} can't be written", f"make it yours: sudo chown $USER {there}")
         return
     free = shutil.disk_usage(there).free // MIB
-    least, good = amounts
-    yield Check(
-        name,
-        "fail" if free < least else "warn" if free < good else "ok",
-        f"{folder}: {show.mib(free)} free",
-        None if free >= good else f"make room on the disk of {there}",
-    )
+    yield _amount(name, free, amounts, f"{folder}: {output.mib(free)} free", f"make room on the disk of {there}")
 
 
 def _broken(state_dir: Path) -> Iterator[Check]:

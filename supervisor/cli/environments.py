@@ -15,7 +15,7 @@ from runtimes import licences
 from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config, load
 from supervisor.catalog.sections import runtimes_dir as default_dir
-from supervisor.cli import programs, show
+from supervisor.cli import output, worker_imports
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import env_lease, venvs
 from supervisor.io.recipe import Device, Recipe, pinned
@@ -30,7 +30,7 @@ _RESOLVED: Final = re.compile(
 
 
 def resolve(explicit: Path | None) -> Path:
-    """Where environments are kept: as asked, as configured, or the default. A configuration with mistakes doesn't count."""
+    """The folder of environments: the explicit one, the configured one, or the default. An invalid configuration is ignored."""
     if explicit is not None:
         return explicit
     try:
@@ -57,7 +57,7 @@ def recipe_of(name: str) -> Recipe:
 def install(
     name: str, runtimes_dir: Path, echo: Echo, *, device: Device | None = None, python: str | None = None
 ) -> None:
-    """Install it, telling each step. Nothing happens when it is there already."""
+    """Install it; `echo` gets each step. Does nothing when it is installed already."""
     recipe = recipe_of(name)
     if device is not None and not recipe.varies:
         echo(f"{name}: is the same for every device")
@@ -65,12 +65,12 @@ def install(
 
 
 def notice(name: str) -> str | None:
-    """What to tell of its packages' licences before it is installed; None: nothing."""
+    """What to say about its packages' licences before the installation; None: nothing."""
     return licences.notice(name, recipe_of(name).lock.parent)
 
 
 def still_used(name: str, runtimes_dir: Path) -> str | None:
-    """What to tell of workers that run from an environment which was replaced or removed; None: there are none."""
+    """What to say about workers that still run from a replaced or removed environment; None: there are none."""
     kept = venvs.still_used(name, runtimes_dir)
     if not kept:
         return None
@@ -84,22 +84,22 @@ def still_used(name: str, runtimes_dir: Path) -> str | None:
 def install_watched(
     name: str, runtimes_dir: Path, echo: Echo, *, device: Device | None = None, python: str | None = None
 ) -> None:
-    """Install it: on a terminal with a bar of the packages that are there, and the last step; else as `install`."""
+    """Install it: on a terminal with a progress bar of packages and the last step; else as `install`."""
     lines: list[str] = []
     locked = len({package for lock in recipe_of(name).locks(device) for package in pinned(lock)})
     began = time.monotonic()
 
-    def frame() -> show.Row:
-        told = next(filter(None, map(_RESOLVED.match, lines)), None)  # of the locks; torch may come after
+    def frame() -> output.Row:
+        told = next(filter(None, map(_RESOLVED.match, lines)), None)  # the first counts the locks; torch may come later
         wanted = int(told[1]) if told is not None else locked
         there = min(wanted, _packages_there(name, runtimes_dir))
-        elapsed = show.duration(time.monotonic() - began)
-        return (name, show.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
+        elapsed = output.duration(time.monotonic() - began)
+        return (name, output.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
 
     if not sys.stderr.isatty():
         install(name, runtimes_dir, echo, device=device, python=python)
         return
-    with show.progress(frame):
+    with output.progress(frame):
         install(name, runtimes_dir, lines.append, device=device, python=python)
     echo(lines[-1])
 
@@ -111,7 +111,7 @@ def remove(name: str, runtimes_dir: Path) -> bool:
 
 
 def listing(runtimes_dir: Path) -> list[Row]:
-    """A row for each runtime. Takes as long as the slowest needs to be imported."""
+    """A row for each runtime. Takes as long as the slowest import."""
     with ThreadPoolExecutor() as threads:
         return list(threads.map(lambda name: row(name, runtimes_dir), REGISTRY.names()))
 
@@ -148,26 +148,26 @@ def row(name: str, runtimes_dir: Path) -> Row:
 
 
 def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
-    """Of the packages that the runtime asks for by their exact versions: those make a difference to a person."""
+    """The installed versions of the packages that the runtime names itself; those interest a person."""
     asked: set[str] = set()
     for source in recipe.lock.parent.glob("requirements*.in"):
         asked |= {_canonical(package) for package in pinned(source)}
     return [package for package in environment.packages if _canonical(package.partition("==")[0]) in asked]
 
 
-def table_of(rows: Sequence[Row]) -> list[show.Table | str]:
+def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
     """For people: a line each, and what to do below."""
-    lines: list[show.Row] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
+    lines: list[output.Row] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
     for found in rows:
         told_versions = found.get("versions")
         imports = found.get("imports")
         lines.append(
             (
                 str(found["name"]),
-                show.state(str(found["state"])),
-                show.mib(found.get("size_mib")),
-                show.text(found.get("python")),
-                show.text(found.get("device")),
+                output.state(str(found["state"])),
+                output.mib(found.get("size_mib")),
+                output.text(found.get("python")),
+                output.text(found.get("device")),
                 "-" if imports is None else "yes" if imports else "no",
                 ", ".join(told_versions) if isinstance(told_versions, list) else "-",
             )
@@ -175,7 +175,7 @@ def table_of(rows: Sequence[Row]) -> list[show.Table | str]:
     told = [f"{found['name']}: {found['problem']}" for found in rows if found.get("problem")]
     told += [str(found["earlier"]) for found in rows if found["earlier"]]
     told += [f"{found['name']}: {found['remedy']}" for found in rows if found["remedy"]]
-    return [show.Table(lines), *told]
+    return [output.Table(lines), *told]
 
 
 def _packages_there(name: str, runtimes_dir: Path) -> int:
@@ -189,8 +189,8 @@ def _canonical(name: str) -> str:
 
 
 def _import_problem(python: Path, folder: Path) -> str | None:
-    """What keeps this interpreter from importing what the runtime's programs import; None: nothing does."""
-    modules = sorted(programs.imports(folder))
+    """Why this interpreter can't import what the runtime's workers import; None: it can."""
+    modules = sorted(worker_imports.imports(folder))
     try:
         lease = env_lease.EnvLease.on(str(python))
     except env_lease.EnvironmentGoneError:

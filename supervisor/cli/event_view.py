@@ -6,53 +6,55 @@ import json
 import time
 from collections.abc import Sequence
 
-from supervisor.cli import client, show
-from supervisor.cli.client import Json
+from supervisor.cli import client, output
+from supervisor.cli.client import Client, Json
 from supervisor.cli.options import print_json_line
 
 
-def follow(url: str, key: str | None, kinds: Sequence[str], *, as_json: bool) -> None:
-    """Print events until the daemon ends them."""
-    for event in client.events(url, key, f"/v1/admin/events?types={','.join(kinds)}"):
+def follow(daemon: Client, kinds: Sequence[str], *, as_json: bool) -> None:
+    """Print events until the daemon ends the stream."""
+    for event in daemon.events(f"/v1/admin/events?types={','.join(kinds)}"):
         data = json.loads(event.data)
         if as_json:
             print_json_line({"event": event.kind, "id": event.id, "data": data})
         else:
-            show.say(show.Table([[line(event.kind, data)]], head=False, whole=True))  # of a table a row is a line
+            output.show(
+                output.Table([[line(event.kind, data)]], head=False, whole=True)
+            )  # a table's row is never wrapped
 
 
-def line(kind: str, data: Json) -> list[str | show.Styled]:
+def line(kind: str, data: Json) -> list[str | output.Styled]:
     """One event for people."""
     at = data.get("at")
-    when = show.clock(time.time() if at is None else at)
+    when = output.clock(time.time() if at is None else at)
     return [f"{when}  ", (f"{kind:8}", "red" if kind == "alert" else "cyan"), "  ", *_told(kind, data)]
 
 
-def decisions_table(decisions: Sequence[Json], *, with_model: bool) -> show.Table | str:
+def decisions_table(decisions: Sequence[Json], *, with_model: bool) -> output.Table | str:
     """Decisions, a line each, oldest first."""
-    rows: list[show.Row] = []
+    rows: list[output.Row] = []
     for decision in decisions:
-        when, reason = show.clock(decision.get("at")), show.text(decision.get("reason"))
-        model = (show.text(decision.get("model")),) if with_model else ()
-        rows.append((when, *model, show.text(decision.get("kind")), reason))
+        when, reason = output.clock(decision.get("at")), output.text(decision.get("reason"))
+        model = (output.text(decision.get("model")),) if with_model else ()
+        rows.append((when, *model, output.text(decision.get("kind")), reason))
     if not rows:
         return "Nothing was decided yet."
     head = ("TIME", *(("MODEL",) if with_model else ()), "KIND", "REASON")
-    return show.Table([head, *rows], whole=True)
+    return output.Table([head, *rows], whole=True)
 
 
-def _told(kind: str, data: Json) -> list[str | show.Styled]:
+def _told(kind: str, data: Json) -> list[str | output.Styled]:
     match kind:
         case "decision":
-            return [f"{show.text(data.get('model'))}: {data.get('kind')}: {data.get('reason')}"]
+            return [f"{output.text(data.get('model'))}: {data.get('kind')}: {data.get('reason')}"]
         case "model":
             name, state = data.get("name"), str(data.get("state"))
-            numbers = f"{show.text(data.get('in_flight'))} in flight, {show.text(data.get('queued'))} queued"
+            numbers = f"{output.text(data.get('in_flight'))} in flight, {output.text(data.get('queued'))} queued"
             rest = f"  {numbers}  {data['reason']}" if "reason" in data else ""
-            return [f"{name}: ", show.state(state), rest]
+            return [f"{name}: ", output.state(state), rest]
         case "memory":
             free = [
-                f"{device.get('id')}: {show.mib(device.get('free_mib'))} free of {show.mib(device.get('total_mib'))}"
+                f"{device.get('id')}: {output.mib(device.get('free_mib'))} free of {output.mib(device.get('total_mib'))}"
                 for device in client.rows(data, "devices")
             ]
             return [", ".join(free)]
@@ -65,10 +67,11 @@ def _told(kind: str, data: Json) -> list[str | show.Styled]:
 
 
 def _request(data: Json) -> str:
-    start = f"{show.text(data.get('model'))}: {data.get('path')} {data.get('state')}"
+    start = f"{output.text(data.get('model'))}: {data.get('path')} {data.get('state')}"
     if data.get("state") != "finished":
         return f"{start}  {data.get('request_id')}"
     facts = [f"{data.get('status')}", f"{data.get('total_ms')} ms"]
-    facts += [f"{data[name]} {name.replace('_', ' ')}" for name in ("completion_tokens",) if data.get(name) is not None]
+    if data.get("completion_tokens") is not None:
+        facts.append(f"{data['completion_tokens']} completion tokens")
     facts += [str(data["error"])] if data.get("error") else []
     return f"{start}  {', '.join(facts)}  {data.get('request_id')}"

@@ -1,4 +1,4 @@
-"""`llmux config example`: the configurations of the folder `config`, which in the wheel lies within this package."""
+"""`llmux config example`: the configurations of the folder `config`, which the wheel holds inside this package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""`llmux keys`: the file of API keys. Secrets are shown once and kept nowhere; the file is replaced as a whole or not at all,
-readable for its owner only, and only by one that reads back as it should.
+"""`llmux keys`: the file of API keys. A secret is shown once and stored nowhere.
+
+A change replaces the whole file or nothing: the new file is readable only by its owner, and is read back before it replaces
+the old one.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None) -> 
 
 
 def listing(path: Path) -> list[Listed]:
-    """Every key of the file, without what it opens doors with. Raises ConfigError for a file with mistakes."""
+    """Every key of the file, without its secret. Raises ConfigError for a file with mistakes."""
     now = time.time()
     return [
         {
@@ -107,7 +109,7 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
 
 
 def is_no_time(text: str) -> bool:
-    """Can `expires` not be this?"""
+    """Is this not a date or time that `expires` accepts?"""
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -120,7 +122,7 @@ class _MisreadError(Exception):
 
 
 def _replace(path: Path, text: str, names: list[str]) -> bool:
-    """Put this text in the file's place, if it reads as exactly these keys."""
+    """Replace the file by this text, if it reads back as exactly these keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(_MisreadError), files.replacing(path, 0o600) as fresh:
         fresh.write_text(text, encoding="utf-8")
@@ -157,7 +159,7 @@ def _without_entry(text: str, index: int) -> str:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """Where its content ends: a block's own end lies behind the comments that follow it."""
+    """The last line of its content: a block's own end lies behind the comments that follow it."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         line: int = node.end_mark.line
         return line

@@ -1,11 +1,11 @@
-"""Lines of the log: how one is made of any values, and how they are written.
+"""Lines of the log: how to make one from any values, and how to write them.
 
-What a value holds may be a stranger's: it never breaks a line, hides part of it, or fails the code that logs. A line has no
-more than `LONGEST` bytes, of longer values the middle is left out.
+A value may come from outside: it can't break a line, hide part of it, or make the code that logs fail. A line has at most
+`LONGEST` bytes; the middle of longer values is left out.
 
-A line that can't be written (full disk, reader gone) is lost: it must not fail whatever was about to be told. Lines of
-one turn of the event loop are written together, at its end: at a thousand requests a second each write of its own would
-cost as much as the line's making.
+A line that can't be written (full disk, reader gone) is lost: logging must not fail the code that logs. The lines of one
+turn of the event loop are written together at its end: at a thousand requests a second, a write for each line would take as
+long as making it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class Lines:
-    """The logger at the pipeline's end, for any thread. Silent about what went wrong."""
+    """The logger at the end of the pipeline, for any thread. It ignores write errors."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lines: list[bytes] = []
-        self._due = False  # somebody is about to write
+        self._due = False  # a write is scheduled
         self._writing = threading.Lock()
         self._rest = b""  # of a line that was written in part
 
     def info(self, line: bytes) -> None:
-        """Written at the end of the loop's turn; at once where no loop runs."""
+        """Write the line at the end of the loop's turn; at once where no loop runs."""
         self._lines.append(line)
         if not self._due:
             self._due = True
@@ -53,9 +53,9 @@ class Lines:
     debug = warning = error = critical = info
 
     def write(self) -> None:
-        """Write what waits.
+        """Write the waiting lines.
 
-        Never waits for the lock: the collection of garbage may log in the middle of this. Who has it takes our lines along.
+        Never waits for the lock: garbage collection may log in the middle of this. Whoever holds it writes our lines, too.
         """
         self._due = False
         while self._lines and self._writing.acquire(False):
@@ -98,7 +98,7 @@ def _escaped(line: bytes) -> bytes:
 
 
 def _short(value: object, most: int) -> object:
-    """The value itself, or what can be said of it."""
+    """The value itself, or a shortened text of it."""
     try:
         encoded = _encode(value)
     except Exception:  # noqa: BLE001  # as above
@@ -121,7 +121,7 @@ def shown(value: object) -> str:
     """Its `repr`, also where that fails."""
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001  # whatever it is, it must not fail us
+    except Exception:  # noqa: BLE001  # logging must not fail
         return f"<{type(value).__name__}>"
 
 
@@ -133,7 +133,7 @@ class _Shown(str):
 
 
 def for_terminals(event: EventDict) -> EventDict:
-    """Values as texts in which nothing moves the cursor or begins a line, but in tracebacks, which have several."""
+    """Values as text in which nothing moves the cursor or begins a line; only tracebacks have several lines."""
     for name, value in event.items():
         if not isinstance(value, str):
             event[name] = _Shown(_printable(_cut(shown(value), LONGEST)))

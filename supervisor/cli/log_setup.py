@@ -1,7 +1,7 @@
 """How the daemon logs: one structlog pipeline to stderr, JSON for machines, columns for a terminal.
 
-Everything goes through it: our events, what libraries tell `logging` from WARNING on, Python's warnings, and exceptions that
-nobody caught. In JSON each is one object on one line, its traceback a string in it. log_lines.py makes and writes the lines.
+Everything goes through it: our events, what libraries log at WARNING or above, Python's warnings, and uncaught exceptions.
+In JSON each is one object on one line, with the traceback as a string. log_lines.py makes and writes the lines.
 """
 
 from __future__ import annotations
@@ -31,20 +31,13 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     descriptor = sys.stderr.fileno() if sys.stderr is not None else -1  # `2>&-`
     terminal = os.isatty(descriptor)
     stamp, lines = _Stamp(), Lines(descriptor)
-    if form == "json" or (form == "auto" and not terminal):
-        structlog.configure(
-            processors=[stamp, structlog.processors.format_exc_info, _as_json],
-            wrapper_class=_json_logger(number, stamp, lines),
-            logger_factory=lambda *_names: lines,
-            cache_logger_on_first_use=True,
-        )
-    else:
-        structlog.configure(
-            processors=[stamp, structlog.processors.format_exc_info, _columns(colors=terminal)],
-            wrapper_class=structlog.make_filtering_bound_logger(number),
-            logger_factory=lambda *_names: lines,
-            cache_logger_on_first_use=True,
-        )
+    as_json = form == "json" or (form == "auto" and not terminal)
+    structlog.configure(
+        processors=[stamp, structlog.processors.format_exc_info, _as_json if as_json else _columns(colors=terminal)],
+        wrapper_class=_json_logger(number, stamp, lines) if as_json else structlog.make_filtering_bound_logger(number),
+        logger_factory=lambda *_names: lines,
+        cache_logger_on_first_use=True,
+    )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[_FromLogging(lines)], force=True)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
@@ -56,7 +49,7 @@ _MILLISECONDS = tuple(f"{number:03d}" for number in range(1000))  # formatting o
 
 
 class _Stamp:
-    """Adds level and local time with its offset. The part up to the second is made once a second."""
+    """Adds level and local time with its offset. The part up to the second is formatted once a second."""
 
     def __init__(self) -> None:
         self._made = (-1, "", "")  # replaced as a whole: threads log, too
@@ -75,7 +68,7 @@ class _Stamp:
 
 
 def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoundLogger]:
-    """A logger with a short way for `info` without positional arguments: every request logs one such line."""
+    """A logger with a fast path for `info` without positional arguments: every request logs one such line."""
     usual = structlog.make_filtering_bound_logger(number)
     if number > logging.INFO:
         return usual
@@ -94,7 +87,7 @@ def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoun
 
 
 def _columns(*, colors: bool) -> Processor:
-    # Not its usual tracebacks: they would show local variables, which are prompts and keys.
+    # Not its usual tracebacks: they would show local variables, which hold prompts and keys.
     render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     return lambda logger, method, event: render(logger, method, for_terminals(event)).encode(
         "utf-8", "backslashreplace"
@@ -106,20 +99,20 @@ def _as_json(_logger: object, _method: str, event: EventDict) -> bytes:
 
 
 class _FromLogging(logging.Handler):
-    """What comes from `logging`: the message is the event, `logger` says whose it is."""
+    """Forwards records of `logging`: the message is the event, `logger` names the logger."""
 
     def __init__(self, lines: Lines) -> None:
         super().__init__()
         self._lines = lines
 
     def flush(self) -> None:
-        """At exit: what a loop was to write that ended before."""
+        """At exit: write what a loop that has ended left."""
         self._lines.write()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             message = record.getMessage()
-        except Exception:  # noqa: BLE001  # arguments that don't fit, or fail: the line is worth more than they are
+        except Exception:  # noqa: BLE001  # the arguments don't fit, or fail: log the message without them
             message = shown(record.msg)
         fields = {"exc_info": record.exc_info} if record.exc_info else {}
         level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)  # of those that structlog knows
@@ -137,6 +130,6 @@ def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _unraisable(args: UnraisableHookArgs) -> None:
-    """An exception in a `__del__`, say: nobody above could catch it."""
+    """An exception that nobody could catch, such as one in a `__del__`."""
     where = f"{args.err_msg or 'Exception ignored in'}: {shown(args.object)}"
     log.error("exception.unraisable", where=where, exc_info=(args.exc_type, args.exc_value, args.exc_traceback))

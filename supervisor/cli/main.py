@@ -1,8 +1,8 @@
-"""The `llmux` command: the group that all commands belong to, and how it ends when something goes wrong.
+"""The `llmux` command: the group of all commands, and how an error becomes a message and an exit code.
 
-Commands are declared in the modules of `commands`, a few lines each: arguments in, one call, a table or `--json` out.
-Machines read stdout; what is said to people beside a result goes to stderr. Declaring costs nothing but click, so that
-`llmux --help`, completion and `llmux ps` are quick; whatever a command needs is imported when it runs.
+The modules of `commands` declare the commands, a few lines each: arguments in, one call, a table or `--json` out.
+Results go to stdout, messages for people to stderr. A declaration imports only click, so that `llmux --help`,
+completion and `llmux ps` start quickly; a command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,25 @@ import sys
 
 import click
 
-from supervisor.cli import show
-from supervisor.cli.commands import bench, chat, config, keys, models, pull, runtimes, serve, service, setup, watch
-from supervisor.cli.exits import MEANINGS, Exit, exit_of
+from supervisor.cli import output
+from supervisor.cli.commands import (
+    bench,
+    chat,
+    completion,
+    config,
+    doctor,
+    keys,
+    models,
+    pull,
+    runtimes,
+    serve,
+    service,
+    watch,
+)
+from supervisor.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
 from supervisor.errors import ConfigError, LlmuxError
 
-ROOMS = (serve, models, watch, chat, setup, config, keys, runtimes, pull, bench, service)
+COMMAND_MODULES = (serve, models, watch, chat, doctor, completion, config, keys, runtimes, pull, bench, service)
 
 
 class _Group(click.Group):
@@ -26,22 +39,22 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         if os.environ.get("NO_COLOR"):
             ctx.color = False
-        show.leave_rich_out()
+        output.leave_rich_out()
         try:
             return super().invoke(ctx)
         except ConfigError as error:
             click.echo("The configuration has mistakes:", err=True)
             for problem in error.problems:
-                click.echo(f"  {show.clean(problem)}", err=True)
-            sys.exit(exit_of(error))
+                click.echo(f"  {output.clean(problem)}", err=True)
+            sys.exit(exit_code_of(error))
         except LlmuxError as error:
-            click.echo(f"llmux: {show.clean(error.message)}", err=True)
+            click.echo(f"llmux: {output.clean(error.message)}", err=True)
             for line in error.detail:
-                click.echo(f"  {show.clean(line)}", err=True)
-            sys.exit(exit_of(error))
+                click.echo(f"  {output.clean(line)}", err=True)
+            sys.exit(exit_code_of(error))
         except KeyboardInterrupt:
             click.echo(err=True)
-            sys.exit(Exit.INTERRUPTED)
+            sys.exit(ExitCode.INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -57,8 +70,8 @@ def main() -> None:
     """Run many AI models on too little memory, one worker process each, behind one OpenAI-compatible API."""
 
 
-for room in ROOMS:
-    for command in room.COMMANDS:
+for module in COMMAND_MODULES:
+    for command in module.COMMANDS:
         main.add_command(command)
 
 if __name__ == "__main__":

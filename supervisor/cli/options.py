@@ -1,4 +1,4 @@
-"""Options that several commands share, and what the shell completes."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from supervisor.cli.show import UNSHOWN
+from supervisor.cli.output import UNSHOWN
 
 _ESCAPED: Final = {code: f"\\u{code:04x}" for code in UNSHOWN if code > 31}
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
@@ -24,20 +24,26 @@ def json_option(command: Command) -> Command:
 
 
 def daemon_options(command: Command) -> Command:
-    """`--url`, `--key`, `--json` for commands that ask a running daemon."""
-    command = json_option(command)
-    command = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
-        command
+    """`--url`, `--key` and `--json` for commands that ask a running daemon: they get a client as `daemon`."""
+
+    @functools.wraps(command)
+    def connected(*words: object, url: str, key: str | None, **options: object) -> None:
+        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
+
+        command(*words, daemon=Client(url, key), **options)
+
+    wrapped = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
+        json_option(connected)
     )
     return click.option(
         "--url", envvar="LLMUX_URL", default=DEFAULT_URL, show_default=True, help="The daemon. [$LLMUX_URL]"
-    )(command)
+    )(wrapped)
 
 
 def config_option(command: Command) -> Command:
     """`--config`, by default the file that `serve` would use; for commands whose arguments name something else.
 
-    A file that stands where such a name belongs is not taken for one: the right command is told.
+    Where an argument is the name of a configuration file, the error names the right command.
     """
 
     @functools.wraps(command)
@@ -82,49 +88,30 @@ def _config(command: Command) -> Command:
 Flags = dict[str, object]
 """Settings from the command line, by their dotted keys; None: not given."""
 
+_SERVER_OPTIONS: Final = (
+    click.option("--host", help="Address to listen on."),
+    click.option("--port", type=int, help="Port to listen on; 0 takes any that is free."),
+    click.option("--state-dir", type=click.Path(), help="Where learned footprints and logs are kept."),
+    click.option(
+        "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least severe events to log."
+    ),
+    click.option(
+        "--log-format",
+        type=click.Choice(["auto", "console", "json"]),
+        help="auto: console on a terminal, else JSON.",
+    ),
+)
 
-def server_options(command: Callable[..., None]) -> Command:
+
+def server_options(command: Command) -> Command:
     """The settings that `serve` takes on its command line, as one argument `flags`."""
 
     @functools.wraps(command)
-    def collected(
-        *words: object,
-        host: str | None,
-        port: int | None,
-        state_dir: Path | None,
-        log_level: str | None,
-        log_format: str | None,
-        **options: object,
-    ) -> None:
-        flags: Flags = {
-            "server.host": host,
-            "server.port": port,
-            "server.state_dir": str(state_dir) if state_dir is not None else None,
-            "server.log_level": log_level,
-            "server.log_format": log_format,
-        }
-        command(*words, flags=flags, **options)
+    def collected(*words: object, **options: object) -> None:
+        names = ("host", "port", "state_dir", "log_level", "log_format")
+        command(*words, flags={f"server.{name}": options.pop(name) for name in names}, **options)
 
-    wrapped: Command = collected
-    for option in (
-        click.option(
-            "--log-format",
-            type=click.Choice(["auto", "console", "json"]),
-            help="auto: console on a terminal, else JSON.",
-        ),
-        click.option(
-            "--log-level",
-            type=click.Choice(["debug", "info", "warning", "error"]),
-            help="Least severe events to log.",
-        ),
-        click.option(
-            "--state-dir", type=click.Path(path_type=Path), help="Where learned footprints and logs are kept."
-        ),
-        click.option("--port", type=int, help="Port to listen on; 0 takes any that is free."),
-        click.option("--host", help="Address to listen on."),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(_SERVER_OPTIONS), collected)
 
 
 def counted(count: int, what: str) -> str:
@@ -136,24 +123,19 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
     """MODEL, completed with the daemon's names: those of the configuration, or those that clients use."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-        from supervisor.cli import client  # noqa: PLC0415  # not for declaring
+        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
 
-        names = client.names(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"), public=public)
-        return [name for name in names if name.lower().startswith(incomplete.lower())]
+        daemon = Client(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"))
+        return [name for name in daemon.names(public=public) if name.lower().startswith(incomplete.lower())]
 
     return click.argument("model", required=required, shell_complete=complete)
 
 
-def print_json(value: object) -> None:
-    """For machines."""
-    click.echo(_json(value, indent=2))
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """For machines. JSON allows some characters that can't be printed, or that control a terminal: those are escaped."""
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED))
 
 
 def print_json_line(value: object) -> None:
-    """One of many, at once."""
-    click.echo(_json(value))
-
-
-def _json(value: object, indent: int | None = None) -> str:
-    """Readable where that is harmless: JSON leaves alone some characters that can't be printed, or do something."""
-    return json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED)
+    """One object of many, on a line of its own."""
+    print_json(value, indent=None)

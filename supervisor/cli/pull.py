@@ -1,8 +1,8 @@
-"""`llmux pull`: the files that the configuration's models name, from the hub to where the models look for them.
+"""`llmux pull`: fetch the files that the configuration's models name from the hub to where the models look for them.
 
-So with the kernels that their workers will load on a GPU, which follow from how a model's weights are quantised.
-Everything is looked at before anything is fetched, so that what is to come, and whether there is room for it, is known.
-Repositories are independent: one that can't be had doesn't keep the others from coming.
+It also fetches the kernels that their workers will load on a GPU; these follow from how a model's weights are quantised.
+All repositories are examined before anything is fetched, so that the size is known and the disk can be checked.
+Repositories are independent: when one fails, the others are still fetched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from pydantic import JsonValue
 from runtimes.base import Source
 from runtimes.hub_kernels import Kernel, UsesKernels, build_of, cache
 from runtimes.registry import REGISTRY
-from supervisor.catalog import Catalog, load, sources
+from supervisor.catalog import Catalog, sources
 from supervisor.catalog.catalog import CatalogModel
-from supervisor.cli import show
+from supervisor.cli import output
 from supervisor.core.types import ModelId
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import hub, hub_download, hub_kernels, venvs
@@ -34,14 +35,14 @@ Row = dict[str, object]
 
 
 class PullError(LlmuxError):
-    """Not everything came; `detail` says what didn't, and why."""
+    """Something could not be fetched; `detail` says what, and why."""
 
     code = "pull_failed"
 
 
 @dataclass
-class Want:
-    """One repository for one folder, and the models that need it. Of a kernel, `folder` is the cache that it goes to."""
+class Download:
+    """One repository for one folder, and the models that need it. For a kernel, `folder` is its cache."""
 
     source: Source
     folder: Path
@@ -53,13 +54,33 @@ class Want:
 
     @property
     def files(self) -> tuple[hub.File, ...]:
-        """All that is wanted of it, as far as the hub has said."""
+        """All wanted files of it; none while the hub has not answered."""
         return self.copy.listing.files if self.copy is not None else ()
 
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all wanted files."""
+        return sum(file.size for file in self.files)
+
     def still_bytes(self) -> int:
-        """What has to come yet."""
+        """The bytes still to fetch."""
         copy = self.copy
         return sum(file.size - copy.size_there(file) for file in self.missing) if copy is not None else 0
+
+    def compare(self, copy: hub_download.Copy, *, verify: bool) -> None:
+        """Find out what is missing of this copy. Raises OSError."""
+        self.missing = copy.missing(verify=verify)
+        self.copy = copy
+
+    @contextmanager
+    def keeping_problem(self) -> Iterator[None]:
+        """A failure within the block becomes its problem."""
+        try:
+            yield
+        except hub.HubError as error:
+            self.problem = str(error)
+        except OSError as error:
+            self.problem = f"{self.source.repo}: {error}"
 
     def row(self) -> Row:
         """For a table, and for machines."""
@@ -72,7 +93,7 @@ class Want:
             "commit": self.copy.listing.commit if self.copy is not None else None,
             "gated": self.copy.listing.gated if self.copy is not None else None,
             "folder": str(self.folder),
-            "size_bytes": sum(file.size for file in self.files),
+            "size_bytes": self.size_bytes,
             "missing_bytes": self.still_bytes(),
             "files": [
                 {"name": file.name, "size_bytes": file.size, "digest": file.digest, "missing": file.name in missing}
@@ -82,79 +103,64 @@ class Want:
         }
 
 
-def wants(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -> list[Want]:
-    """What these models need, or all that have a source; virtual names stand for their models. Blocks on the hub.
+def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -> list[Download]:
+    """The downloads of these models, or of all that have a source; virtual names stand for their models. Blocks on the hub.
 
-    Each is compared with what is there; what fails is kept in its `problem`.
+    Each is compared with the local files; a failure is kept in its `problem`.
     Raises NotFoundError for a name that isn't there, or a model for which nothing can be fetched; HubError where the hub's
     client can't be loaded.
     """
     models = _named(catalog, names)
     if models:
-        hub.client()  # without it nothing can be looked at
-    found: dict[tuple[str, str, Path], Want] = {}
-    of_model: dict[ModelId, Want] = {}
+        hub.client()  # nothing works without it
+    found: dict[tuple[str, str, Path], Download] = {}
+    of_model: dict[ModelId, Download] = {}
     for model in models:
         if (source := model.config.source) is None:
             continue
         folder = sources.folder(source, model.config, catalog.server.models_dir)
-        want = found.setdefault((source.repo, source.revision, folder), Want(source, folder, []))
-        want.source = _both(want.source, source)
-        want.models.append(model)
-        of_model[model.id] = want
-    for want in found.values():
-        _look(want, functools.partial(hub.look, want.source), lambda want, _listing: want.folder, verify=verify)
-    kernels: dict[tuple[Kernel, Path], Want] = {}
+        download = found.setdefault((source.repo, source.revision, folder), Download(source, folder, []))
+        download.source = _both(download.source, source)
+        download.models.append(model)
+        of_model[model.id] = download
+    for download in found.values():
+        with download.keeping_problem():
+            download.compare(hub_download.Copy(hub.look(download.source), download.folder), verify=verify)
+    kernels: dict[tuple[Kernel, Path], Download] = {}
     for model in models:
         for kernel in _kernels(model, of_model.get(model.id)):
             folder = cache(catalog.server.runtimes_dir, model.config.env)
             source = Source(repo=kernel.repo, revision=kernel.branch)
-            kernels.setdefault((kernel, folder), Want(source, folder, [], kernel)).models.append(model)
-    for (kernel, _), want in kernels.items():
-        environment = venvs.installed(want.models[0].config.runtime, catalog.server.runtimes_dir)
+            kernels.setdefault((kernel, folder), Download(source, folder, [], kernel)).models.append(model)
+    for (kernel, _), download in kernels.items():
+        environment = venvs.installed(download.models[0].config.runtime, catalog.server.runtimes_dir)
         build = build_of(environment.packages if environment is not None else ())
-        _look(
-            want,
-            functools.partial(hub_kernels.look, kernel, build),
-            lambda want, listing: hub_kernels.snapshot(want.folder, listing),
-            verify=verify,
-        )
+        with download.keeping_problem():
+            listing = hub_kernels.look(kernel, build)
+            copy = hub_download.Copy(listing, hub_kernels.snapshot(download.folder, listing))
+            download.compare(copy, verify=verify)
     return [*found.values(), *kernels.values()]
 
 
-def _look(
-    want: Want, ask: Callable[[], hub.Listing], place: Callable[[Want, hub.Listing], Path], *, verify: bool
-) -> None:
-    try:
-        listing = ask()
-        copy = hub_download.Copy(listing, place(want, listing))
-        want.missing = copy.missing(verify=verify)
-        want.copy = copy
-    except hub.HubError as error:
-        want.problem = str(error)
-    except OSError as error:
-        want.problem = f"{want.source.repo}: {error}"
-
-
-def _kernels(model: CatalogModel, want: Want | None) -> tuple[Kernel, ...]:
-    """Those that its worker will load; a problem with the file that tells is kept with the model's own."""
+def _kernels(model: CatalogModel, download: Download | None) -> tuple[Kernel, ...]:
+    """The kernels that its worker will load; a problem with its config.json is kept in the model's download."""
     adapter = REGISTRY.get(model.config.runtime)
     if not isinstance(adapter, UsesKernels):
         return ()
     try:
-        return adapter.kernels(model.config, functools.partial(_described, model, want))
+        return adapter.kernels(model.config, functools.partial(_described, model, download))
     except (hub.HubError, OSError, ValueError) as error:
-        if want is not None and want.problem is None:
-            want.problem = str(error)
+        if download is not None and download.problem is None:
+            download.problem = str(error)
         return ()
 
 
-def _described(model: CatalogModel, want: Want | None) -> Mapping[str, JsonValue]:
+def _described(model: CatalogModel, download: Download | None) -> Mapping[str, JsonValue]:
     """The model's config.json: from the hub where it has still to come. Empty without one."""
-    if want is not None and want.copy is not None:
-        for file in want.missing:
+    if download is not None and download.copy is not None:
+        for file in download.missing:
             if file.name == "config.json":
-                return _object(hub.content(want.copy.listing, file))
+                return _object(hub.content(download.copy.listing, file))
     path = getattr(model.config, "path", None)
     if isinstance(path, Path) and (path / "config.json").is_file():
         return _object((path / "config.json").read_bytes())
@@ -166,36 +172,36 @@ def _object(text: bytes) -> Mapping[str, JsonValue]:
     return value if isinstance(value, dict) else {}
 
 
-def make_room(wanted: Sequence[Want]) -> None:
-    """Remove what earlier pulls left and nobody can use. Raises PullError where the disk is too small all the same."""
+def make_room(wanted: Sequence[Download]) -> None:
+    """Remove unusable leftovers of earlier pulls. Raises PullError where the disk is still too small."""
     needs: dict[int, tuple[Path, int]] = {}
-    for want in wanted:
-        if want.copy is not None:
-            want.copy.clear()
-        there = next(path for path in (want.folder, *want.folder.absolute().parents) if path.exists())
+    for download in wanted:
+        if download.copy is not None:
+            download.copy.clear()
+        there = next(path for path in (download.folder, *download.folder.absolute().parents) if path.exists())
         disk = there.stat().st_dev
-        needs[disk] = (there, needs.get(disk, (there, 0))[1] + want.still_bytes())
+        needs[disk] = (there, needs.get(disk, (there, 0))[1] + download.still_bytes())
     for path, needed in needs.values():
         free = shutil.disk_usage(path).free
         if needed > free:
             raise PullError(
-                f"{show.mib(needed >> 20)} are to come, but the disk of {path} has {show.mib(free >> 20)} free: "
+                f"{output.mib(needed >> 20)} are to come, but the disk of {path} has {output.mib(free >> 20)} free: "
                 "make room, set server.models_dir, or name the models to pull."
             )
 
 
-def fetch(wanted: Sequence[Want], echo: Echo) -> None:
-    """Get what is missing, with a bar on a terminal. Raises PullError when all have been tried and some didn't come."""
-    total = sum(want.still_bytes() for want in wanted)
+def fetch(wanted: Sequence[Download], echo: Echo) -> None:
+    """Fetch what is missing, with a bar on a terminal. Tries all, then raises PullError if any failed."""
+    total = sum(download.still_bytes() for download in wanted)
     began, current = time.monotonic(), [""]
 
-    def frame() -> show.Row:
-        left = sum(want.still_bytes() for want in wanted)
+    def frame() -> output.Row:
+        left = sum(download.still_bytes() for download in wanted)
         seconds = max(0.1, time.monotonic() - began)
         rate = (total - left) / seconds
-        eta = f"{show.duration(left / rate)} left" if rate > 0 else ""
-        amount = f"{show.mib(total - left >> 20)} of {show.mib(total >> 20)}"
-        return (show.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
+        eta = f"{output.duration(left / rate)} left" if rate > 0 else ""
+        amount = f"{output.mib(total - left >> 20)} of {output.mib(total >> 20)}"
+        return (output.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
 
     telling = threading.Lock()
 
@@ -205,65 +211,55 @@ def fetch(wanted: Sequence[Want], echo: Echo) -> None:
             if not sys.stderr.isatty():
                 echo(line)
 
-    with show.progress(frame):
-        for want in wanted:
-            if want.problem is None:
-                _fetch(want, tell)
+    with output.progress(frame):
+        for download in wanted:
+            if download.problem is None:
+                _fetch(download, tell)
     if failed := [
-        f"{', '.join(str(model.id) for model in want.models)}: {want.problem}" for want in wanted if want.problem
+        f"{', '.join(str(model.id) for model in download.models)}: {download.problem}"
+        for download in wanted
+        if download.problem
     ]:
         raise PullError(f"{len(failed)} of {len(wanted)} could not be fetched:", detail=tuple(failed))
 
 
-def _fetch(want: Want, tell: Echo) -> None:
-    assert want.copy is not None
-    try:
-        if want.missing:
-            tell(f"{want.source.repo} to {want.folder}")
-            want.copy.fetch(want.missing, tell)
-            want.missing = []
-        if want.kernel is not None:
-            hub_kernels.publish(want.folder, want.kernel, want.copy.listing)
+def _fetch(download: Download, tell: Echo) -> None:
+    assert download.copy is not None
+    with download.keeping_problem():
+        if download.missing:
+            tell(f"{download.source.repo} to {download.folder}")
+            download.copy.fetch(download.missing, tell)
+            download.missing = []
+        if download.kernel is not None:
+            hub_kernels.publish(download.folder, download.kernel, download.copy.listing)
             return
-        for model in want.models:
+        for model in download.models:
             path = getattr(model.config, "path", None)
             if isinstance(path, Path) and not path.exists():
-                want.problem = f"{path} isn't among the files that came; mend `path` or `source.files`"
-    except hub.HubError as error:
-        want.problem = str(error)
-    except OSError as error:
-        want.problem = f"{want.source.repo}: {error}"
+                download.problem = f"{path} isn't among the files that came; correct `path` or `source.files`"
 
 
-def table_of(wanted: Sequence[Want]) -> list[show.Table | str]:
-    """For people: a line each, the sum, and what couldn't be looked at."""
-    lines: list[show.Row] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
-    for want in wanted:
-        size = sum(file.size for file in want.files)
-        names = ", ".join(str(model.id) for model in want.models)
-        repo = want.source.repo + (" (gated)" if want.copy is not None and want.copy.listing.gated else "")
-        repo += f" (kernel, {want.source.revision})" if want.kernel is not None else ""
-        if want.problem is not None:
+def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
+    """For people: a line each, the sum, and the problems."""
+    lines: list[output.Row] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
+    for download in wanted:
+        names = ", ".join(str(model.id) for model in download.models)
+        repo = download.source.repo + (" (gated)" if download.copy is not None and download.copy.listing.gated else "")
+        repo += f" (kernel, {download.source.revision})" if download.kernel is not None else ""
+        if download.problem is not None:
             lines.append((names, repo, "-", "-", "?"))
         else:
-            left = want.still_bytes()
-            lines.append(
-                (names, repo, str(len(want.files)), show.mib(_mib(size)), show.mib(_mib(left)) if want.missing else "-")
-            )
-    size = sum(file.size for want in wanted for file in want.files)
-    left = sum(want.still_bytes() for want in wanted)
-    told = [want.problem for want in wanted if want.problem is not None]
-    total = f"{show.mib(_mib(size))} in all, {show.mib(_mib(left))} to get"
-    if unseen := sum(want.copy is None for want in wanted):
+            to_get = _amount(download.still_bytes()) if download.missing else "-"
+            lines.append((names, repo, str(len(download.files)), _amount(download.size_bytes), to_get))
+    told = [download.problem for download in wanted if download.problem is not None]
+    size = sum(download.size_bytes for download in wanted)
+    left = sum(download.still_bytes() for download in wanted)
+    total = f"{_amount(size)} in all, {_amount(left)} to get"
+    if unseen := sum(download.copy is None for download in wanted):
         total = f"{total}, beside {unseen} of {len(wanted)} that could not be looked at"
         if unseen == len(wanted):
             total = "No repository could be looked at"
-    return [show.Table(lines), *told, f"{total}."]
-
-
-def catalog_of(config: Path | None) -> Catalog:
-    """The configuration, whose files needn't be there yet."""
-    return load(config, check_files=False)
+    return [output.Table(lines), *told, f"{total}."]
 
 
 def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
@@ -282,7 +278,7 @@ def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
 
 
 def _fetchable(model: CatalogModel) -> bool:
-    """Has it a source, or kernels though its files are what somebody put there?"""
+    """Does it name a source, or need kernels?"""
     return model.config.source is not None or bool(_kernels(model, None))
 
 
@@ -292,5 +288,5 @@ def _both(one: Source, other: Source) -> Source:
     return one.model_copy(update={"files": files})
 
 
-def _mib(size: int) -> int:
-    return -(-size // (1 << 20))
+def _amount(size: int) -> str:
+    return output.mib(-(-size // (1 << 20)))

@@ -1,4 +1,4 @@
-"""`llmux serve`: find or make the configuration, say what is being served and how to use it, run the daemon."""
+"""`llmux serve`: find or write the configuration, print what is served and how to use it, run the daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from supervisor.cli.options import counted, print_json_line
 DEMO_RUNTIME = "llama_server"
 
 
-def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_json: bool = False) -> None:
+def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_json: bool) -> None:
     """Run until a signal. Without any configuration it serves the demo, and says so.
 
     With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
@@ -44,7 +44,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
         install(DEMO_RUNTIME, catalog.server.runtimes_dir, echo=lambda line: click.echo(f"  {line}", err=as_json))
     configure(catalog.server.log_level, catalog.server.log_format)
-    from supervisor.cli.daemon import run  # noqa: PLC0415  # after the progress above: it costs most of the start
+    from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:
         if as_json:
@@ -69,7 +69,7 @@ def greeting(catalog: Catalog, url: str, keys: int) -> dict[str, str | int | lis
 
 
 def command() -> str:
-    """How this very program is called from where the user is."""
+    """How to call this very program from the current folder."""
     return "llmux" if shutil.which("llmux") else os.path.relpath(sys.argv[0])
 
 

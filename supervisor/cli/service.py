@@ -1,13 +1,12 @@
 """`llmux service`: llmux as a systemd user service.
 
-The unit is made here, so that the one in deploy/systemd, the one that `install` writes and this text can't differ.
+The unit's text is here; `install` writes it, and a test compares the copy in deploy/systemd with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import getpass
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.catalog.loader import find_config
+from supervisor.catalog.sections import config_dir
 from supervisor.errors import LlmuxError
 from supervisor.io import files
 
@@ -80,7 +80,7 @@ WantedBy=sockets.target
 
 
 class ServiceError(LlmuxError):
-    """systemd would not do what was asked; the message has its words."""
+    """systemd refused; the message has its words."""
 
     code = "service_failed"
 
@@ -96,21 +96,20 @@ def socket_unit(host: str = "127.0.0.1", port: int = 8081) -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word as systemd reads it: specifiers stay (`%h`), spaces and quotes are kept together."""
+    """A word quoted for systemd; specifiers such as `%h` still work."""
     if not any(character in word for character in " \t\"'\\"):
         return word
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _literal(word: str) -> str:
-    """A word that systemd takes as it is: no specifier, no variable."""
+    """A word that systemd takes literally: no specifier, no variable."""
     return word.replace("%", "%%").replace("$", "$$")
 
 
 def folder() -> Path:
-    """Where user units live."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".config") / "systemd" / "user"
+    """The folder of user units."""
+    return config_dir().with_name("systemd") / "user"
 
 
 def program() -> str:
@@ -129,7 +128,7 @@ def program() -> str:
 
 
 def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, address: tuple[str, int] | None) -> None:
-    """Write the unit (and the socket unit with `address`), make systemd read it, start it; tell each step.
+    """Write the unit (and the socket unit with `address`), make systemd read it, start it; `echo` gets each step.
 
     Raises ConfigError when there is no such `config`, ServiceError when systemd refuses.
     """

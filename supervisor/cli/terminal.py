@@ -1,6 +1,6 @@
-"""What `show` describes, as `rich` renders it. Only `show` imports this: the rest of llmux runs without rich.
+"""Renders with `rich` what `output` describes. Only `output` imports this module: the rest of llmux runs without rich.
 
-All words are text, whoever wrote them: nothing in them is markup, a link or an emoji's name.
+All text is plain, whoever wrote it: nothing in it is markup, a link or an emoji's name.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rich.segment import SegmentLines
 from rich.spinner import Spinner
 from rich.text import Text
 
-from supervisor.cli.show import Bar, Cell, Row, Table, Words, clean
+from supervisor.cli.output import Bar, Cell, Row, Table, Words, clean
 
 GAP: Final = 2
 LAST_COLUMN: Final = 20  # is never cut to less
 BAR: Final = 24
 REPAINTS_PER_S: Final = 10
 _ONE_LINE: Final = {ord("\n"): " ", ord("\t"): " "}
-WIDE: Final = 1_000_000  # tables are laid out as wide as they are; the terminal, or its cutting, comes after
+WIDE: Final = 1_000_000  # tables are laid out at their full width; the terminal wraps or cuts them
 
 
-def say(*what: Words | Table, err: bool) -> None:
-    """Print it. Lines are never broken here: a terminal does that, and copies them whole."""
+def show(*what: Words | Table, err: bool) -> None:
+    """Print it. Lines are not wrapped here: the terminal wraps them, and still copies them whole."""
     console = _console(err=err)
     for one in what:
         console.print(_rendered(one, console, "ignore"), soft_wrap=True)
@@ -42,14 +42,14 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
     """Repaint a line on stderr until the block ends."""
     console, spinner = _console(err=True), Spinner("dots")
     last: RenderableType = ""
-    asking = False  # neither by the making of a Live nor by its end, which is no time to wait for an answer
+    asking = False  # not while Live starts or ends: `frame` may block
 
     def look() -> RenderableType:
         nonlocal last, asking
         if asking:
             try:
                 last = _laid_out([[spinner, *map(_cell, frame())]], console)
-            except Exception:  # noqa: BLE001  # whatever it is, the thread would print its traceback
+            except Exception:  # noqa: BLE001  # else the thread would print a traceback
                 asking = False
         return last
 
@@ -62,7 +62,7 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
         redirect_stderr=False,
     )
     with live:
-        console.show_cursor(True)  # whatever ends the process at once leaves it as it is
+        console.show_cursor(True)  # so that it is there even when the process is killed
         asking = True
         try:
             yield
@@ -72,7 +72,7 @@ def progress(frame: Callable[[], Row]) -> Iterator[None]:
 
 @contextmanager
 def screen() -> Iterator[Callable[[Sequence[Words | Table]], None]]:
-    """The terminal's other screen; what was there comes back at the end."""
+    """The terminal's alternate screen; the main one comes back at the end."""
     console = _console(err=False)
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with live:
@@ -80,7 +80,7 @@ def screen() -> Iterator[Callable[[Sequence[Words | Table]], None]]:
 
 
 def _console(*, err: bool) -> Console:
-    """Whatever the environment says of colours, only a terminal gets them."""
+    """Only a terminal gets colours, whatever the environment says."""
     there = (sys.stderr if err else sys.stdout).isatty()
     plain = os.environ.get("NO_COLOR") or not there
     return Console(stderr=err, force_terminal=there, color_system=None if plain else "auto")
@@ -98,7 +98,7 @@ def _rendered(what: Words | Table, console: Console, overflow: OverflowMethod) -
 def _laid_out(
     rows: Sequence[Sequence[RenderableType]], console: Console, *, head: bool = False, whole: bool = False
 ) -> SegmentLines:
-    """A table as lines that may be wider than the terminal: a narrow one must not cost a column that matters."""
+    """A table as lines that may be wider than the terminal, so that a narrow one doesn't lose a column that matters."""
     options = console.options.update(width=WIDE)
     widths = [
         max(console.measure(cell, options=options).maximum for cell in column) for column in zip(*rows, strict=True)

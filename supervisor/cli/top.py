@@ -1,4 +1,4 @@
-"""`llmux top`: devices, models and requests on one screen, painted anew every second."""
+"""`llmux top`: devices, models and requests on one screen, repainted every second."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import time
 import tty
 from collections.abc import Iterator
 
-from supervisor.cli import client, models, show
-from supervisor.cli.client import Json
-from supervisor.cli.exits import UnreachableError
+from supervisor.cli import client, models, output
+from supervisor.cli.client import Client, Json
+from supervisor.cli.exit_codes import UnreachableError
 
 REQUESTS = 20
 
-Page = list[show.Words | show.Table]
+Page = list[output.Words | output.Table]
 
 
-def look(url: str, key: str | None) -> Json:
-    """Everything that is shown, as the daemon says it."""
+def look(daemon: Client) -> Json:
+    """Everything that is shown, as the daemon reports it."""
     return {
-        "devices": client.get(url, key, "/v1/admin/gpu-memory").get("devices"),
-        "models": client.get(url, key, "/v1/admin/models").get("data"),
-        "requests": client.get(url, key, "/v1/admin/requests").get("data"),
+        "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
+        "models": daemon.get("/v1/admin/models").get("data"),
+        "requests": daemon.get("/v1/admin/requests").get("data"),
     }
 
 
-def watch(url: str, key: str | None, *, interval_s: float, once: bool) -> None:
+def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
     """Paint until q or Ctrl-C; once where it is asked for or the output is no terminal."""
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        show.say(*page(look(url, key), url))
+        output.show(*page(look(daemon), daemon.url))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is put back then, too
-    with contextlib.suppress(KeyboardInterrupt), show.screen() as paint, _keys():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # restores the terminal as Ctrl-C does
+    with contextlib.suppress(KeyboardInterrupt), output.screen() as paint, _keys():
         while True:
             try:
-                shown = page(look(url, key), url)
+                shown = page(look(daemon), daemon.url)
             except UnreachableError as error:  # it may come back
                 shown = [error.message]
-            paint([*shown, "", show.dim("q: quit")])
+            paint([*shown, "", output.dim("q: quit")])
             if _quits_within(interval_s):
                 return
 
@@ -57,7 +57,7 @@ def page(seen: Json, url: str) -> Page:
     devices = client.rows(seen, "devices")
     shown: Page = [[(title, "bold"), f"  {counts}"], ""]
     if devices:
-        shown += [show.Table([_device(device) for device in devices], head=False), *_troubles(devices), ""]
+        shown += [output.Table([_device(device) for device in devices], head=False), *_troubles(devices), ""]
     shown.append(models.table_of(found))
     if requests:
         shown += ["", _requests(requests)]
@@ -66,43 +66,43 @@ def page(seen: Json, url: str) -> Page:
     return shown
 
 
-def _device(device: Json) -> show.Row:
+def _device(device: Json) -> output.Row:
     total, free, outside = (_amount(device.get(name)) for name in ("total_mib", "free_mib", "outside_mib"))
     leases = client.rows(device, "leases")
     leased = sum(_amount(lease.get("lease_mib")) for lease in leases)
     share = 1 - free / total if total and device.get("free_mib") is not None else 0.0
-    used = f"{show.mib(total - free)} of {show.mib(total)} used"
-    rest = f"{show.mib(leased)} leased, {show.mib(outside)} outside, {show.mib(device.get('available_mib'))} available"
+    used = f"{output.mib(total - free)} of {output.mib(total)} used"
+    rest = f"{output.mib(leased)} leased, {output.mib(outside)} outside, {output.mib(device.get('available_mib'))} available"
     return (
-        show.text(device.get("id")),
-        show.Bar(share, "red" if share > 0.95 else "yellow" if share > 0.8 else "green"),
+        output.text(device.get("id")),
+        output.Bar(share, "red" if share > 0.95 else "yellow" if share > 0.8 else "green"),
         f"{used}, {rest}",
-        show.dim(show.text(device.get("name") or device.get("kind"))),
+        output.dim(output.text(device.get("name") or device.get("kind"))),
     )
 
 
-def _troubles(devices: list[Json]) -> Iterator[show.Words]:
+def _troubles(devices: list[Json]) -> Iterator[output.Words]:
     for device in devices:
         for flag in ("blocked", "quarantined"):
             if device.get(flag):
                 yield f"{device.get('id')} is {flag}: {device[flag]}", "red"
 
 
-def _requests(requests: list[Json]) -> show.Table:
+def _requests(requests: list[Json]) -> output.Table:
     head = ("REQUEST", "STATE", "AGE", "SENT", "KEY", "MODEL", "PATH")
     rows = [
         (
-            show.text(request.get("request_id")),
-            show.text(request.get("state")),
-            show.duration(request.get("age_s")),
+            output.text(request.get("request_id")),
+            output.text(request.get("state")),
+            output.duration(request.get("age_s")),
             f"{_amount(request.get('bytes')) / 1024:.1f} KiB",
-            show.text(request.get("key")),
-            show.text(request.get("model")),
-            show.text(request.get("path")),
+            output.text(request.get("key")),
+            output.text(request.get("model")),
+            output.text(request.get("path")),
         )
         for request in requests[:REQUESTS]
     ]
-    return show.Table([head, *rows])
+    return output.Table([head, *rows])
 
 
 def _amount(value: object) -> float:
@@ -111,7 +111,7 @@ def _amount(value: object) -> float:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[None]:
-    """Keys are read one by one and don't show; as before whatever happens."""
+    """Keys are read one by one and not echoed; restored when the block ends."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)

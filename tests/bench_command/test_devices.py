@@ -1,11 +1,11 @@
-"""Where a model is tried: the devices there are, their memory by measurement and by a daemon's books, and the ratio."""
+"""Where a model is tried: the devices there are, their memory by measurement and by a daemon's ledger, and the ratio."""
 
 from __future__ import annotations
 
 import pytest
 import yaml
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests import environments, fake_nvml, hearing
 from tests.bench_command.conftest import pretender
 from tests.daemon import Daemon, fake, running
@@ -48,7 +48,7 @@ class TestGpu:
     def test_a_gpu_that_is_too_slow(self, bench, gpus):
         bench.write({"chat": pretender("--quick", "0.02", "--slow", "0.02", env=gpus)})
         done = bench("chat", "--tokens", "10", "--rounds", "3")
-        assert done.returncode == Exit.DONE
+        assert done.returncode == ExitCode.DONE
         assert "times as fast as host; wanted: 5 times or more, not met." in done.stdout
 
     def test_devices_by_name_in_the_order_asked_for(self, bench, gpus):
@@ -67,7 +67,7 @@ class TestGpu:
     def test_one_that_several_share_is_tried_on_the_processor(self, bench, gpus):
         bench.write({"chat": pretender(env=gpus, gpus=2)})
         refused = bench("chat", "--tokens", "2", "--rounds", "1")
-        assert refused.returncode == Exit.FAILED
+        assert refused.returncode == ExitCode.FAILED
         assert "spread over 2 GPUs" in refused.stderr
         assert "llmux bench chat --devices cpu" in refused.stderr
         found = bench.json("chat", "--devices", "cpu", "--tokens", "2", "--rounds", "1")
@@ -75,7 +75,7 @@ class TestGpu:
 
     def test_one_that_computes_elsewhere(self, bench, gpus):
         bench.write({"chat": pretender()})
-        found = bench.json("chat", "--tokens", "2", "--rounds", "1", code=Exit.FAILED)
+        found = bench.json("chat", "--tokens", "2", "--rounds", "1", code=ExitCode.FAILED)
         gpu, cpu = found["devices"]
         assert "nothing of the GPU's memory" in gpu["problem"]
         assert gpu["rate"] is None
@@ -85,7 +85,7 @@ class TestGpu:
     def test_a_runtime_built_for_the_processor(self, bench, gpus):
         model = {"runtime": "faster_whisper", "type": "asr", "path": str(hearing.converted())}
         bench.write({"ear": model}, environments.installed("faster_whisper"))
-        (row,) = bench.json("ear", "--devices", "cuda", code=Exit.FAILED)["devices"]
+        (row,) = bench.json("ear", "--devices", "cuda", code=ExitCode.FAILED)["devices"]
         assert "llmux runtimes install faster_whisper --device cuda" in row["problem"]
         assert row["load_s"] is None
 
@@ -93,7 +93,7 @@ class TestGpu:
         started = bench.folder / "started"
         bench.write({"chat": pretender("--started", str(started))})
         refused = bench("chat", "--devices", "cpu,cuda")
-        assert (refused.returncode, refused.stdout) == (Exit.FAILED, "")
+        assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
         assert "no device 'cuda' here" in refused.stderr
         assert "NVML Shared Library Not Found" in refused.stderr
         assert "there is: cpu (host:" in refused.stderr
@@ -113,20 +113,20 @@ class TestRoom:
         bench.write(
             {"chat": pretender("--started", str(started), vram_mib=16000)}, devices=[{"kind": "cuda", "index": 0}]
         )
-        (row,) = bench.json("chat", "--devices", "cuda", code=Exit.FAILED)["devices"]
+        (row,) = bench.json("chat", "--devices", "cuda", code=ExitCode.FAILED)["devices"]
         assert "takes 15.6 GiB (explicit:" in row["problem"]
         assert "7384 MiB are free on gpu0" in row["problem"]  # 16 GiB less what the other program has
         assert not started.exists()
 
-    def test_by_the_daemons_books(self, bench, site):
+    def test_by_the_daemons_ledger(self, bench, site):
         started = bench.folder / "started"
         small = pretender("--started", str(started), vram_mib=500)
         config = {"devices": [{"kind": "host", "budget_mib": 1000, "margin_mib": 0}]}
         bench.write({"small": small}, **config)
         with running(site, {"models": {"large": fake(vram_mib=900), "small": small}, **config}) as daemon:
             load(daemon, "large")
-            (row,) = bench.json("small", code=Exit.FAILED, url=daemon.url)["devices"]
-            assert "by the daemon's books 100 MiB may be taken on host" in row["problem"]
+            (row,) = bench.json("small", code=ExitCode.FAILED, url=daemon.url)["devices"]
+            assert "by the daemon's ledger 100 MiB may be taken on host" in row["problem"]
             assert not started.exists()
             assert daemon.model("large")["state"] == "ready"  # nothing was evicted
             assert daemon.post("/v1/admin/models/large/unload").status_code == 200
@@ -135,14 +135,14 @@ class TestRoom:
             assert daemon.model("small")["state"] == "stopped"  # the daemon never had it
             assert daemon.workers() == []
 
-    def test_a_daemon_that_keeps_its_books_to_itself(self, bench, site):
+    def test_a_daemon_that_keeps_its_ledger_to_itself(self, bench, site):
         key = "sk-" + "a" * 40
         (site / "api_keys.yaml").write_text(
             yaml.safe_dump([{"name": "admin", "key": key, "scopes": ["admin", "inference"]}])
         )
         bench.write({"chat": pretender()})
         with running(site, {"models": {"chat": pretender()}}) as daemon:
-            (row,) = bench.json("chat", code=Exit.FAILED, url=daemon.url)["devices"]
+            (row,) = bench.json("chat", code=ExitCode.FAILED, url=daemon.url)["devices"]
             assert "--key" in row["problem"]
             (row,) = bench.json("chat", "--key", key, "--tokens", "2", "--rounds", "1", url=daemon.url)["devices"]
             assert row["rate"] > 0
@@ -154,20 +154,20 @@ class TestUnfit:
     def test_an_unknown_model(self, bench):
         bench.write({"chat": pretender()})
         told = bench("chap")
-        assert (told.returncode, told.stdout) == (Exit.NOT_FOUND, "")
+        assert (told.returncode, told.stdout) == (ExitCode.NOT_FOUND, "")
         assert "Did you mean chat?" in told.stderr
 
     def test_a_remote_model(self, bench):
         remote = {"runtime": "openai_remote", "base_url": "http://127.0.0.1:1/v1", "upstream_model": "x"}
         bench.write({"far": remote})
         told = bench("far")
-        assert told.returncode == Exit.FAILED
+        assert told.returncode == ExitCode.FAILED
         assert "run by others" in told.stderr
 
     def test_a_model_without_its_file(self, bench):
         bench.write({"chat": {"runtime": "llama_server", "path": "/nowhere/model.gguf"}})
         told = bench("chat")
-        assert told.returncode == Exit.FAILED
+        assert told.returncode == ExitCode.FAILED
         assert "/nowhere/model.gguf" in told.stderr
 
     def test_pictures_are_not_measured(self, bench):

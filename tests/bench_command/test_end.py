@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests.daemon import fake, wait_until
 from tests.limits import LIMIT_S
 
@@ -36,7 +36,7 @@ class TestSignals:
         finally:
             command.kill()
             command.wait()
-        assert code == (-signal.SIGKILL if number is signal.SIGKILL else Exit.INTERRUPTED), bench.told.read_text()
+        assert code == (-signal.SIGKILL if number is signal.SIGKILL else ExitCode.INTERRUPTED), bench.told.read_text()
         wait_until(lambda: not any(alive(pid, started) for pid, started in tree), what=f"the end of {tree}")
         wait_until(lambda: not processes(command.pid, bench.folder), what="the end of all of it")
         if number is not signal.SIGKILL:
@@ -53,7 +53,7 @@ class TestSignals:
             command.send_signal(signal.SIGINT)
             with contextlib.suppress(ProcessLookupError):
                 command.send_signal(signal.SIGINT)
-            assert command.wait(LIMIT_S) == Exit.INTERRUPTED
+            assert command.wait(LIMIT_S) == ExitCode.INTERRUPTED
         finally:
             command.kill()
             command.wait()
@@ -65,7 +65,7 @@ class TestTrouble:
 
     def test_one_that_doesnt_start_tells_why(self, bench):
         bench.write({"chat": fake("--exit-code", "1", "--log-text", "no such file: weights.bin")})
-        (row,) = bench.json("chat", code=Exit.FAILED)["devices"]
+        (row,) = bench.json("chat", code=ExitCode.FAILED)["devices"]
         assert "no such file: weights.bin" in row["detail"]
         assert row["rate"] is None
         assert "no such file: weights.bin" in bench("chat").stdout
@@ -73,17 +73,17 @@ class TestTrouble:
 
     def test_one_that_dies_in_an_answer(self, bench):
         bench.write({"chat": fake("--die-after", "2")})
-        (row,) = bench.json("chat", code=Exit.FAILED)["devices"]
+        (row,) = bench.json("chat", code=ExitCode.FAILED)["devices"]
         assert "SIGKILL" in row["problem"]
 
     def test_one_that_refuses(self, bench):
         bench.write({"chat": fake("--status", "400")})
-        (row,) = bench.json("chat", code=Exit.FAILED)["devices"]
+        (row,) = bench.json("chat", code=ExitCode.FAILED)["devices"]
         assert row["problem"] == "/v1/chat/completions answers with 400: as told"
 
     def test_one_that_says_nothing(self, bench):
         bench.write({"chat": fake("--chunks", "0")})
-        (row,) = bench.json("chat", code=Exit.FAILED)["devices"]
+        (row,) = bench.json("chat", code=ExitCode.FAILED)["devices"]
         assert "--prompt" in row["problem"]
 
     def test_nothing_but_the_answer_is_on_stdout(self, bench):

@@ -7,7 +7,7 @@ import wave
 
 import pytest
 
-from supervisor.cli.bench import sound
+from supervisor.cli.bench import audio
 from tests import environments, hearing, minilm
 from tests.bench_command.conftest import pretender
 from tests.daemon import gguf
@@ -89,8 +89,8 @@ class TestSound:
         found = bench.json("ear", "--rounds", "1")
         (row,) = found["devices"]
         assert found["unit"] == "x real time"
-        assert row["rounds"][0]["amount"] == sound.SECONDS
-        assert row["rate"] == pytest.approx(sound.SECONDS / row["rounds"][0]["seconds"], rel=0.01)
+        assert row["rounds"][0]["amount"] == audio.SECONDS
+        assert row["rate"] == pytest.approx(audio.SECONDS / row["rounds"][0]["seconds"], rel=0.01)
         assert row["note"] is None  # something was heard
 
     def test_a_prompt_is_no_sound(self, bench):
@@ -117,13 +117,13 @@ class TestSound:
         assert 0 < row["first_ms"] <= row["rounds"][0]["seconds"] * 1000 + 1  # both are rounded
 
     def test_the_generated_sound_is_a_wav(self):
-        with wave.open(io.BytesIO(sound.murmur())) as file:
-            assert file.getnframes() == sound.SECONDS * file.getframerate()
-            assert max(map(abs, memoryview(file.readframes(sound.RATE)).cast("h"))) > 3000
-        assert sound.seconds_of(sound.murmur()) == sound.SECONDS
+        with wave.open(io.BytesIO(audio.murmur())) as file:
+            assert file.getnframes() == audio.SECONDS * file.getframerate()
+            assert max(map(abs, memoryview(file.readframes(audio.RATE)).cast("h"))) > 3000
+        assert audio.seconds_of(audio.murmur()) == audio.SECONDS
 
     @pytest.mark.parametrize(
         "content", [b"", b"RIFF", b"ID3" + bytes(100), b"RIFF\0\0\0\0WAVE", b"RIFF\0\0\0\0WAVEdata\0\0\0\0\1"]
     )
     def test_no_wav_has_no_length(self, content):
-        assert sound.seconds_of(content) == 0
+        assert audio.seconds_of(content) == 0

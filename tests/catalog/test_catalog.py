@@ -110,7 +110,7 @@ class TestCheckDevices:
 
     def test_too_large(self, folder):
         catalog = folder.load("models:\n  fits: {cmd: x, vram_mib: 1488}\n  large: {cmd: x, vram_mib: 1489}\n")
-        assert check_devices(catalog, [self.HOST, self.GPU]) == (
+        assert check_devices(catalog, [self.HOST, self.GPU], catalog.model_specs()) == (
             (
                 "llmux.yaml:3:19 models.large.vram_mib: takes 1489 MiB (explicit: vram_mib of the configuration), "
                 "more than any device it may run on; gpu0 has 1488 MiB after its margin"
@@ -119,7 +119,7 @@ class TestCheckDevices:
 
     def test_only_where_it_may_run(self, folder):
         catalog = folder.load("models:\n  m: {cmd: x, estimated_mib: 1000, devices: [host]}\n")
-        (problem,) = check_devices(catalog, [self.HOST, self.GPU])
+        (problem,) = check_devices(catalog, [self.HOST, self.GPU], catalog.model_specs())
         assert problem.startswith("llmux.yaml:2:3 models.m: takes 1000 MiB (computed: as told)")
         assert (
             check_devices(catalog, [self.HOST], catalog.model_specs({(catalog.models["m"].footprint_key, "host"): 5}))
@@ -127,23 +127,24 @@ class TestCheckDevices:
         )
 
     def test_guesses_refuse_nothing(self, folder):
-        assert check_devices(folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}"), [self.HOST]) == ()
+        catalog = folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}")
+        assert check_devices(catalog, [self.HOST], catalog.model_specs()) == ()
 
     def test_parts_that_fit_on_too_few(self, folder):
         catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 2900}\n")
         one, two = replace(self.GPU, id="gpu1", total_mib=1000), replace(self.GPU, id="gpu2")
-        assert check_devices(catalog, [self.GPU, two]) == ()
-        assert check_devices(catalog, [self.GPU]) == (
+        assert check_devices(catalog, [self.GPU, two], catalog.model_specs()) == ()
+        assert check_devices(catalog, [self.GPU], catalog.model_specs()) == (
             "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and it may run on 1",
         )
-        assert check_devices(catalog, [self.GPU, one]) == (
+        assert check_devices(catalog, [self.GPU, one], catalog.model_specs()) == (
             (
                 "llmux.yaml:3:23 models.m.vram_mib: 2 GPUs share the model; its part, 1450 MiB (explicit: one of 2 parts of "
                 "2900 MiB: vram_mib of the configuration), fits on gpu0 only"
             ),
         )
         three = folder.load("models:\n  m:\n    {cmd: x, gpus: 3, vram_mib: 4350}\n")
-        (problem,) = check_devices(three, [self.GPU, one, two])
+        (problem,) = check_devices(three, [self.GPU, one, two], three.model_specs())
         assert problem.endswith("fits on gpu0 and gpu2 only")
 
     def test_a_measurement_never_makes_it_too_large(self, folder):
@@ -158,6 +159,6 @@ class TestCheckDevices:
 
     def test_unknown_device(self, folder):
         catalog = folder.load("models:\n  m: {cmd: x, devices: [gpu7]}\n")
-        assert (check_devices(catalog, [self.HOST])) == (
+        assert (check_devices(catalog, [self.HOST], catalog.model_specs())) == (
             "llmux.yaml:2:15 models.m.devices: no device gpu7 here; there is: host",
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.catalog.document import Layer, Place, Source, dotted, grow, merge, parse, places, plain, read, scalar
+from supervisor.catalog.document import Layer, Place, Source, dotted, merge, parse, places, plain, read, scalar, tree_of
 
 SOURCE = Source(Layer.FILE, "a.yaml", Path("/etc"))
 
@@ -142,7 +142,7 @@ class TestMerge:
         assert plain(merge(base, over)) == {"a": {"b": 2, "c": [3], "f": None}}
 
     def test_grown_values(self):
-        node = grow({"a": (1, Path("/x")), "b": None}, Place(SOURCE))
+        node = tree_of({"a": (1, Path("/x")), "b": None}, Place(SOURCE))
         assert plain(node) == {"a": [1, "/x"], "b": None}
         with pytest.raises(TypeError):
-            grow(object(), Place(SOURCE))
+            tree_of(object(), Place(SOURCE))

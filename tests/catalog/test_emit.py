@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.catalog.document import Layer, Source, parse, plain
-from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.yaml_writer import Comments, to_yaml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.recursive(
@@ -32,12 +32,12 @@ class TestWritten:
 
     @given(st.dictionaries(st.sampled_from(["models", "x-1", "server"]), VALUES))
     def test_reads_back(self, document):
-        assert read(written(document)) == document
+        assert read(to_yaml(document)) == document
 
     def test_looks(self):
         document = {"models": {"a": {"path": "/m/a.gguf", "cmd": ["x", "--port", "${port}"], "env": {"A": "1"}}}}
         comments = Comments(above={("models", "a"): ["About a."]}, beside={("models", "a", "path"): "here"})
-        assert written(document, comments) == (
+        assert to_yaml(document, comments) == (
             "models:\n"
             "  # About a.\n"
             "  a:\n"

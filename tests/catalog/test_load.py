@@ -4,6 +4,7 @@ import pytest
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog import find_config
+from supervisor.catalog.document import dotted
 from supervisor.catalog.loader import load
 from supervisor.errors import ConfigError
 
@@ -173,9 +174,8 @@ class TestLayers:
 
     def test_explicit_local(self, folder, monkeypatch):
         path = folder.write("server: {port: 3000}", "elsewhere/mine.yaml")
-        assert folder.load("models:", local=path).server.port == 3000
         monkeypatch.setenv("LLMUX_LOCAL_CONFIG", str(path))
-        assert folder.load().server.port == 3000
+        assert folder.load("models:").server.port == 3000
 
     def test_environment_beats_files_and_flags_beat_it(self, folder, monkeypatch):
         monkeypatch.setenv("LLMUX_SERVER__PORT", "4000")
@@ -194,7 +194,7 @@ class TestLayers:
         ) == (4000, "10", ("a", "b"), "debug")
         assert (catalog.limits.drain_s, catalog.limits.max_loaded) == (2.5, {"llm": 1, "tts": 2})
         assert [(device.id, device.budget_mib) for device in catalog.devices] == [("host", 100)]
-        table = catalog.origin_table()
+        table = {dotted(trail): str(place) for trail, place in catalog.origins.items()}
         assert table["server.port"] == "LLMUX_SERVER__PORT"
         assert table["devices[0].budget_mib"] == "LLMUX_DEVICES"
         assert table["server.log_level"] == "--log-level"
@@ -226,8 +226,9 @@ class TestLayers:
 
     def test_paths_start_from_the_file_that_has_them(self, folder, monkeypatch):
         monkeypatch.setenv("MODELS", "/srv/models")
-        folder.write("models: {m: {folders: [a, ~/b, $MODELS/c]}}\nserver: {state_dir: s}", "sub/local.yaml")
-        catalog = folder.load("models: {m: {path: x.gguf}}", local=folder.path / "sub/local.yaml", check_files=False)
+        local = folder.write("models: {m: {folders: [a, ~/b, $MODELS/c]}}\nserver: {state_dir: s}", "sub/local.yaml")
+        monkeypatch.setenv("LLMUX_LOCAL_CONFIG", str(local))
+        catalog = folder.load("models: {m: {path: x.gguf}}", check_files=False)
         config = catalog.models["m"].config
         assert folder.path / "x.gguf" == config.path
         assert [str(folder.path / "sub/a"), str(folder.path / "home/b"), "/srv/models/c"] == [*map(str, config.folders)]

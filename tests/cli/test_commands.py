@@ -15,7 +15,7 @@ import pytest
 
 from supervisor.cli import environments
 from supervisor.cli.commands.watch import KINDS
-from supervisor.cli.exits import MEANINGS, Exit
+from supervisor.cli.exit_codes import MEANINGS, ExitCode
 from supervisor.cli.main import main as llmux
 from supervisor.daemon import events
 from tests import tiny
@@ -30,14 +30,14 @@ class TestModels:
 
     def test_a_model_comes_and_goes(self, site, shell):
         loaded = shell("load", "chat")
-        assert (loaded.returncode, loaded.stderr) == (Exit.DONE, "")
+        assert (loaded.returncode, loaded.stderr) == (ExitCode.DONE, "")
         head, row = loaded.stdout.splitlines()
         assert head.split()[:3] == ["MODEL", "STATE", "DEVICE"]
         assert row.split()[:3] == ["chat", "ready", "host"]
         assert "MiB / " in row
         (listed,) = [line for line in shell("ps").stdout.splitlines() if line.startswith("chat ")]
         assert "loaded in" in listed
-        assert shell("unload", "chat").returncode == Exit.DONE
+        assert shell("unload", "chat").returncode == ExitCode.DONE
         assert site.model("chat")["state"] == "stopped"
 
     def test_json(self, shell):
@@ -51,17 +51,17 @@ class TestModels:
         assert {"RUNTIME", "PRIORITY", "PORT"} <= set(head)
 
     def test_a_setting_for_one_load(self, site, shell):
-        assert shell("load", "chat", "--set", "n_ctx=1024").returncode == Exit.DONE
+        assert shell("load", "chat", "--set", "n_ctx=1024").returncode == ExitCode.DONE
         assert site.model("chat")["overrides"] == {"n_ctx": 1024}
         refused = shell("load", "chat", "--set", "path=/etc/passwd")
-        assert (refused.returncode, refused.stdout) == (Exit.FAILED, "")
+        assert (refused.returncode, refused.stdout) == (ExitCode.FAILED, "")
         assert "path" in refused.stderr
-        assert shell("load", "chat", "--set", "n_ctx").returncode == Exit.USAGE
+        assert shell("load", "chat", "--set", "n_ctx").returncode == ExitCode.USAGE
         shell("unload", "chat")
 
     def test_a_failed_load_tells_where_to_look(self, shell):
         failed = shell("load", "broken")
-        assert (failed.returncode, failed.stdout) == (Exit.FAILED, "")
+        assert (failed.returncode, failed.stdout) == (ExitCode.FAILED, "")
         assert "no such file: weights.bin" in failed.stderr
         assert "llmux logs broken" in failed.stderr
         assert "no such file" in shell("logs", "broken").stdout
@@ -69,7 +69,7 @@ class TestModels:
     @pytest.mark.parametrize("words", [("load",), ("unload",), ("logs",), ("why",), ("chat", "--json")])
     def test_an_unknown_model(self, shell, words):
         told = shell(words[0], "nope", *words[1:], stdin="Hello")
-        assert (told.returncode, told.stdout) == (Exit.NOT_FOUND, "")
+        assert (told.returncode, told.stdout) == (ExitCode.NOT_FOUND, "")
         assert "nope" in told.stderr
         assert "llmux ps" in told.stderr
 
@@ -83,15 +83,15 @@ class TestNoDaemon:
     )
     def test_unreachable(self, alone, words):
         told = alone(*words.split())
-        assert (told.returncode, told.stdout) == (Exit.UNREACHABLE, "")
+        assert (told.returncode, told.stdout) == (ExitCode.UNREACHABLE, "")
         assert "llmux serve" in told.stderr
 
     def test_no_url(self, alone):
-        assert alone("ps", "--url", "nowhere").returncode == Exit.FAILED
-        assert alone("ps", "--url", "http://[half").returncode == Exit.FAILED
+        assert alone("ps", "--url", "nowhere").returncode == ExitCode.FAILED
+        assert alone("ps", "--url", "http://[half").returncode == ExitCode.FAILED
 
     def test_a_proxy_is_not_asked(self, shell):
-        assert shell("ps", http_proxy="http://127.0.0.1:1").returncode == Exit.DONE
+        assert shell("ps", http_proxy="http://127.0.0.1:1").returncode == ExitCode.DONE
 
 
 class TestKeys:
@@ -107,10 +107,10 @@ class TestKeys:
             daemon.start()
             for variables in ({}, {"LLMUX_API_KEY": "sk-unknown-to-everybody"}, {"LLMUX_API_KEY": user}):
                 told = shell("ps", "--url", daemon.url, **variables)
-                assert (told.returncode, told.stdout) == (Exit.REFUSED, "")
+                assert (told.returncode, told.stdout) == (ExitCode.REFUSED, "")
                 assert "--scope admin" in told.stderr
-            assert shell("ps", "--url", daemon.url, LLMUX_API_KEY=admin).returncode == Exit.DONE
-            assert shell("ps", "--url", daemon.url, "--key", admin).returncode == Exit.DONE
+            assert shell("ps", "--url", daemon.url, LLMUX_API_KEY=admin).returncode == ExitCode.DONE
+            assert shell("ps", "--url", daemon.url, "--key", admin).returncode == ExitCode.DONE
         finally:
             daemon.stop()
 
@@ -171,7 +171,7 @@ class TestWatching:
     def test_kinds_are_the_daemons(self, shell):
         assert events.KINDS == KINDS
         wrong = shell("events", "--types", "model,nothing")
-        assert wrong.returncode == Exit.USAGE
+        assert wrong.returncode == ExitCode.USAGE
         assert "'nothing'" in wrong.stderr
 
     def test_top_once(self, shell):
@@ -192,7 +192,7 @@ class TestChat:
 
     def test_a_prompt_on_stdin(self, shell):
         assert shell("chat", "quick", stdin="Hello there").stdout == f"{tiny.ANSWER}\n"
-        assert shell("chat", "quick", stdin="").returncode == Exit.USAGE
+        assert shell("chat", "quick", stdin="").returncode == ExitCode.USAGE
 
     def test_thoughts_are_not_in_the_answer(self, shell):
         told = shell("chat", "thinker", "Hello")
@@ -203,11 +203,11 @@ class TestChat:
     def test_json(self, shell):
         answer = json.loads(shell("chat", "quick", "Hello", "--json").stdout)
         assert answer["choices"][0]["message"]["content"] == tiny.ANSWER
-        assert shell("chat", "quick", "--json", stdin="Hello").returncode == Exit.DONE
+        assert shell("chat", "quick", "--json", stdin="Hello").returncode == ExitCode.DONE
 
     def test_an_error_in_the_stream(self, site, shell):
         told = shell("chat", "broken", "Hello")
-        assert (told.returncode, told.stdout) == (Exit.FAILED, "")
+        assert (told.returncode, told.stdout) == (ExitCode.FAILED, "")
         assert "weights.bin" in told.stderr
 
 
@@ -216,8 +216,8 @@ class TestHelp:
 
     def test_exit_codes(self, alone):
         shown = alone("--help").stdout
-        assert set(MEANINGS) == set(Exit)
-        for code in Exit:
+        assert set(MEANINGS) == set(ExitCode)
+        for code in ExitCode:
             assert f"\n  {int(code)} " in shown
 
     def test_is_quick(self, alone):
@@ -245,7 +245,7 @@ class TestHelp:
 
     def test_the_demo_has_its_own_configuration(self, alone):
         told = alone("serve", "--demo", "--config", "my.yaml")
-        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
         assert "leave out" in told.stderr
 
     def test_serve_tells_programs_where_it_listens(self, alone):
@@ -266,9 +266,9 @@ class TestHelp:
         assert (rest, daemon.returncode) == ("", 0)
 
     def test_wrong_usage(self, alone):
-        assert alone("pss").returncode == Exit.USAGE
-        assert alone("load").returncode == Exit.USAGE
-        assert alone("why", "-n", "0").returncode == Exit.USAGE
+        assert alone("pss").returncode == ExitCode.USAGE
+        assert alone("load").returncode == ExitCode.USAGE
+        assert alone("why", "-n", "0").returncode == ExitCode.USAGE
 
 
 class TestCompletion:
@@ -277,7 +277,7 @@ class TestCompletion:
     @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
     def test_script(self, alone, shell_name):
         script = alone("completion", shell_name)
-        assert script.returncode == Exit.DONE
+        assert script.returncode == ExitCode.DONE
         assert "_LLMUX_COMPLETE" in script.stdout
         as_json = json.loads(alone("completion", shell_name, "--json").stdout)
         assert (as_json["shell"], as_json["script"]) == (shell_name, script.stdout.rstrip("\n") + "\n")
@@ -298,7 +298,7 @@ class TestCompletion:
     def test_names_of_keys(self, alone, monkeypatch):
         monkeypatch.setattr("tests.cli.conftest.LLMUX", [LLMUX[0], "-c", PROGRAM])
         for name in ("webui", "ops"):
-            assert alone("keys", "add", name).returncode == Exit.DONE
+            assert alone("keys", "add", name).returncode == ExitCode.DONE
         assert self.completed(alone, "keys", "revoke", "w") == {"webui"}
 
     def test_names_of_runtimes(self, alone, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from supervisor.cli import environments
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import venvs
 from tests import fake_nvml, hf_folder, tiny
 from tests.cli.conftest import Shell
@@ -34,7 +34,7 @@ def examined(shell: Shell, config: dict[str, Any] | None, **variables: str) -> t
     found: Checks = {}
     for check in answer["checks"]:
         found.setdefault(check["name"], []).append(check)
-    assert answer["ok"] == (told.returncode == Exit.DONE)
+    assert answer["ok"] == (told.returncode == ExitCode.DONE)
     return told.returncode, found
 
 
@@ -58,20 +58,20 @@ class TestWhole:
 
     def test_all_is_well(self, alone):
         code, found = examined(alone, whole(alone))
-        assert code == Exit.DONE
+        assert code == ExitCode.DONE
         assert {check["status"] for checks in found.values() for check in checks} <= {"ok", "warn"}
         assert found["models"][0]["message"].startswith("2 of 2")
 
     def test_for_people(self, alone):
         (alone.home / "llmux.yaml").write_text(yaml.safe_dump(whole(alone)))
         told = alone("doctor")  # in this folder it is found without being named
-        assert told.returncode == Exit.DONE
+        assert told.returncode == ExitCode.DONE
         assert "2 models" in told.stdout
         assert "\x1b" not in told.stdout
 
     def test_without_a_configuration(self, alone):
         code, found = examined(alone, None)
-        assert code == Exit.DONE
+        assert code == ExitCode.DONE
         assert found["configuration"][0]["status"] == "warn"
 
     def test_it_leaves_nothing_behind(self, alone):
@@ -84,7 +84,7 @@ class TestBroken:
 
     def fails(self, shell: Shell, config: dict[str, Any], name: str, **variables: str) -> dict[str, Any]:
         code, found = examined(shell, config, **variables)
-        assert code == Exit.FAILED
+        assert code == ExitCode.FAILED
         bad = [check for checks in found.values() for check in checks if check["status"] == "fail"]
         assert {check["name"] for check in bad} == {name}
         return bad[0]
@@ -93,19 +93,19 @@ class TestBroken:
         config = whole(alone, gone=gguf(Path("/nowhere.gguf")))
         config["limits"] = {"queue_totl": 1}
         code, found = examined(alone, config)
-        assert code == Exit.FAILED
+        assert code == ExitCode.FAILED
         told = " ".join(check["message"] for check in found["configuration"])
         assert "queue_total" in told
         assert "llmux config check" in found["configuration"][0]["fix"]
 
     def test_no_file_at_all(self, alone):
         told = alone("doctor", "--config", "nowhere.yaml")
-        assert told.returncode == Exit.FAILED
+        assert told.returncode == ExitCode.FAILED
         assert "no such file" in told.stdout
 
     def test_a_model_file_is_missing(self, alone):
         code, found = examined(alone, whole(alone, gone=gguf(Path("/nowhere.gguf"))))
-        assert code == Exit.FAILED
+        assert code == ExitCode.FAILED
         assert "/nowhere.gguf" in found["configuration"][0]["message"]
         assert "port" in found  # the rest is looked at still
 
@@ -128,7 +128,7 @@ class TestBroken:
         record.write_text(json.dumps(facts | {"lock_digest": "another"}))
         config["server"]["runtimes_dir"] = str(runtimes)
         code, found = examined(alone, config)
-        assert code == Exit.DONE
+        assert code == ExitCode.DONE
         assert found["runtime llama_server"][0]["status"] == "warn"
         assert found["runtime llama_server"][0]["fix"] == "llmux runtimes install llama_server"
 
@@ -152,7 +152,7 @@ class TestBroken:
         config = whole(alone)
         config["server"]["port"] = site.port
         code, found = examined(alone, config)
-        assert code == Exit.DONE
+        assert code == ExitCode.DONE
         assert "llmux is running" in found["port"][0]["message"]
 
     def test_no_port_for_workers(self, alone):
@@ -175,7 +175,7 @@ class TestBroken:
         state_dir.mkdir()
         (state_dir / "llmux.sqlite3.broken-1").write_text("")
         code, found = examined(alone, config)
-        assert code == Exit.DONE
+        assert code == ExitCode.DONE
         (_, check) = found["state"]
         assert (check["status"], check["fix"].endswith("llmux.sqlite3.broken-1")) == ("warn", True)
 
@@ -189,7 +189,7 @@ class TestBroken:
         path.write_text("- {name: a, key: sk-a-long-enough-key, expires: 2020-01-01, scopes: [inference]}\n")
         path.chmod(0o644)
         code, found = examined(alone, whole(alone))
-        assert code == Exit.DONE
+        assert code == ExitCode.DONE
         told = {check["fix"] for check in found["keys"] if check["status"] == "warn"}
         assert told == {f"chmod 600 {path}", "llmux keys revoke a", "llmux keys add admin --scope admin"}
 
@@ -213,22 +213,22 @@ class TestGpu:
         gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
         variables = self.nvml(alone, driver="999.1", gpus=[gpu])
         code, found = examined(alone, self.on_gpu(alone), **variables)
-        assert code == Exit.DONE
+        assert code == ExitCode.DONE
         assert "Fake 4090" in found["gpu"][0]["message"]
         assert "999.1" in found["gpu"][0]["message"]
 
     def test_no_driver(self, alone):
         variables = {"LLMUX_NVML_MODULE": fake_nvml.__file__, "LLMUX_FAKE_NVML": "/nowhere.json"}
         code, found = examined(alone, self.on_gpu(alone), **variables)
-        assert (code, found["gpu"][0]["status"]) == (Exit.FAILED, "fail")
+        assert (code, found["gpu"][0]["status"]) == (ExitCode.FAILED, "fail")
         assert "driver" in found["gpu"][0]["fix"]
         code, found = examined(alone, whole(alone) | {"devices": "auto"}, **variables)
-        assert (code, found["gpu"][0]["status"]) == (Exit.DONE, "warn")
+        assert (code, found["gpu"][0]["status"]) == (ExitCode.DONE, "warn")
 
     def test_mig(self, alone):
         gpu = {"uuid": "GPU-1", "name": "Fake", "total_mib": 24000, "mig": True}
         code, found = examined(alone, self.on_gpu(alone), **self.nvml(alone, gpus=[gpu]))
-        assert code == Exit.FAILED
+        assert code == ExitCode.FAILED
         assert "-mig 0" in found["gpu"][0]["fix"]
 
     def test_a_runtime_built_for_the_processor(self, alone):
@@ -245,7 +245,7 @@ class TestGpu:
         gpu = {"uuid": "GPU-1", "name": "Fake 4090", "total_mib": 24000}
         code, found = examined(alone, config, **self.nvml(alone, gpus=[gpu]))
         (told,) = found["runtime transformers"]
-        assert (code, told["status"]) == (Exit.DONE, "warn")
+        assert (code, told["status"]) == (ExitCode.DONE, "warn")
         assert told["fix"] == "llmux runtimes install transformers --device cuda"
         (told,) = examined(alone, config | {"devices": [{"kind": "host"}]})[1]["runtime transformers"]
         assert (told["status"], told["message"]) == ("ok", "installed for cpu: torch==2.13.0+cpu")

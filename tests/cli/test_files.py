@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests import tiny
 from tests.cli.conftest import LLMUX
 from tests.daemon import REPOSITORY
@@ -38,8 +38,8 @@ class TestConfigCheck:
     @pytest.mark.parametrize(
         ("text", "code", "problems"),
         [
-            ("models: {a: {cmd: [cat], vram_mib: 1}}", Exit.DONE, []),
-            ("models: {}\nsevrer: {}", Exit.USAGE, ["sevrer"]),
+            ("models: {a: {cmd: [cat], vram_mib: 1}}", ExitCode.DONE, []),
+            ("models: {}\nsevrer: {}", ExitCode.USAGE, ["sevrer"]),
         ],
     )
     def test_json(self, alone, text, code, problems):
@@ -55,7 +55,7 @@ class TestConfigCheck:
         """What `serve` would refuse: an open address without keys, a file of keys with mistakes."""
         (alone.home / "my.yaml").write_text("server: {host: 0.0.0.0}\nmodels: {a: {cmd: [cat], vram_mib: 1}}\n")
         told = alone("config", "check", "my.yaml")
-        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
         assert "there are no API keys" in told.stderr
         keys = alone.home / "api_keys.yaml"
         keys.write_text("- {name: a, key: short}\n")
@@ -63,11 +63,11 @@ class TestConfigCheck:
         assert "could be guessed" in alone("config", "check", "my.yaml").stderr
         keys.write_text("- {name: a, key: sk-a-0123456789abc}\n")
         told = alone("config", "check", "my.yaml")
-        assert (told.returncode, told.stdout) == (Exit.DONE, "No mistakes: 1 model, 1 public name.\n")
+        assert (told.returncode, told.stdout) == (ExitCode.DONE, "No mistakes: 1 model, 1 public name.\n")
 
     def test_without_a_file_it_says_what_to_do(self, alone):
         done = alone("config", "check")
-        assert done.returncode == Exit.USAGE
+        assert done.returncode == ExitCode.USAGE
         assert "llmux demo" in done.stderr
 
 
@@ -98,13 +98,13 @@ class TestNamingIt:
     @pytest.mark.parametrize("command", ["serve", "config check", "config show", "doctor", "service install"])
     def test_two_are_one_too_many(self, alone, command):
         told = alone(*command.split(), "my.yaml", "--config", "other.yaml")
-        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
         assert f" {command} --config other.yaml" in told.stderr
 
     @pytest.mark.parametrize("command", ["pull", "bench", "keys add", "keys revoke"])
     def test_where_something_else_is_meant(self, alone, command):
         told = alone(*command.split(), "my.yaml")
-        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
         assert "my.yaml is a configuration" in told.stderr
         assert f" {command} --config my.yaml" in told.stderr
 
@@ -148,13 +148,13 @@ class TestKeys:
 
     def test_list_of_nothing(self, alone):
         none = alone("keys", "list")
-        assert (none.returncode, none.stdout) == (Exit.DONE, "")
+        assert (none.returncode, none.stdout) == (ExitCode.DONE, "")
         assert "llmux keys add" in none.stderr
 
     @pytest.mark.parametrize("name", ["webui", "ops", "old"])
     def test_revoke_keeps_the_rest_as_it_is(self, alone, path, name):
         done = alone("keys", "revoke", name, "--file", str(path))
-        assert (done.returncode, done.stdout) == (Exit.DONE, "")
+        assert (done.returncode, done.stdout) == (ExitCode.DONE, "")
         left = path.read_text()
         entries = yaml.safe_load(FILE)["keys"]
         assert yaml.safe_load(left)["keys"] == [entry for entry in entries if entry["name"] != name]
@@ -166,10 +166,10 @@ class TestKeys:
     def test_revoke_all(self, alone, path):
         for name in ("ops", "webui", "old"):
             done = alone("keys", "revoke", name, "--file", str(path))
-            assert done.returncode == Exit.DONE, done.stderr
+            assert done.returncode == ExitCode.DONE, done.stderr
         assert "last key" in done.stderr
         assert alone("keys", "list", "--file", str(path)).stdout == ""
-        assert alone("keys", "add", "new", "--file", str(path)).returncode == Exit.DONE
+        assert alone("keys", "add", "new", "--file", str(path)).returncode == ExitCode.DONE
 
     def test_revoke_in_a_list_of_one_line(self, alone, path):
         path.write_text("[{name: a, key: sk-a-0123456789abc}, {name: b, key: sk-b-0123456789abc}]  # both\n")
@@ -180,22 +180,22 @@ class TestKeys:
 
     def test_revoke_unknown(self, alone, path):
         told = alone("keys", "revoke", "webiu", "--file", str(path))
-        assert told.returncode == Exit.NOT_FOUND
+        assert told.returncode == ExitCode.NOT_FOUND
         assert "'webui'" in told.stderr
         assert path.read_text() == FILE
-        assert alone("keys", "revoke", "a").returncode == Exit.NOT_FOUND
+        assert alone("keys", "revoke", "a").returncode == ExitCode.NOT_FOUND
 
     @pytest.mark.parametrize(
         "words", [("",), ("a\nb",), ("x" * 101,), ("a", "--expires", "never"), ("a", "--scope", "root")]
     )
     def test_names_and_dates_that_are_none(self, alone, path, words):
         told = alone("keys", "add", *words, "--file", str(path))
-        assert (told.returncode, told.stdout) == (Exit.USAGE, "")
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
         assert "sk-llmux" not in told.stderr
         assert path.read_text() == FILE
 
     def test_the_old_name_of_add(self, alone, path):
-        assert alone("keys", "new", "a", "--file", str(path)).returncode == Exit.DONE
+        assert alone("keys", "new", "a", "--file", str(path)).returncode == ExitCode.DONE
         assert " new" not in alone("keys", "--help").stdout
         made = json.loads(alone("keys", "add", "b", "--file", str(path), "--json").stdout)
         assert made["key"].startswith("sk-llmux-")
@@ -243,13 +243,13 @@ class TestRuntimes:
         nowhere = alone.home / "file"
         nowhere.write_text("")
         told = alone("runtimes", "install", "chatterbox", "--runtimes-dir", str(nowhere))
-        assert told.returncode != Exit.DONE
+        assert told.returncode != ExitCode.DONE
         assert "pykakasi (GPL-3.0-or-later)" in told.stdout
 
     def test_unknown(self, alone):
         for word in ("install", "remove"):
             told = alone("runtimes", word, "nothing")
-            assert told.returncode == Exit.NOT_FOUND
+            assert told.returncode == ExitCode.NOT_FOUND
             assert "llama_server" in told.stderr
 
     def test_installing_what_is_there(self, alone):
@@ -259,5 +259,5 @@ class TestRuntimes:
         assert json.loads(told.stdout)["state"] == "installed"
         assert "already installed" in told.stderr
         with alone.terminal(*words) as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             assert "already installed" in terminal.screen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from supervisor.cli import environments, show
+from supervisor.cli import environments, output
 from supervisor.io.recipe import Recipe
 from tests.wheels import wheel
 
@@ -20,7 +20,7 @@ class TestBar:
             f"worker==1.0 \\\n    --hash=sha256:{digest}\n"
             f"older==1.0 ; python_full_version < '3' \\\n    --hash=sha256:{digest}\n"
         )
-        rows: list[show.Row] = []
+        rows: list[output.Row] = []
 
         @contextmanager
         def progress(frame):
@@ -32,8 +32,8 @@ class TestBar:
         monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "wheels"))
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         monkeypatch.setattr(environments, "recipe_of", lambda name: Recipe(name, lock))
-        monkeypatch.setattr(show, "progress", progress)
+        monkeypatch.setattr(output, "progress", progress)
         environments.install_watched("demo", tmp_path / "runtimes", lambda _line: None)
         first, last = rows
-        assert first[1:3] == (show.Bar(0.0), "0 of 2 packages")
-        assert last[1:3] == (show.Bar(1.0), "1 of 1 packages")
+        assert first[1:3] == (output.Bar(0.0), "0 of 2 packages")
+        assert last[1:3] == (output.Bar(1.0), "1 of 1 packages")

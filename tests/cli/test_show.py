@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from supervisor.cli import show
-from supervisor.cli.exits import Exit
+from supervisor.cli import output
+from supervisor.cli.exit_codes import ExitCode
 from tests.cli.conftest import LLMUX, Shell
 from tests.daemon import REPOSITORY
 from tests.limits import LIMIT_S
@@ -105,7 +105,7 @@ class TestStrangers:
         with stranger.terminal("top", columns=3000) as terminal:
             terminal.wait_for("q: quit")
             terminal.type("q")
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
         assert not OF_A_TERMINAL.search(OURS.sub("", terminal.screen))
         assert terminal.screen.count(PLAIN) >= 4
 
@@ -119,7 +119,7 @@ class TestStrangers:
     def test_thoughts_on_a_terminal(self, stranger, to_file):
         out = stranger.home / "out"
         with stranger.terminal("chat", "x", "Hello", columns=3000, stdout=out if to_file else None) as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
         assert not OF_A_TERMINAL.search(OURS.sub("", terminal.screen)), terminal.screen
         assert f"\x1b[2mhm {PLAIN}\x1b[0m" in terminal.screen, "dimmed"
         if to_file:
@@ -150,7 +150,7 @@ class TestTables:
     @pytest.mark.parametrize("columns", [40, 80, 200])
     def test_on_a_terminal_the_last_column_is(self, stranger, columns):
         with stranger.terminal("ps", columns=columns) as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
         first = OURS.sub("", terminal.screen).splitlines()[1]
         assert PLAIN in first, "the others are whole"
         assert first.endswith("…")
@@ -158,12 +158,12 @@ class TestTables:
 
     def test_fits_where_there_is_room(self, stranger):
         with stranger.terminal("why", columns=40) as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
         assert "…" not in terminal.screen, "a reason is never cut"
 
     def test_without_colours(self, stranger):
         with stranger.terminal("top", "--once", NO_COLOR="1") as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
         assert "\x1b" not in terminal.screen
         assert re.search(r"gpu0  ━{12} {14}50 MiB of 100 MiB used", terminal.screen)
 
@@ -181,7 +181,7 @@ class TestProgress:
             asked.release()
             raise FileNotFoundError("gone")
 
-        with show.progress(frame):
+        with output.progress(frame):
             assert asked.acquire(timeout=LIMIT_S)
         assert "Traceback" not in capsys.readouterr().err
 
@@ -192,9 +192,9 @@ class TestProgress:
 
         def frame():
             painted.release()
-            return [["load: ", show.state("starting")], "漢字" * 40]
+            return [["load: ", output.state("starting")], "漢字" * 40]
 
-        with show.progress(frame):
+        with output.progress(frame):
             assert painted.acquire(timeout=LIMIT_S)
             assert painted.acquire(timeout=LIMIT_S), "the first one stands there"
         lines = [line for line in re.split("[\r\n]", OURS.sub("\r", capsys.readouterr().err)) if "漢" in line]

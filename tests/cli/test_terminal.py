@@ -6,7 +6,7 @@ import re
 import signal
 import termios
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests import tiny
 from tests.daemon import wait_until
 
@@ -20,23 +20,23 @@ class TestLooks:
 
     def test_colours(self, shell):
         with shell.terminal("ps") as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             assert COLOUR.search(terminal.screen)
 
     def test_no_color(self, shell):
         with shell.terminal("ps", NO_COLOR="1") as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             assert not ESCAPE.search(terminal.screen)
 
     def test_reasons_are_cut_to_the_width(self, shell):
         shell("load", "broken")
         with shell.terminal("ps", columns=110) as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             lines = ESCAPE.sub("", terminal.screen).splitlines()
             assert max(map(len, lines)) == 110
             assert any(line.endswith("…") for line in lines)
         with shell.terminal("ps", "--wide", columns=110) as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             assert "…" not in terminal.screen
 
 
@@ -47,7 +47,7 @@ class TestProgress:
         with shell.terminal("load", "slow") as terminal:
             terminal.wait_for("s of about")
             gate.touch()
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             painted = ESCAPE.sub("", terminal.screen)
             assert re.search(r"slow: starting  [━╸╺]+  \d+ s of about \d+ s", painted)
             result = terminal.screen.rpartition(TAKEN_AWAY)[2]
@@ -58,7 +58,7 @@ class TestProgress:
         with shell.terminal("load", "slow") as terminal:
             terminal.wait_for("starting")
             terminal.type("\x03")
-            assert terminal.end() == Exit.INTERRUPTED
+            assert terminal.end() == ExitCode.INTERRUPTED
             assert "llmux unload slow" in terminal.screen
         assert site.model("slow")["state"] == "starting"
         gate.touch()
@@ -89,7 +89,7 @@ class TestTop:
             shell("load", "chat")
             terminal.wait_for("ready")
             terminal.type("q")
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             assert terminal.screen.startswith("\x1b[?1049h")
             assert terminal.screen.endswith("\x1b[?1049l")
         shell("unload", "chat")
@@ -98,7 +98,7 @@ class TestTop:
         with shell.terminal("top") as terminal:
             terminal.wait_for("q: quit")
             terminal.type("\x03")
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             assert terminal.screen.endswith("\x1b[?1049l")
 
     def test_it_is_ended(self, shell):
@@ -107,7 +107,7 @@ class TestTop:
             terminal.wait_for("q: quit")
             assert termios.tcgetattr(terminal.master) != before, "keys are read one by one"
             terminal.process.terminate()
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             assert termios.tcgetattr(terminal.master) == before
             assert terminal.screen.endswith("\x1b[?1049l")
 
@@ -116,7 +116,7 @@ class TestTop:
             terminal.wait_for("No daemon answers")
             terminal.wait_for("No daemon answers")
             terminal.type("q")
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
 
     def test_requests(self, site, shell):
         with shell.terminal("chat", "talker", "Hello") as speaker:
@@ -143,11 +143,11 @@ class TestChat:
             terminal.type("/what\n")
             terminal.wait_for("/quit ends it")
             terminal.type("/quit\n")
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
 
     def test_thoughts_are_dimmed(self, shell):
         with shell.terminal("chat", "thinker", "Hello") as terminal:
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
             thought, answer = terminal.screen.splitlines()
             assert thought.startswith("\x1b[2m")
             assert thought.endswith("\x1b[0m")
@@ -168,7 +168,7 @@ class TestChat:
             terminal.wait_for("cut off")
             terminal.wait_for("> ")
             terminal.type("\x04")
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE
 
     def test_an_error_keeps_the_session(self, shell):
         with shell.terminal("chat", "broken") as terminal:
@@ -177,4 +177,4 @@ class TestChat:
             terminal.wait_for("llmux: ")
             terminal.wait_for("> ")
             terminal.type("/quit\n")
-            assert terminal.end() == Exit.DONE
+            assert terminal.end() == ExitCode.DONE

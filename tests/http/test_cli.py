@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests import tiny
 from tests.daemon import REPOSITORY, Daemon, fake, running
 from tests.limits import LIMIT_S
@@ -84,7 +84,7 @@ class TestLoading:
         assert "  no such file: weights.bin" in text
 
     def test_unknown(self, llmux):
-        assert "Did you mean 'first'?" in said(llmux("load", "frist"), Exit.NOT_FOUND)
+        assert "Did you mean 'first'?" in said(llmux("load", "frist"), ExitCode.NOT_FOUND)
 
 
 class TestWhy:
@@ -103,14 +103,14 @@ class TestWhy:
         assert json.loads(llmux("why", "--json").stdout)["object"] == "list"
 
     def test_unknown(self, llmux):
-        assert "There is no model 'nobody'" in said(llmux("why", "nobody"), Exit.NOT_FOUND)
+        assert "There is no model 'nobody'" in said(llmux("why", "nobody"), ExitCode.NOT_FOUND)
 
 
 class TestWithoutADaemon:
     """What can't be asked says what to do next."""
 
     def test_nobody_answers(self, llmux):
-        text = said(llmux("ps", url="http://127.0.0.1:9"), Exit.UNREACHABLE)
+        text = said(llmux("ps", url="http://127.0.0.1:9"), ExitCode.UNREACHABLE)
         assert "No daemon answers at http://127.0.0.1:9" in text
         assert "llmux serve" in text
 
@@ -121,7 +121,7 @@ class TestWithoutADaemon:
     def test_something_else_answers(self, llmux, daemon):
         llmux("load", "first")
         port = daemon.model("first")["worker"]["port"]
-        text = said(llmux("ps", url=f"http://127.0.0.1:{port}"), Exit.NOT_FOUND)
+        text = said(llmux("ps", url=f"http://127.0.0.1:{port}"), ExitCode.NOT_FOUND)
         assert "no such path" in text or "is not llmux" in text
 
     def test_wrong_usage(self, llmux):
@@ -141,10 +141,10 @@ class TestKeys:
         guarded = Daemon(tmp_path, {"models": {"first": fake()}})
         try:
             guarded.start()
-            text = said(llmux("ps", url=guarded.url), Exit.REFUSED)
+            text = said(llmux("ps", url=guarded.url), ExitCode.REFUSED)
             assert "$LLMUX_API_KEY" in text
             assert "llmux keys add NAME --scope admin" in text
-            assert "not known" in said(llmux("ps", "--key", "nonsense", url=guarded.url), Exit.REFUSED)
+            assert "not known" in said(llmux("ps", "--key", "nonsense", url=guarded.url), ExitCode.REFUSED)
             assert llmux("ps", "--key", ADMIN, url=guarded.url).returncode == 0
             assert llmux("ps", url=guarded.url, LLMUX_API_KEY=ADMIN).returncode == 0
         finally:
@@ -175,4 +175,4 @@ class TestConfiguration:
         assert rows["llama_server"]["state"] == "not installed"
         assert rows["llama_server"]["remedy"] == "llmux runtimes install llama_server"
         assert rows["command"]["state"] == "not needed"
-        assert "llama_server" in said(llmux("runtimes", "install", "lama"), Exit.NOT_FOUND)
+        assert "llama_server" in said(llmux("runtimes", "install", "lama"), ExitCode.NOT_FOUND)

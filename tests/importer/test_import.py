@@ -46,7 +46,7 @@ def swap(text_or_models: dict[str, Any], **sections: Any) -> Draft:
 
 
 def ini(text: str) -> Draft:
-    draft = presets.convert(presets.parse(text))
+    draft = presets.convert(text)
     draft.settle()
     return draft
 

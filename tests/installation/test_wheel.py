@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests.daemon import REPOSITORY
 from tests.limits import LIMIT_S
 from tests.ports import quiet_ports
@@ -81,7 +81,7 @@ class Installed:
                 yield json.loads(line)
             finally:
                 daemon.terminate()
-                assert daemon.wait(LIMIT_S) == Exit.DONE
+                assert daemon.wait(LIMIT_S) == ExitCode.DONE
 
     def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, env=self.env, cwd=self.home, capture_output=True, text=True, timeout=LIMIT_S)
@@ -107,7 +107,7 @@ def runtimes_dir(llmux) -> Path:
     """With the embedded llama.cpp server in it, installed by the installed command."""
     folder = llmux.home / "runtimes"
     told = llmux("runtimes", "install", "llama_server", "--runtimes-dir", str(folder), "--json")
-    assert told.returncode == Exit.DONE, told.stderr
+    assert told.returncode == ExitCode.DONE, told.stderr
     assert json.loads(told.stdout)["name"] == "llama_server"
     return folder
 
@@ -147,7 +147,7 @@ class TestCommands:
         )
         told = llmux("doctor", "small.yaml", "--json")
         checks = {check["name"]: check for check in json.loads(told.stdout)["checks"]}
-        assert told.returncode == Exit.DONE, checks
+        assert told.returncode == ExitCode.DONE, checks
         assert str(llmux.bin.parent) in checks["environment"]["message"]
         assert checks["runtime llama_server"]["message"].startswith("installed")
 
@@ -188,7 +188,7 @@ class TestExamples:
 
     def test_written_for_oneself(self, llmux):
         folder = llmux.home / "mine"
-        assert llmux("config", "example", HOME_SERVER.name, "--to", "mine").returncode == Exit.DONE
+        assert llmux("config", "example", HOME_SERVER.name, "--to", "mine").returncode == ExitCode.DONE
         for path in filter(Path.is_file, HOME_SERVER.rglob("*")):
             copy = folder / path.relative_to(HOME_SERVER)
             assert (copy.read_text(), copy.stat().st_mode & 0o777) == (path.read_text(), 0o600)
@@ -197,13 +197,13 @@ class TestExamples:
     def test_nothing_is_overwritten(self, llmux, tmp_path, kept):
         (tmp_path / kept).write_text("mine")
         told = llmux("config", "example", HOME_SERVER.name, "--to", str(tmp_path))
-        assert (told.returncode, told.stdout) == (Exit.FAILED, "")
+        assert (told.returncode, told.stdout) == (ExitCode.FAILED, "")
         assert f"{tmp_path / kept}: there already" in told.stderr
         assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
     def test_where_nothing_can_be_written(self, llmux):
         told = llmux("config", "example", "--to", "/proc/llmux")
-        assert told.returncode == Exit.FAILED
+        assert told.returncode == ExitCode.FAILED
         assert "--to" in told.stderr
         assert "Traceback" not in told.stderr
 
@@ -214,14 +214,14 @@ class TestNames:
     @pytest.mark.parametrize("words", [("serve",), ("serve", "--demo", "--json"), ("demo",)], ids=" ".join)
     def test_start(self, shared, words):
         told = shared(*words)
-        assert (told.returncode, told.stdout) == (Exit.FAILED, "")
+        assert (told.returncode, told.stdout) == (ExitCode.FAILED, "")
         assert re.search("^llmux: the package supervisor, .*; the package runtimes, .* Remedy: .*uv tool", told.stderr)
         assert len(told.stderr.splitlines()) == 1
 
     def test_doctor(self, shared):
         told = shared("doctor", "--json")
         checks = [check for check in json.loads(told.stdout)["checks"] if check["name"] == "environment"]
-        assert told.returncode == Exit.FAILED
+        assert told.returncode == ExitCode.FAILED
         assert [check["status"] for check in checks] == ["fail", "fail"]
         assert all("uv tool install" in check["fix"] for check in checks)
 
@@ -233,7 +233,7 @@ class TestNames:
             told = shared("doctor")
         finally:
             first.write_text(before)
-        assert told.returncode == Exit.FAILED
+        assert told.returncode == ExitCode.FAILED
         assert "Remedy: " in told.stderr
         assert "Traceback" not in told.stderr
 

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import hub_download
 from supervisor.io.hub import File, HubError, Listing
 from tests.daemon import wait_until
@@ -59,7 +59,7 @@ class TestXet:
 
     def test_comes_as_xet_and_nothing_else_is_left(self, pull, hub):
         done = pull("tiny")
-        assert done.returncode == Exit.DONE, done.stderr
+        assert done.returncode == ExitCode.DONE, done.stderr
         assert set(hub.xet_reads) == {WEIGHTS}
         assert "hub's own downloader" in done.stderr
         assert "%|" not in done.stderr, "its bars would be painted over ours"
@@ -74,33 +74,33 @@ class TestXet:
     def test_a_second_time_nothing_comes(self, pull, hub):
         pull("tiny")
         sent = hub.sent
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         assert hub.sent == sent
 
     def test_the_storage_never_sees_the_persons_token(self, pull, hub):
         hub.repos["acme/tiny"].gated = True
-        assert pull("tiny", HF_TOKEN="hf_good").returncode == Exit.DONE
+        assert pull("tiny", HF_TOKEN="hf_good").returncode == ExitCode.DONE
         assert "Bearer xet_good" in hub.tokens_at_cdn
         assert hub.tokens_at_cdn <= {None, "Bearer xet_good"}
 
     def test_a_flipped_bit_is_fetched_again(self, pull, hub):
         hub.corrupt[WEIGHTS] = 1
         done = pull("tiny")
-        assert done.returncode == Exit.DONE, done.stderr
+        assert done.returncode == ExitCode.DONE, done.stderr
         assert "another hash" in done.stderr
         assert (pull.models_dir / "acme/tiny" / WEIGHTS).read_bytes() == content(5 * MIB, 2)
 
     def test_wrong_content_is_never_taken(self, pull, hub):
         hub.corrupt[WEIGHTS] = 99
         done = pull("tiny")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "twice with another hash" in done.stderr
         assert pull.names("acme/tiny") == TINY - {WEIGHTS}
 
     def test_without_xet_it_is_an_ordinary_file(self, pull, hub):
         hub.cuts[WEIGHTS] = [2 * MIB]
         done = pull("tiny", HF_HUB_DISABLE_XET="1")
-        assert done.returncode == Exit.DONE, done.stderr
+        assert done.returncode == ExitCode.DONE, done.stderr
         assert hub.xet_reads == []
         assert "going on" in done.stderr
         assert hub.sent[WEIGHTS] == 5 * MIB
@@ -118,10 +118,10 @@ class TestXet:
         path = pull.models_dir / "acme/tiny" / WEIGHTS
         pull.models["tiny"]["source"]["revision"] = "v2"
         hub.corrupt[WEIGHTS] = 99
-        assert pull("tiny").returncode == Exit.FAILED
+        assert pull("tiny").returncode == ExitCode.FAILED
         assert path.read_bytes() == content(5 * MIB, 2)
         hub.corrupt.clear()
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         assert path.read_bytes() == content(5 * MIB, 12)
 
 
@@ -132,7 +132,7 @@ class TestAsking:
         hub.repos["acme/tiny"] = replace(hub.repos["acme/tiny"], xet=frozenset({WEIGHTS}))
         hub.head_errors[WEIGHTS] = [503, 429]
         done = pull("tiny")
-        assert done.returncode == Exit.DONE, done.stderr
+        assert done.returncode == ExitCode.DONE, done.stderr
         assert set(hub.xet_reads) == {WEIGHTS}
         assert "Retrying" not in done.stderr, "the client's own words would be painted over ours"
 
@@ -140,7 +140,7 @@ class TestAsking:
     def test_errors_that_stay(self, pull, hub, status, asked):
         hub.head_errors[WEIGHTS] = [status] * 50
         done = pull("tiny")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert str(status) in done.stderr
         assert 50 - len(hub.head_errors[WEIGHTS]) == asked
 
@@ -152,7 +152,7 @@ class TestAsking:
         with pull.start("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}") as process:
             wait_until(lambda: len(hub.head_errors[WEIGHTS]) < 50)
             process.send_signal(signal.SIGINT)
-            assert process.wait(LIMIT_S) == Exit.INTERRUPTED
+            assert process.wait(LIMIT_S) == ExitCode.INTERRUPTED
         assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
 
 
@@ -237,7 +237,7 @@ class TestTooLarge:
         lowered = "from huggingface_hub import constants\nconstants.MAX_HTTP_DOWNLOAD_SIZE = 1 << 20\n"
         (tmp_path / "sitecustomize.py").write_text(before + lowered)
         done = pull("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}", **variables)
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "too large" in done.stderr
         assert remedy in done.stderr
         assert "again" not in done.stderr
@@ -259,7 +259,7 @@ class TestTooLarge:
         hub.repos["acme/tiny"] = replace(hub.repos["acme/tiny"], xet=frozenset({WEIGHTS}))
         hub.errors[WEIGHTS] = [404] * 50
         done = pull("tiny")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "gave up" in done.stderr
         assert "HF_HUB_DISABLE_XET=1" in done.stderr
 
@@ -277,11 +277,11 @@ class TestInterrupted:
         with pull.start("tiny") as process:
             assert hub.half_way[WEIGHTS].wait(LIMIT_S)
             process.send_signal(signal.SIGINT)
-            assert process.wait(LIMIT_S) == Exit.INTERRUPTED
+            assert process.wait(LIMIT_S) == ExitCode.INTERRUPTED
         assert not (pull.models_dir / "acme/tiny" / hub_download.ASIDE).exists()
         assert pull.names("acme/tiny") == TINY - {WEIGHTS}
         hub.hold.pop(WEIGHTS).set()
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         assert (pull.models_dir / "acme/tiny" / WEIGHTS).read_bytes() == content(5 * MIB, 2)
 
     def test_by_being_killed(self, pull, hub):
@@ -293,6 +293,6 @@ class TestInterrupted:
         left.write_bytes(content(2 * MIB))
         hub.hold.pop(WEIGHTS).set()
         assert pull.rows("tiny", "--dry-run")[0]["missing_bytes"] == 5 * MIB
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         assert not aside.exists()
         assert pull.names("acme/tiny") == TINY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests.pull.conftest import MIB, Pull, content
 from tests.pull.stand_in import COMMITS, Hub, Repo
 
@@ -70,7 +70,7 @@ class TestWhich:
 
     def test_by_the_models_own_config(self, pull):
         pull.models["four"] = {"runtime": "transformers", "source": {"repo": "acme/mxfp4"}}
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert ref(pull, FP8, "v4").read_text() == COMMITS["v4"]
         assert (snapshot(pull, MXFP4, "v1") / "build/torch-cuda/__init__.py").read_bytes() == b"# MXFP4\n"
 
@@ -108,7 +108,7 @@ class TestBuilds:
     """Only what the environment can load is fetched, as far as that can be told."""
 
     def test_without_an_environment_all_for_this_machine(self, pull):
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert variants(pull) == set(VARIANTS[:4])
 
     @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ class TestBuilds:
     )
     def test_of_the_environment(self, pull, packages, fitting):
         environment(pull, *packages)
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert variants(pull) == {VARIANTS[index] for index in fitting}
 
     def test_there_is_none(self, pull):
         environment(pull, "torch==2.8.0", "nvidia-cuda-runtime==13.0.96")
         done = pull()
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "no build for torch 2.8, CUDA 13.0" in done.stderr
         assert VARIANTS[0] in done.stderr
         assert pull.names("acme/fp8") == {"config.json", "model.safetensors"}
@@ -150,15 +150,15 @@ class TestFetching:
     def test_a_second_time_nothing_comes(self, pull, hub):
         pull()
         sent = hub.sent.copy()
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert hub.sent == sent
 
     def test_workers_see_a_version_once_it_is_whole(self, pull, hub):
         name = library(VARIANTS[0])
         hub.errors[name] = [404]
-        assert pull().returncode == Exit.FAILED
+        assert pull().returncode == ExitCode.FAILED
         assert not ref(pull, FP8, "v4").exists()
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert ref(pull, FP8, "v4").exists()
         assert (snapshot(pull, FP8, "v4") / name).read_bytes() == content(MIB, 0)
 
@@ -167,7 +167,7 @@ class TestFetching:
         hub.corrupt["build/torch-cuda/__init__.py"] = 1
         pull.models["four"] = {"runtime": "transformers", "source": {"repo": "acme/mxfp4"}}
         done = pull()
-        assert done.returncode == Exit.DONE
+        assert done.returncode == ExitCode.DONE
         assert "going on" in done.stderr
         assert "another hash" in done.stderr
         assert (snapshot(pull, FP8, "v4") / library(VARIANTS[0])).read_bytes() == content(MIB, 0)
@@ -175,10 +175,10 @@ class TestFetching:
     def test_a_reference_that_was_lost_is_written_again(self, pull):
         pull()
         shutil.rmtree(ref(pull, FP8, "v4").parent)
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert ref(pull, FP8, "v4").exists()
 
     def test_where_the_model_says(self, pull, tmp_path):
         pull.models["eight"]["env"] = {"KERNELS_CACHE": str(tmp_path / "else")}
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert (tmp_path / "else/kernels--kernels-community--finegrained-fp8/refs/v4").exists()

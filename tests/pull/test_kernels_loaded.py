@@ -17,7 +17,7 @@ from runtimes.device_kind import DeviceAssignment
 from runtimes.hub_kernels import VARIABLE, Build, suits
 from runtimes.transformers.adapter import TransformersAdapter
 from runtimes.transformers.quantised import KERNELS
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from tests import kernels_package, tiny_language
 from tests.daemon import wait_until
 from tests.limits import LIMIT_S
@@ -122,7 +122,7 @@ class TestWhatIsThere:
         return [*spec.argv[:-1], json.dumps(options)], {**os.environ, **spec.env}
 
     def test_the_package_finds_it(self, pull):
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         script = """
 import sys
 from kernels import get_kernel
@@ -143,7 +143,7 @@ print(kernel.answer(), kernel.__file__)
         assert f"llmux pull {method}" in done.stderr
 
     def test_a_worker_with_it_answers(self, pull, tmp_path):
-        assert pull("mxfp4").returncode == Exit.DONE
+        assert pull("mxfp4").returncode == ExitCode.DONE
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         argv, environment = self.launch(pull, "mxfp4", port)

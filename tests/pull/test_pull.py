@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from supervisor.cli import pull as pulling
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import hub as hub_files
 from supervisor.io import hub_download
 from tests.daemon import wait_until
@@ -26,7 +26,7 @@ class TestFetching:
 
     def test_everything_that_the_configuration_names(self, pull, hub):
         done = pull()
-        assert done.returncode == Exit.DONE, done.stderr
+        assert done.returncode == ExitCode.DONE, done.stderr
         assert pull.names("acme/tiny") == TINY
         assert pull.names("acme/tiny-gguf") == {"tiny-Q4_K_M.gguf", "mmproj-F16.gguf"}
         for repo in ("acme/tiny", "acme/tiny-gguf"):
@@ -39,12 +39,12 @@ class TestFetching:
         pull()
         sent = hub.sent.copy()
         again = pull()
-        assert again.returncode == Exit.DONE
+        assert again.returncode == ExitCode.DONE
         assert hub.sent == sent
 
     def test_named_models_only(self, pull):
         pull.models["other"] = {"runtime": "transformers", "source": {"repo": "acme/nowhere"}}
-        assert pull("small").returncode == Exit.DONE
+        assert pull("small").returncode == ExitCode.DONE
         assert not (pull.models_dir / "acme/tiny").exists()
 
     def test_two_models_of_one_repository_fetch_it_once(self, pull, hub):
@@ -64,7 +64,7 @@ class TestFetching:
         sent = hub.sent.copy()
         pull.models["tiny"]["source"]["revision"] = "v2"
         assert pull.rows("tiny", "--dry-run")[0]["missing_bytes"] == 5 * MIB
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         path = pull.models_dir / "acme/tiny/model.safetensors"
         assert path.read_bytes() == content(5 * MIB, 12)
         assert hub.sent - sent == {"model.safetensors": 5 * MIB}
@@ -72,26 +72,26 @@ class TestFetching:
     def test_where_the_path_says(self, pull, tmp_path):
         pull.models["tiny"]["path"] = str(tmp_path / "mine")
         pull.models["small"]["path"] = str(tmp_path / "ggufs" / "tiny-Q4_K_M.gguf")
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert (tmp_path / "mine/model.safetensors").exists()
         assert (tmp_path / "ggufs/tiny-Q4_K_M.gguf").exists()
 
     def test_a_path_that_nothing_comes_to(self, pull, tmp_path):
         pull.models = {"small": pull.models["small"] | {"path": str(tmp_path / "ggufs" / "another.gguf")}}
         done = pull()
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "isn't among the files" in done.stderr
 
     def test_all_files_where_there_are_no_safetensors(self, pull, hub):
         hub.repos["acme/whisper-ct2"] = Repo({"model.bin": content(1000), "vocabulary.json": b"[]"})
         pull.models = {"ears": {"runtime": "transformers", "source": {"repo": "acme/whisper-ct2"}}}
-        assert pull().returncode == Exit.DONE
+        assert pull().returncode == ExitCode.DONE
         assert pull.names("acme/whisper-ct2") == {"model.bin", "vocabulary.json"}
 
     def test_virtual_names_stand_for_their_models(self, pull):
         pull.virtual["little"] = {"model": "small", "enable_thinking": False}
         assert [row["models"] for row in pull.rows("little", "small", "--dry-run")] == [["small"]]
-        assert pull("nobody").returncode == Exit.NOT_FOUND
+        assert pull("nobody").returncode == ExitCode.NOT_FOUND
 
 
 class TestDryRun:
@@ -117,7 +117,7 @@ class TestBrokenLines:
     def test_goes_on_where_the_line_broke(self, pull, hub):
         hub.cuts["model.safetensors"] = [2 * MIB, MIB, 1]
         done = pull("tiny")
-        assert done.returncode == Exit.DONE, done.stderr
+        assert done.returncode == ExitCode.DONE, done.stderr
         assert hub.sent["model.safetensors"] == 5 * MIB
         assert done.stderr.count("going on") == 3
 
@@ -131,7 +131,7 @@ class TestBrokenLines:
             process.send_signal(signal.SIGKILL)
         hub.hold.pop("model.safetensors").set()
         sent = hub.sent["model.safetensors"]
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         assert hub.sent["model.safetensors"] - sent <= 3 * MIB
         assert pull.names("acme/tiny") == TINY
 
@@ -144,43 +144,43 @@ class TestBrokenLines:
                 assert second.stderr is not None
                 assert any("waiting for another pull" in line for line in second.stderr)
                 hub.hold["model.safetensors"].set()
-                assert second.wait(LIMIT_S) == first.wait(LIMIT_S) == Exit.DONE
+                assert second.wait(LIMIT_S) == first.wait(LIMIT_S) == ExitCode.DONE
         assert hub.sent["model.safetensors"] == 5 * MIB
         assert pull.names("acme/tiny") == TINY
 
     def test_a_hub_that_ignores_ranges(self, pull, hub):
         hub.cuts["model.safetensors"] = [2 * MIB]
         hub.ranges = False
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         assert hub.sent["model.safetensors"] == 7 * MIB
 
     def test_errors_that_pass(self, pull, hub):
         hub.errors["tokenizer.json"] = [503, 429, 500]
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
 
     def test_an_error_that_stays(self, pull, hub):
         hub.errors["tokenizer.json"] = [503] * 50
         done = pull()
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "503" in done.stderr
         assert pull.names("acme/tiny-gguf") == {"tiny-Q4_K_M.gguf", "mmproj-F16.gguf"}  # the others came all the same
 
     def test_no_hub_at_all(self, pull):
         done = pull(HF_ENDPOINT="http://127.0.0.1:9")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "can't be reached" in done.stderr
         assert done.stdout.splitlines()[-1] == "No repository could be looked at."
 
     def test_a_sum_of_what_could_be_looked_at(self, pull):
         pull.models["other"] = {"runtime": "transformers", "source": {"repo": "acme/nowhere"}}
         done = pull("--dry-run")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         told = "10 MiB in all, 10 MiB to get, beside 1 of 3 that could not be looked at."
         assert done.stdout.splitlines()[-1] == told
 
     def test_offline_by_the_persons_own_setting(self, pull):
         done = pull(HF_HUB_OFFLINE="1")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "HF_HUB_OFFLINE" in done.stderr + done.stdout
 
 
@@ -191,14 +191,14 @@ class TestContent:
     def test_a_flipped_bit_is_fetched_again(self, pull, hub, name):
         hub.corrupt[name] = 1
         done = pull("tiny")
-        assert done.returncode == Exit.DONE
+        assert done.returncode == ExitCode.DONE
         assert "another hash" in done.stderr
         assert (pull.models_dir / "acme/tiny" / name).read_bytes() == hub.repos["acme/tiny"].files[name]
 
     def test_wrong_content_is_never_taken(self, pull, hub):
         hub.corrupt["model.safetensors"] = 99
         done = pull("tiny")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert "another hash" in done.stderr
         assert not (pull.models_dir / "acme/tiny/model.safetensors").exists()
 
@@ -207,7 +207,7 @@ class TestContent:
         path = pull.models_dir / "acme/tiny/model.safetensors"
         for damage in (path.read_bytes()[:-1], b"x" + path.read_bytes()[1:]):
             path.write_bytes(damage)
-            assert pull("tiny").returncode == Exit.DONE
+            assert pull("tiny").returncode == ExitCode.DONE
             assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content(5 * MIB, 2)).digest()
 
     def test_a_change_that_left_no_trace_is_found_by_verify(self, pull):
@@ -217,14 +217,14 @@ class TestContent:
         path.write_bytes(b"x" + path.read_bytes()[1:])
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         assert pull.rows("tiny", "--dry-run")[0]["missing_bytes"] == 0
-        assert pull("tiny", "--verify").returncode == Exit.DONE
+        assert pull("tiny", "--verify").returncode == ExitCode.DONE
         assert path.read_bytes() == content(5 * MIB, 2)
 
     def test_files_that_were_there_before_are_taken_when_they_are_right(self, pull, hub):
         folder = pull.models_dir / "acme/tiny"
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(content(5 * MIB, 2))
-        assert pull("tiny").returncode == Exit.DONE
+        assert pull("tiny").returncode == ExitCode.DONE
         assert "model.safetensors" not in hub.sent
 
 
@@ -237,7 +237,7 @@ class TestGate:
 
     def test_says_what_to_do_without_a_token(self, pull, hub):
         done = pull("tiny")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert f"{hub.url}/acme/tiny" in done.stderr
         assert "HF_TOKEN" in done.stderr
 
@@ -245,13 +245,13 @@ class TestGate:
         assert "accept its terms" in pull("tiny", HF_TOKEN="hf_bad").stderr
 
     def test_opens_with_a_token_which_the_cdn_never_sees(self, pull, hub):
-        assert pull("tiny", HF_TOKEN="hf_good").returncode == Exit.DONE
+        assert pull("tiny", HF_TOKEN="hf_good").returncode == ExitCode.DONE
         assert hub.tokens_at_cdn == {None}
 
     def test_a_token_kept_in_hf_home(self, pull, tmp_path):
         (tmp_path / "hf").mkdir()
         (tmp_path / "hf/token").write_text("hf_good")
-        assert pull("tiny", HF_HOME=str(tmp_path / "hf")).returncode == Exit.DONE
+        assert pull("tiny", HF_HOME=str(tmp_path / "hf")).returncode == ExitCode.DONE
 
     def test_dry_run_tells(self, pull):
         assert "(gated)" in pull("--dry-run").stdout
@@ -271,23 +271,23 @@ class TestMistakes:
     def test_told(self, pull, source, told):
         pull.models = {"tiny": {"runtime": "transformers", "source": source}}
         done = pull("--dry-run")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert told in done.stdout
 
     def test_a_model_without_a_source(self, pull, tmp_path):
         pull.models["mine"] = {"path": str(tmp_path / "mine.gguf")}
-        assert pull("mine").returncode == Exit.NOT_FOUND
+        assert pull("mine").returncode == ExitCode.NOT_FOUND
         del pull.models["tiny"], pull.models["small"]
         assert "names a source" in pull().stdout
 
     def test_names_that_lead_out_of_the_folder(self, pull, hub):
         hub.repos["acme/tiny"].files["../../evil"] = b"x"
         done = pull("tiny")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert not (pull.models_dir / "evil").exists()
 
     def test_a_disk_that_is_too_small(self, pull):
-        wanted = pulling.Want(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
+        wanted = pulling.Download(hub_files.Source(repo="acme/tiny"), pull.home / "models", [])
         wanted.copy = hub_download.Copy(
             hub_files.Listing("acme/tiny", "a" * 40, False, (hub_files.File("a", 1 << 60, "0" * 64),)), wanted.folder
         )
@@ -298,7 +298,7 @@ class TestMistakes:
     def test_without_the_hubs_client(self, pull, tmp_path):
         (tmp_path / "huggingface_hub.py").write_text("raise ImportError('not here')\n")
         done = pull(PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}")
-        assert done.returncode == Exit.FAILED
+        assert done.returncode == ExitCode.FAILED
         assert done.stdout == ""
         (line,) = done.stderr.splitlines()
         assert "can't be loaded (not here): reinstall llmux" in line

@@ -14,7 +14,7 @@ from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from runtimes.worker_adapter import BOOTSTRAP, WorkerAdapter
 from supervisor.cli import environments as products
-from supervisor.cli import programs
+from supervisor.cli import worker_imports
 from tests import environments, hf_folder
 from tests.daemon import running
 from tests.limits import LIMIT_S
@@ -111,7 +111,7 @@ class TestDeclarations:
     def test_what_the_programs_import_is_asked_for(self, name):
         """Every package that a worker imports is in its locks, so that an environment without it can't come about."""
         recipe = products.recipe_of(name)
-        imported = {module.partition(".")[0] for module in programs.imports(recipe.lock.parent)}
+        imported = {module.partition(".")[0] for module in worker_imports.imports(recipe.lock.parent)}
         assert {"numpy", "starlette", "uvicorn", "prometheus_client"} <= imported
         modules = {"PIL": "pillow"}
         names = {modules.get(module, module).replace("_", "-") for module in imported}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from supervisor.catalog.emit import Comments, written
+from supervisor.catalog.yaml_writer import Comments, to_yaml
 from supervisor.cli.importers import read
 
 EVIL = "nice\n  evil:\n    cmd: [touch, /tmp/x]\r\nserver: {host: 0.0.0.0}\x85x: 1\u2028y: 1"
@@ -17,7 +17,7 @@ EVIL = "nice\n  evil:\n    cmd: [touch, /tmp/x]\r\nserver: {host: 0.0.0.0}\x85x:
 def test_comments_are_one_line(place):
     note = {("models", "a"): EVIL}
     comments = Comments(above={at: [line] for at, line in note.items()}) if place == "above" else Comments(beside=note)
-    text = written({"models": {"a": {"path": "/a.gguf"}}}, comments)
+    text = to_yaml({"models": {"a": {"path": "/a.gguf"}}}, comments)
     assert yaml.safe_load(text) == {"models": {"a": {"path": "/a.gguf"}}}
 
 

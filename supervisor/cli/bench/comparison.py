@@ -1,6 +1,6 @@
-"""All devices in turn, and what is told of them: a row each, and how many times as fast one is as the other.
+"""Run the workload on each device in turn and report a row for each, and how many times as fast one is as the other.
 
-A device that fails leaves its row, with the reason, and doesn't keep the others from being tried.
+A device that fails keeps its row, with the reason; the others are still tried.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ from typing import Final
 
 from runtimes.base import RemoteAdapter
 from supervisor.catalog import Catalog, Route, load
-from supervisor.cli import log_setup, show
-from supervisor.cli.bench import exercises, places, trial
-from supervisor.cli.bench.exercises import Asking, Exercise, Round
-from supervisor.cli.bench.places import BenchError, Daemon
-from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.cli import log_setup, output
+from supervisor.cli.bench import temporary_worker, workloads
+from supervisor.cli.bench.devices import BenchError, check_memory, choose_devices, ledger_of, open_devices
+from supervisor.cli.bench.workloads import Round, WorkerClient, Workload
+from supervisor.cli.client import Client
+from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io.memory import DeviceInfo
 from supervisor.io.process import become_subreaper
 
 WANTED: Final = 5.0
-"""A GPU that is less than this many times as fast as the processor computes something else, or elsewhere."""
+"""A GPU with a smaller ratio than this to the processor is probably not computing the model, or not all of it."""
 
 Echo = Callable[[str], None]
 Row = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What was asked for."""
+class Options:
+    """What the command line asks for."""
 
     model: str
     devices: Sequence[str]
     rounds: int
     tokens: int
     prompt: str | None
-    daemon: Daemon
+    daemon: Client
 
 
 @dataclass
 class Result:
-    """One device."""
+    """What one device did."""
 
     device: DeviceInfo
     rounds: list[Round] = field(default_factory=list)
@@ -56,36 +57,35 @@ class Result:
 
     @property
     def rate(self) -> float | None:
-        """The usual one of its rounds; None where it failed."""
+        """The median of its rounds; None where it failed."""
         return median(round_.rate for round_ in self.rounds) if self.rounds and self.problem is None else None
 
     @property
     def note(self) -> str | None:
-        """What to know of it."""
+        """Its problem, or the note of its first round."""
         return str(self.problem) if self.problem is not None else next((one.note for one in self.rounds), None)
 
-    def middle(self, name: str) -> float | None:
-        """The median of a figure that not every worker tells."""
+    def median_of(self, name: str) -> float | None:
+        """The median of a figure that not every worker reports."""
         told = [value for round_ in self.rounds if (value := getattr(round_, name)) is not None]
         return round(median(told), 2) if told else None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All of them."""
+    """The results of all devices."""
 
     route: Route
-    wish: Wish
-    exercise: Exercise
+    workload: Workload
     results: list[Result]
 
     @property
     def failed(self) -> bool:
-        """Is there a device without figures?"""
+        """Did any device fail?"""
         return any(result.problem is not None for result in self.results)
 
     def ratio(self) -> Row | None:
-        """The GPU over the processor, else the first device over the last; None with less than two. `met` is for the former."""
+        """The GPU to the processor, else the first device to the last; None with less than two. Only the former has `met`."""
         told = [result for result in self.results if result.rate is not None]
         if len(told) < 2:
             return None
@@ -110,8 +110,8 @@ class Comparison:
             "model": self.route.model.id,
             "runtime": self.route.model.adapter.name,
             "type": self.route.model.config.type,
-            "counts": self.exercise.counts,
-            "unit": self.exercise.unit,
+            "counts": self.workload.counts,
+            "unit": self.workload.unit,
             "devices": [self._row(result) for result in self.results],
             "ratio": self.ratio(),
         }
@@ -123,8 +123,8 @@ class Comparison:
             "kind": result.device.kind.accelerator,
             "name": result.device.name,
             "rate": round(rate, 2) if rate is not None else None,
-            "prompt_tokens_per_s": result.middle("prompt_rate"),
-            "first_ms": result.middle("first_ms"),
+            "prompt_tokens_per_s": result.median_of("prompt_rate"),
+            "first_ms": result.median_of("first_ms"),
             "load_s": round(result.load_s, 3) if result.load_s is not None else None,
             "estimate_mib": result.estimate_mib,
             "measured_mib": result.measured_mib,
@@ -137,10 +137,10 @@ class Comparison:
             "detail": list(result.problem.detail) if result.problem is not None else [],
         }
 
-    def report(self) -> list[show.Table | str]:
+    def report(self) -> list[output.Table | str]:
         """For people."""
-        head = ("DEVICE", self.exercise.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
-        told: list[show.Table | str] = [show.Table([head, *map(_line, self.results)], whole=True)]
+        head = ("DEVICE", self.workload.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
+        told: list[output.Table | str] = [output.Table([head, *map(_line, self.results)], whole=True)]
         for result in self.results:
             if result.problem is not None and result.problem.detail:
                 told += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
@@ -153,27 +153,25 @@ class Comparison:
         return told
 
 
-def run(wish: Wish, config: Path | None, echo: Echo) -> Comparison:
-    """Try the model on each device; `echo` gets what is being done. Blocks; a signal ends it with the worker.
+def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
+    """Try the model on each device; `echo` gets the progress. Blocks; a signal ends it and the worker.
 
     Raises LlmuxError for what keeps it from beginning, KeyboardInterrupt.
     """
     log_setup.configure("error", "console")
     catalog = load(config, check_files=False)
-    route = _route(catalog, wish.model)
-    exercise, path = exercises.choose(route, wish.prompt, wish.tokens)
-    if wish.prompt is not None and isinstance(exercise, exercises.Transcribing):
-        raise InvalidRequestError("A model that hears gets a generated sound; leave --prompt out.")
+    route = _route(catalog, options.model)
+    workload, path = workloads.choose(route, options.prompt, options.tokens)
     become_subreaper()
     try:
-        results = asyncio.run(_all(wish, catalog, route, exercise, path, echo))
+        results = asyncio.run(_all(options, catalog, route, workload, path, echo))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    return Comparison(route, wish, exercise, results)
+    return Comparison(route, workload, results)
 
 
 def _route(catalog: Catalog, name: str) -> Route:
-    """What the name stands for. Raises NotFoundError, or BenchError for what can't be started here."""
+    """The model and rewrite that the name stands for. Raises NotFoundError, or BenchError for what can't be started here."""
     route = catalog.route(name)
     if route is None:
         near = catalog.nearest(name)
@@ -188,13 +186,15 @@ def _route(catalog: Catalog, name: str) -> Route:
     return route
 
 
-async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, path: str, echo: Echo) -> list[Result]:
+async def _all(
+    options: Options, catalog: Catalog, route: Route, workload: Workload, path: str, echo: Echo
+) -> list[Result]:
     this = asyncio.current_task()
     assert this is not None
     for signum in (signal.SIGTERM, signal.SIGHUP):  # asyncio.run does the same for SIGINT
         asyncio.get_running_loop().add_signal_handler(signum, this.cancel)
-    opened = await places.open_devices(catalog)
-    results = [Result(device) for device in await places.choose(opened, route.model, wish.devices)]
+    opened = await open_devices(catalog)
+    results = [Result(device) for device in await choose_devices(opened, route.model, options.devices)]
     current = [""]
 
     def tell(line: str) -> None:
@@ -202,19 +202,19 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
         if not sys.stderr.isatty():
             echo(line)
 
-    with show.progress(lambda: current):
+    with output.progress(lambda: current):
         for result in results:
             device = result.device
             try:
-                books = await asyncio.to_thread(wish.daemon.books)
-                result.estimate_mib = await places.check_room(opened.sampler, device, route.model, books)
+                ledger = await asyncio.to_thread(ledger_of, options.daemon)
+                result.estimate_mib = await check_memory(opened.sampler, device, route.model, ledger)
                 tell(f"{device.id}: loading {route.model.id}")
-                async with trial.running(route.model, device, catalog, opened.sampler) as worker:
+                async with temporary_worker.running(route.model, device, catalog, opened.sampler) as worker:
                     result.load_s = worker.load_s
-                    asking = Asking(worker.upstream, route, path)
-                    for number in range(wish.rounds + 1):
-                        tell(f"{device.id}: {f'round {number} of {wish.rounds}' if number else 'warming up'}")
-                        round_ = await exercise.run(asking, number)
+                    client = WorkerClient(worker.upstream, route, path)
+                    for number in range(options.rounds + 1):
+                        tell(f"{device.id}: {f'round {number} of {options.rounds}' if number else 'warming up'}")
+                        round_ = await workload.run(client, number)
                         if number:  # the first answer is slower: kernels are compiled, caches filled
                             result.rounds.append(round_)
                         await worker.measure()
@@ -229,9 +229,9 @@ async def _all(wish: Wish, catalog: Catalog, route: Route, exercise: Exercise, p
     return results
 
 
-def _line(result: Result) -> show.Row:
+def _line(result: Result) -> output.Row:
     def told(name: str, unit: str) -> str:
-        value = result.middle(name)
+        value = result.median_of(name)
         return f"{value:.0f} {unit}" if value is not None else "-"
 
     return (
@@ -240,7 +240,7 @@ def _line(result: Result) -> show.Row:
         told("prompt_rate", "tokens/s"),
         told("first_ms", "ms"),
         f"{result.load_s:.1f} s" if result.load_s is not None else "-",
-        show.mib(result.estimate_mib),
-        show.mib(result.measured_mib),
+        output.mib(result.estimate_mib),
+        output.mib(result.measured_mib),
         result.note or "",
     )

@@ -1,1 +1,1 @@
-"""Declarations of the commands, a room for each subject; `main` puts them together."""
+"""The declarations of the commands, one module a subject; `main` collects them."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import config_option, daemon_options, model_argument, print_json
+
+if TYPE_CHECKING:
+    from supervisor.cli.client import Client
 
 
 @click.command()
@@ -17,7 +21,7 @@ from supervisor.cli.options import config_option, daemon_options, model_argument
 @click.option(
     "--devices",
     metavar="NAMES",
-    help="Where to try it: cuda, cpu, or names such as gpu1, with commas between. Default: cuda and cpu, where both are.",
+    help="Where to try it: cuda, cpu, or names such as gpu1, separated by commas. Default: cuda and cpu, where both exist.",
 )
 @click.option(
     "--tokens",
@@ -31,10 +35,10 @@ from supervisor.cli.options import config_option, daemon_options, model_argument
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="Requests that count, after one that warms up; their median is told.",
+    help="Requests that count, after one that warms up; the median is shown.",
 )
 @click.option(
-    "--prompt", metavar="TEXT", help="What a model is to answer, to speak, or to embed. Default: a text of ours."
+    "--prompt", metavar="TEXT", help="What the model shall answer, speak, or embed. Default: a built-in text."
 )
 @config_option
 @daemon_options
@@ -45,29 +49,28 @@ def bench(
     rounds: int,
     prompt: str | None,
     config: Path | None,
-    url: str,
-    key: str | None,
+    daemon: Client,
     as_json: bool,
 ) -> None:
-    """Compare MODEL's speed on GPU and processor, by a temporary worker on each in turn; nothing is evicted for it."""
-    from supervisor.cli import show  # noqa: PLC0415  # not for declaring
-    from supervisor.cli.bench import comparison, places  # noqa: PLC0415  # not for declaring
+    """Compare MODEL's speed on GPU and processor, with a temporary worker on each in turn; nothing is evicted for it."""
+    from supervisor.cli import output  # noqa: PLC0415  # not for declaring
+    from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
 
-    wish = comparison.Wish(
+    options = comparison.Options(
         model=model,
         devices=[word.strip() for word in devices.split(",") if word.strip()] if devices is not None else (),
         rounds=rounds,
         tokens=tokens,
         prompt=prompt,
-        daemon=places.Daemon(url, key),
+        daemon=daemon,
     )
-    found = comparison.run(wish, config, functools.partial(click.echo, err=True))
+    found = comparison.run(options, config, functools.partial(click.echo, err=True))
     if as_json:
         print_json(found.as_json())
     else:
-        show.say(*found.report())
+        output.show(*found.report())
     if found.failed:
-        sys.exit(Exit.FAILED)
+        sys.exit(ExitCode.FAILED)
 
 
 COMMANDS = (bench,)

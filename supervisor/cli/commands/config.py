@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.cli.exits import exit_of
+from supervisor.cli.exit_codes import exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from supervisor.cli.client import Client
 
 
 @click.group()
@@ -30,7 +34,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
         if not as_json:
             raise
         print_json({"ok": False, "problems": list(error.problems)})
-        sys.exit(exit_of(error))
+        sys.exit(exit_code_of(error))
     models, names = list(catalog.models), [entry.name for entry in catalog.listing()]
     if as_json:
         print_json({"ok": True, "problems": [], "models": models, "public_names": names})
@@ -43,7 +47,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
 @server_options
 @json_option
 def config_show(config: Path | None, flags: Flags, as_json: bool) -> None:
-    """Show what counts in the end, and who set it: file, variable, option of serve, or default. Secrets are masked."""
+    """Show the effective settings and who set each: file, variable, option of serve, or default. Secrets are masked."""
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
     from supervisor.cli import configuration  # noqa: PLC0415
 
@@ -70,11 +74,11 @@ def config_schema(as_json: bool) -> None:  # noqa: ARG001  # there is nothing el
     "folder",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="Write it there, with its other files. Nothing is overwritten.",
+    help="Write it there, with its other files. Never overwrites a file.",
 )
 @json_option
 def config_example(name: str | None, folder: Path | None, as_json: bool) -> None:
-    """Print the configuration that explains every key, or the whole one that is called NAME (home-16gb)."""
+    """Print the configuration that explains every key, or the complete example NAME (home-16gb)."""
     from supervisor.cli import examples  # noqa: PLC0415  # not for declaring
 
     files = examples.files(name)
@@ -98,31 +102,31 @@ def config_example(name: str | None, folder: Path | None, as_json: bool) -> None
     "--from",
     "form",
     type=click.Choice(["llama-swap", "llama.cpp", "llm-pool"]),
-    help="Whose it is. Default: .ini is llama.cpp's, .json llm-pool's, all else llama-swap's.",
+    help="The program it belongs to. Default: llama.cpp for .ini, llm-pool for .json, else llama-swap.",
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default: standard output.")
 @json_option
 def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
-    """Turn llama-swap's, llama.cpp's or llm-pool's configuration into one of llmux, and tell what didn't come along."""
-    from supervisor.cli import importing  # noqa: PLC0415  # not for declaring
+    """Turn a configuration of llama-swap, llama.cpp or llm-pool into one of llmux, and report what could not be imported."""
+    from supervisor.cli import importers  # noqa: PLC0415  # not for declaring
 
-    draft, text = importing.run(files, form, out)
+    draft, text = importers.run(files, form, out)
     if as_json:
-        print_json(importing.as_json(draft, text, out))
+        print_json(importers.as_json(draft, text, out))
         return
     if out is None:
         click.echo(text, nl=False)
-    click.echo(importing.told(draft, out), err=True)
+    click.echo(importers.report(draft, out), err=True)
 
 
 @click.command("reload")
 @daemon_options
-def reload_(url: str, key: str | None, as_json: bool) -> None:
-    """Apply what changed in the configuration, without disturbing the rest. With mistakes in it nothing changes."""
-    from supervisor.cli import client, show  # noqa: PLC0415  # not for declaring
+def reload_(daemon: Client, as_json: bool) -> None:
+    """Apply changes of the configuration without disturbing the rest. If it has mistakes, nothing changes."""
+    from supervisor.cli import output  # noqa: PLC0415  # not for declaring
 
     try:
-        answer = client.post(url, key, "/v1/admin/reload")
+        answer = daemon.post("/v1/admin/reload")
     except InvalidRequestError as error:
         if error.detail:
             raise ConfigError(error.detail) from error
@@ -133,7 +137,7 @@ def reload_(url: str, key: str | None, as_json: bool) -> None:
     for part in ("added", "removed", "changed", "restarted", "settings", "needs_restart"):
         names = answer.get(part)
         if isinstance(names, list) and names:
-            click.echo(f"{part.replace('_', ' ') + ':':15}{show.clean(', '.join(map(str, names)))}")
+            click.echo(f"{part.replace('_', ' ') + ':':15}{output.clean(', '.join(map(str, names)))}")
     click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
 
 

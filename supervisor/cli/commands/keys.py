@@ -33,10 +33,10 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     default=("inference",),
     show_default=True,
-    help="What it opens; may be given several times.",
+    help="What it allows; may be given several times.",
 )
 @click.option(
-    "--expires", metavar="DATE", help="Until when, such as 2030-01-31 or 2030-01-31T12:00:00Z. Default: ever."
+    "--expires", metavar="DATE", help="When it expires, such as 2030-01-31 or 2030-01-31T12:00:00Z. Default: never."
 )
 @file_options
 @json_option
@@ -63,7 +63,7 @@ def keys_add(
         click.echo(secret)
 
 
-_new = copy.copy(keys_add)  # what it was called first
+_new = copy.copy(keys_add)  # its first name
 _new.name, _new.hidden = "new", True
 keys.add_command(_new)
 
@@ -72,9 +72,9 @@ keys.add_command(_new)
 @file_options
 @json_option
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
-    """Show the keys' names, what they open and until when; never the keys."""
+    """Show the keys' names, scopes and expiry; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import show  # noqa: PLC0415  # as above
+    from supervisor.cli import output  # noqa: PLC0415  # as above
 
     path = path or files.keys_file(config)
     rows = files.listing(path)
@@ -83,9 +83,10 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     elif rows:
         head = ("NAME", "SCOPES", "EXPIRES", "STATE")
         told = [
-            (row["name"], ", ".join(row["scopes"]), row["expires"] or "never", show.state(row["state"])) for row in rows
+            (row["name"], ", ".join(row["scopes"]), row["expires"] or "never", output.state(row["state"]))
+            for row in rows
         ]
-        show.say(show.Table([head, *told], whole=True))
+        output.show(output.Table([head, *told], whole=True))
     else:
         click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
 
@@ -112,11 +113,13 @@ def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool
 
     path = path or files.keys_file(config)
     left, kept_layout = files.revoke(path, name)
-    click.echo(f"Revoked {name} in {path}. Until the next llmux reload it still opens what it did.", err=True)
+    click.echo(f"Revoked {name} in {path}. It still works until the next llmux reload.", err=True)
     if not kept_layout:
-        click.echo("The file was written anew; its comments are lost.", err=True)
+        click.echo("The file was rewritten; its comments are lost.", err=True)
     if not left:
-        click.echo("That was the last key: without any, only this machine is served, and everything on it.", err=True)
+        click.echo(
+            "That was the last key: without keys, only this machine is served, and every program on it.", err=True
+        )
     if as_json:
         print_json({"name": name, "file": str(path), "left": left})
 

@@ -8,27 +8,28 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.exits import Exit
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import config_option, json_option, print_json
 
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option("--dry-run", is_flag=True, help="Only say what would be fetched, and how much it is.")
-@click.option("--verify", is_flag=True, help="Hash what is there already once more.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be fetched, and its size.")
+@click.option("--verify", is_flag=True, help="Hash the files that are there already once more.")
 @config_option
 @json_option
 def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | None, as_json: bool) -> None:
     """Fetch the files of MODELs from the model hub, or of all models whose configuration names a source.
 
-    With FP8 and MXFP4 weights come the kernels that compute with them, in the builds that fit the runtime's environment.
-    What is there already is not fetched again, and what was cut off goes on; a file from Xet storage begins anew. Gated
-    models need a token: HF_TOKEN.
+    Models with FP8 or MXFP4 weights also get the kernels that compute with them, in the builds that fit the runtime's
+    environment. Files that are there are not fetched again, and interrupted downloads resume; a file from Xet storage
+    starts over. Gated models need a token: HF_TOKEN.
     """
+    from supervisor.catalog import load  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import output  # noqa: PLC0415  # as above
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import show  # noqa: PLC0415  # as above
 
-    wanted = pulling.wants(pulling.catalog_of(config), models, verify=verify)
+    wanted = pulling.downloads(load(config, check_files=False), models, verify=verify)
     if not wanted:
         click.echo("No model of the configuration names a source.", err=as_json)
     try:
@@ -37,11 +38,11 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
             pulling.fetch(wanted, functools.partial(click.echo, err=True))
     finally:
         if as_json:
-            print_json([want.row() for want in wanted])
+            print_json([download.row() for download in wanted])
         elif wanted:
-            show.say(*pulling.table_of(wanted))
-    if any(want.problem for want in wanted):
-        sys.exit(Exit.FAILED)
+            output.show(*pulling.table_of(wanted))
+    if any(download.problem for download in wanted):
+        sys.exit(ExitCode.FAILED)
 
 
 COMMANDS = (pull,)

@@ -39,9 +39,9 @@ def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda", "rocm"]),
-    help="What it will compute on. Default: what it was built for before, else what this machine has.",
+    help="What it will compute on. Default: as before, else what this machine has.",
 )
-@click.option("--python", help="Version or program of its Python. Default: as before, else the one that runs llmux.")
+@click.option("--python", help="Its Python: a version or a program. Default: as before, else the one that runs llmux.")
 @runtimes_dir_option
 @json_option
 def runtimes_install(
@@ -65,14 +65,14 @@ def runtimes_install(
 @json_option
 @runtimes_dir_option
 def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
-    """Show the runtimes and what is installed of them: size, device, versions, and whether it can be imported."""
-    from supervisor.cli import environments, show  # noqa: PLC0415  # not for declaring
+    """Show the runtimes and their environments: size, device, versions, and whether their packages can be imported."""
+    from supervisor.cli import environments, output  # noqa: PLC0415  # not for declaring
 
     rows = environments.listing(environments.resolve(runtimes_dir))
     if as_json:
         print_json(rows)
     else:
-        show.say(*environments.table_of(rows))
+        output.show(*environments.table_of(rows))
 
 
 def _installed(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

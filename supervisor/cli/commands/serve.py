@@ -17,7 +17,7 @@ from supervisor.cli.options import Flags, config_path, json_option, server_optio
 @server_options
 @json_option
 def serve(config: Path | None, demo: bool, flags: Flags, as_json: bool) -> None:
-    """Run the daemon until it is told to stop. --json tells where it listens in a line of JSON."""
+    """Run the daemon until it is told to stop. --json prints its address as a line of JSON."""
     if demo and config is not None:
         raise click.UsageError("--demo has a configuration of its own: leave out --demo, or --config.")
     _run(config, flags, demo=demo, as_json=as_json)
@@ -27,14 +27,14 @@ def serve(config: Path | None, demo: bool, flags: Flags, as_json: bool) -> None:
 @server_options
 @json_option
 def demo(flags: Flags, as_json: bool) -> None:
-    """Serve tiny scripted models, the same as serve --demo: to see how everything works."""
+    """Serve tiny scripted models to see how everything works; the same as serve --demo."""
     _run(None, flags, demo=True, as_json=as_json)
 
 
 def _run(config: Path | None, flags: Flags, *, demo: bool, as_json: bool) -> None:
     from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
-    refuse_name_clashes()  # before anything of `runtimes` is imported: it might be the other one's
+    refuse_name_clashes()  # before `runtimes` is imported: it might be another package's
     from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415
 
     run_daemon(config, flags, demo=demo, as_json=as_json)

@@ -25,11 +25,13 @@ def _told(as_json: bool, do: Callable[[Callable[[str], None]], None]) -> None:
 @service.command("install")
 @config_path
 @click.option("--linger", is_flag=True, help="Let it start at boot and outlive your logout.")
-@click.option("--no-start", is_flag=True, help="Only write and enable it.")
-@click.option("--socket", "address", metavar="HOST:PORT", help="Let systemd listen there and start llmux on demand.")
+@click.option("--no-start", is_flag=True, help="Write and enable it, but don't start it.")
+@click.option(
+    "--socket", "address", metavar="HOST:PORT", help="Let systemd listen there and start llmux at the first connection."
+)
 @json_option
 def service_install(config: Path | None, linger: bool, no_start: bool, address: str | None, as_json: bool) -> None:
-    """Write the user unit, enable and start it, and say what was done."""
+    """Write the user unit, enable it and start it; print each step."""
     from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
 
     host, _, port = (address or "").rpartition(":")
@@ -54,7 +56,7 @@ def service_uninstall(as_json: bool) -> None:
 @service.command("status")
 @json_option
 def service_status(as_json: bool) -> None:
-    """Show what systemd says of it."""
+    """Show what systemd reports about it."""
     from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
 
     facts = systemd.status(click.echo if not as_json else lambda _line: None)

@@ -1,4 +1,4 @@
-"""The demonstration: scripted models of a few MiB that every llama.cpp loads, and a configuration that serves them.
+"""The demo: scripted models of a few MiB that every llama.cpp loads, and a configuration that serves them.
 
 `write_demo` is all that `llmux serve --demo` needs besides the embedded llama.cpp runtime.
 """

@@ -1,8 +1,7 @@
-"""Writes GGUF files with nothing but the standard library.
+"""Writes GGUF files with only the standard library.
 
 Layout (little endian): magic, version 3, tensor count, key count, keys, tensor table, padding to 32 bytes, tensors.
-Tensors are f32. One made of a single repeated value may be large; zeros become a hole in the file, so a model of any size
-takes no time to write and no disk. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Tensors are f32. Zeros become a hole in the file, so a model of any size is written at once and takes no disk space. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations

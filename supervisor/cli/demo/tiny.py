@@ -34,8 +34,6 @@ MARKS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _NORMAL_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 3, 4
 _NEWLINE, _SPACE = "\u010a", "\u0120"  # how GPT-2 vocabularies spell them
 
-Merge = tuple[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class Tiny:

@@ -1,7 +1,7 @@
-"""Configurations of other programs, turned into ours: `importing.read` → a `Draft` → a file and a report.
+"""`llmux config import`: read another program's configuration, write ours, and report what didn't come along.
 
-Each format is a module of pure functions from its parsed document to a draft. The result is always a valid configuration;
-whatever did not come along, or works otherwise from now on, is in the report and beside the model in the file.
+Each format is a module of pure functions from its parsed document to a `Draft`. The result is always a valid configuration;
+whatever did not come along, or works differently from now on, is in the report and beside the model in the file.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Final
 
+import click
 from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.assembly import Assembly, fail
-from supervisor.catalog.catalog import Catalog
+from supervisor.catalog.assembly import Assembly, config_error
 from supervisor.catalog.document import Layer, Source, Table, parse, plain
 from supervisor.cli.importers import llama_swap, llm_pool, presets
 from supervisor.cli.importers.draft import Draft
-from supervisor.errors import ConfigError
+from supervisor.errors import ConfigError, InvalidRequestError
 
 
 class Format(StrEnum):
@@ -33,51 +33,85 @@ class Format(StrEnum):
     LLM_POOL = "llm-pool"
 
 
-DEFAULT_SETTINGS: Final = Path("config/settings.json")
+DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool
 _SUFFIXES: Final = {".ini": Format.LLAMA_CPP, ".json": Format.LLM_POOL}
 
 
-def has_settings(environ: Mapping[str, str]) -> bool:
-    """Is there a settings.json of llm-pool to be found without its name?"""
-    return bool(environ.get(llm_pool.SETTINGS_VARIABLE)) or DEFAULT_SETTINGS.is_file()
+def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draft, str]:
+    """The draft and the text of the file, which is written to `out` if that is given.
+
+    Raises ConfigError for files that can't be imported, InvalidRequestError where `out` exists, UsageError for the wrong
+    number of files.
+    """
+    if not paths and form in (None, Format.LLM_POOL) and (form is not None or _has_settings()):
+        form, paths = Format.LLM_POOL, _settings_files(None)
+    if not paths:
+        raise click.UsageError("Name the file to import.")
+    kind = Format(form) if form is not None else _SUFFIXES.get(paths[0].suffix.lower(), Format.LLAMA_SWAP)
+    if kind is Format.LLM_POOL and len(paths) == 1:
+        paths = _settings_files(paths[0])
+    if len(paths) > 1 and kind is not Format.LLM_POOL:
+        raise click.UsageError(f"{kind} has one file, not {len(paths)}.")
+    if out is not None and out.exists():
+        raise InvalidRequestError(f"{out} is there already: name another file with -o, or move it away.")
+    draft = read(paths, kind)
+    names = " and ".join(path.name for path in paths)
+    text = draft.text((f"Imported from {names} ({kind}) by llmux config import.",))
+    _check(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    return draft, text
 
 
-def sources(environ: Mapping[str, str], settings: Path | None = None) -> list[Path]:
+def report(draft: Draft, out: Path | None) -> str:
+    """What came of it, for people."""
+    count = f"{len(draft.models)} models, {len(draft.virtual_models)} virtual models"
+    where = f" written to {out}; check it with: llmux config check --config {out}" if out is not None else ""
+    return "\n".join((f"Imported {count}{where}.", *draft.told()))
+
+
+def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
+    """The same for machines; with the text, where no file has it."""
+    about: dict[str, JsonValue] = {
+        "models": list(draft.models),
+        "virtual_models": list(draft.virtual_models),
+        "notes": list(draft.report()),
+        "out": str(out) if out is not None else None,
+    }
+    return about if out is not None else about | {"text": text}
+
+
+def _has_settings() -> bool:
+    return bool(os.environ.get(llm_pool.SETTINGS_VARIABLE)) or DEFAULT_SETTINGS.is_file()
+
+
+def _settings_files(settings: Path | None) -> list[Path]:
     """The files that llm-pool itself would read: `settings`, or where it looks for it, and what goes over it.
 
     Raises ConfigError when one that a variable names isn't there.
     """
-    settings = settings or _named(environ, llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS
-    local = _named(environ, llm_pool.LOCAL_VARIABLE) or settings.with_name("local.json")
-    if local == settings or not local.is_file():
-        return [settings]
-    return [settings, local]
+    settings = settings or _named_by(llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS
+    local = _named_by(llm_pool.LOCAL_VARIABLE) or settings.with_name("local.json")
+    return [settings] if local == settings or not local.is_file() else [settings, local]
 
 
-def _named(environ: Mapping[str, str], variable: str) -> Path | None:
-    path = Path(environ[variable]) if environ.get(variable) else None
+def _named_by(variable: str) -> Path | None:
+    path = Path(os.environ[variable]) if os.environ.get(variable) else None
     if path is not None and not path.is_file():
         raise ConfigError((f"{variable}: {path}: there is no such file",))
     return path
 
 
-def format_of(path: Path) -> Format:
-    """By its name."""
-    return _SUFFIXES.get(path.suffix.lower(), Format.LLAMA_SWAP)
-
-
 def read(paths: Sequence[Path], form: Format) -> Draft:
-    """What the files say, settled. llm-pool has two, the others one. Blocks on them.
-
-    Raises ConfigError for files that can't be read, or that their own program would refuse.
-    """
+    """What the files say, settled. Raises ConfigError for files that can't be read, or that their program would refuse."""
     path = paths[0]
     match form:
         case Format.LLAMA_SWAP:
             convert = partial(llama_swap.convert, _yaml(path), os.environ)
         case Format.LLAMA_CPP:
-            text = _text(path)
-            convert = partial(_presets, text)
+            convert = partial(presets.convert, _text(path))
         case Format.LLM_POOL:
             convert = partial(llm_pool.convert, reduce(llm_pool.merged, map(_json, paths)))
     try:
@@ -86,10 +120,6 @@ def read(paths: Sequence[Path], form: Format) -> Draft:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from error
     draft.settle()
     return draft
-
-
-def _presets(text: str) -> Draft:
-    return presets.convert(presets.parse(text))
 
 
 def _text(path: Path) -> str:
@@ -104,7 +134,7 @@ def _text(path: Path) -> str:
 def _yaml(path: Path) -> Mapping[str, JsonValue]:
     root, problems = parse(_text(path), Source(Layer.FILE, str(path), path.parent))
     if problems or not isinstance(root, Table):
-        raise fail(problems) if problems else ConfigError((f"{path}: expected a mapping",))
+        raise config_error(problems) if problems else ConfigError((f"{path}: expected a mapping",))
     value = plain(root)
     assert isinstance(value, dict)
     return value
@@ -120,10 +150,9 @@ def _json(path: Path) -> Mapping[str, JsonValue]:
     return value
 
 
-def check(text: str, directory: Path) -> Catalog:
-    """The catalog of a written file, files not looked at. Raises ConfigError."""
-    source = Source(Layer.FILE, "imported", directory)
-    root, problems = parse(text, source)
+def _check(text: str) -> None:
+    """Read the written file, without the files that it names. Raises ConfigError."""
+    root, problems = parse(text, Source(Layer.FILE, "imported", Path.cwd()))
     if not isinstance(root, Table):
-        raise fail(problems)
-    return Assembly(root, directory / "llmux.yaml", REGISTRY, check_files=False).catalog(problems)
+        raise config_error(problems)
+    Assembly(root, Path("llmux.yaml").absolute(), REGISTRY, check_files=False).catalog(problems)

@@ -1,24 +1,24 @@
-"""A configuration of ours on its way from somebody else's: sections that grow, and notes on what didn't come along.
+"""A configuration under construction: its sections, and notes on what could not be imported.
 
-A note is either *lost* (it is not in the result) or something to *look at* (it is, but works otherwise). Notes about a
-model also stand above it in the written file. `settle` takes out whatever our own validation would refuse, so that what
-is written is always valid.
+A note says that something is *lost* (not in the result) or to be *looked at* (it works differently). Notes about a model
+also stand above it in the written file. `settle` removes whatever our own validation refuses, so that the written file is
+always valid.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 
 from pydantic import BaseModel, JsonValue
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.document import Layer, Place, Problem, Source, Trail, dotted, grow
-from supervisor.catalog.emit import Comments, comment, written
+from supervisor.catalog.document import Layer, Place, Problem, Source, Trail, dotted, tree_of
 from supervisor.catalog.problems import validate
 from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.yaml_writer import Comments, comment, to_yaml
 
 Values = dict[str, JsonValue]
 
@@ -30,7 +30,7 @@ _KINDS = ((r"whisper|parakeet", "asr"), (r"tts|kokoro|piper|chatterbox", "tts"),
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that a person should know. `where` is a place in the source."""
+    """Something that a person should know. `where` is a key in the source."""
 
     where: str
     message: str
@@ -39,7 +39,7 @@ class Note:
 
 @dataclass(slots=True)
 class Draft:
-    """The sections of the file to be."""
+    """The sections of the new file."""
 
     models: dict[str, Values] = field(default_factory=dict)
     virtual_models: dict[str, Values] = field(default_factory=dict)
@@ -52,12 +52,25 @@ class Draft:
         """Note that something is not in the result."""
         self._note(Note(where, message, lost=True), model)
 
+    def lose_unknown(
+        self,
+        prefix: str,
+        keys: Iterable[str],
+        known: Container[str],
+        why: Mapping[str, str] | None = None,
+        model: str | None = None,
+    ) -> None:
+        """Note each key that is not known. `why`: what to say of some of them."""
+        for key in keys:
+            if key not in known:
+                self.lose(f"{prefix}{key}", (why or {}).get(key, "llmux has nothing like it"), model=model)
+
     def look(self, where: str, message: str, *, model: str | None = None) -> None:
-        """Note that something works otherwise from now on."""
+        """Note that something works differently from now on."""
         self._note(Note(where, message, lost=False), model)
 
     def _note(self, note: Note, model: str | None) -> None:
-        """Once, however many names of a model it is about."""
+        """Once, even where several names of a model repeat it."""
         if note not in self.notes:
             self.notes.append(note)
         if model is not None:
@@ -89,21 +102,21 @@ class Draft:
             known.update(values)
 
     def spread(self, model: str) -> None:
-        """What is the default under the model's own name is so under its other names."""
+        """Copy the defaults of the model's own name to its other names."""
         defaults = self.virtual_models.get(model, {}).get("defaults")
         for name, virtual in self.virtual_models.items():
             if isinstance(defaults, dict) and virtual["model"] == model != name:
                 virtual.setdefault("defaults", dict(defaults))
 
     def list_models(self) -> None:
-        """Models that virtual models refer to are listed under their own names, too, as they were."""
+        """Also list models that virtual models refer to under their own names, as their program did."""
         for virtual in list(self.virtual_models.values()):
             model = self.models.get(str(virtual["model"]))
             if model is not None and virtual["model"] not in self.virtual_models:
                 model.setdefault("public", True)
 
     def settle(self) -> None:
-        """Take out what is not valid, and note it."""
+        """Remove what is not valid, and note it."""
         for name, values in list(self.models.items()):
             runtime = values.get("runtime") or REGISTRY.infer(values)
             if runtime is None:
@@ -116,7 +129,7 @@ class Draft:
                     self.look(f"models.{name}.{key}", f"{path} starts from the folder of the written file", model=name)
             for problem in _problems(adapter.config, {"runtime": adapter.name, **values}, values, trail):
                 self.lose(dotted(problem.trail), problem.message, model=name)
-            if validate(adapter.config, grow({"runtime": adapter.name, **values}, _PLACE), trail)[0] is None:
+            if validate(adapter.config, tree_of({"runtime": adapter.name, **values}, _PLACE), trail)[0] is None:
                 self._drop(name)
         for name, values in list(self.virtual_models.items()):
             if str(values["model"]) not in self.models:
@@ -142,7 +155,7 @@ class Draft:
             if part:
                 document[section] = dict(part)
         lines = "".join(f"{comment(line)}\n" for line in head)
-        return lines + "\n" + written(document, Comments(above=self._above))
+        return lines + "\n" + to_yaml(document, Comments(above=self._above))
 
     def report(self) -> list[dict[str, JsonValue]]:
         """The notes, for machines."""
@@ -158,15 +171,15 @@ class Draft:
 
 
 def _problems(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:
-    """Its problems, each after the key it is about has been taken out of `values`."""
-    for problem in validate(model, grow(tried, _PLACE), trail)[1]:
+    """Its problems; the key of each is removed from `values` first."""
+    for problem in validate(model, tree_of(tried, _PLACE), trail)[1]:
         key = problem.trail[len(trail)] if len(problem.trail) > len(trail) else None
         if values.pop(str(key), None) is not None:
             yield problem
 
 
 def guess_type(program: str) -> str | None:
-    """What a program is for, by its name; None where it is an LLM or cannot be told."""
+    """The type of a program's models, by its name; None for an LLM or an unknown program."""
     name = PurePath(program).name.lower()
     return next((kind for pattern, kind in _KINDS if re.search(pattern, name)), None)
 

@@ -11,14 +11,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from pydantic import JsonValue
 
 from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION, LlamaServerConfig
 from supervisor.catalog.document import scalar
-from supervisor.catalog.problems import fields_at
+from supervisor.catalog.problems import types_at
 
 REMOTE: Final = frozenset(
     {"-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"}
@@ -61,7 +60,7 @@ _SILENT: Final = frozenset(
 _KEYS: Final = "each worker gets a key of its own; clients' keys are made with: llmux keys add"
 _DEVICE: Final = "llmux gives each worker its one device; see `devices`"
 _FITTING: Final = "llmux counts the memory before the start, and the worker takes exactly that"
-_DROPPED: Final[Mapping[str, str]] = MappingProxyType(
+_DROPPED: Final[Mapping[str, str]] = (
     dict.fromkeys(("--api-key", "--api-key-file"), _KEYS)
     | dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), "workers listen on loopback only")
     | dict.fromkeys(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"), _FITTING)
@@ -157,7 +156,7 @@ class Options:
             self.lost.append((option, f"{value}: llmux has to know how much memory it takes"))
         elif (key, value) == ("spec_type", "draft"):
             self.keys[key] = "draft-simple"
-        elif isinstance(value, str) and {int, float} & set(fields_at(LlamaServerConfig, (key,)).branches):
+        elif isinstance(value, str) and {int, float} & set(types_at(LlamaServerConfig, (key,))):
             self.keys[key] = scalar(value)
         else:
             self.keys[key] = value

@@ -23,23 +23,13 @@ from supervisor.cli.importers.llama_options import Options
 from supervisor.cli.importers.macros import Macros, definitions
 from supervisor.errors import ConfigError
 
-KNOWN: Final = frozenset(
-    {
-        "macros",
-        "cmd",
-        "cmdStop",
-        "proxy",
-        "checkEndpoint",
-        "ttl",
-        "aliases",
-        "env",
-        "name",
-        "description",
-        "unlisted",
-        "useModelName",
-        "concurrencyLimit",
-        "filters",
-    }
+_KNOWN: Final = frozenset(
+    {"macros", "cmd", "cmdStop", "proxy", "checkEndpoint", "ttl", "aliases", "env", "name", "description", "unlisted"}
+    | {"useModelName", "concurrencyLimit", "filters"}
+)
+_KNOWN_AT_TOP: Final = frozenset(
+    {"macros", "models", "peers", "groups", "hooks", "globalTTL", "healthCheckTimeout", "includeAliasesInList"}
+    | {"logLevel", "apiKeys"}
 )
 _ELSEWHERE: Final = {
     "metadata": "llmux shows what it knows of a model at GET /v1/admin/models",
@@ -56,7 +46,6 @@ _TOP: Final = {
     "matrix": "llmux decides by memory; limits.max_loaded, `pin` and `priority` say what may stay",
 }
 _ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
-_LEVELS: Final = {"warn": "warning"}
 
 
 def convert(root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> Draft:
@@ -118,8 +107,7 @@ class _Conversion:
         self._names_of(name, theirs, where, filled)
         filters.apply(self.draft, name, theirs, where, filled.get("filters"))
         self.draft.spread(name)
-        for key in [key for key in filled if key not in KNOWN]:
-            self.draft.lose(f"{where}.{key}", _ELSEWHERE.get(key, "llmux has nothing like it"), model=name)
+        self.draft.lose_unknown(f"{where}.", filled, _KNOWN, _ELSEWHERE, model=name)
 
     def _runtime(self, name: str, where: str, words: list[str], filled: Mapping[str, JsonValue]) -> None:
         program = PurePath(words[0]).name
@@ -278,24 +266,11 @@ class _Conversion:
     def _settings(self) -> None:
         level = self._root.get("logLevel")
         if isinstance(level, str):
-            self.draft.server["log_level"] = _LEVELS.get(level, level)
+            self.draft.server["log_level"] = "warning" if level == "warn" else level
         keys = self._root.get("apiKeys")
         if isinstance(keys, list) and keys:
             self.draft.lose("apiKeys", "are not copied; make your clients new ones with: llmux keys add")
-        used = {
-            "macros",
-            "models",
-            "peers",
-            "groups",
-            "hooks",
-            "globalTTL",
-            "healthCheckTimeout",
-            "includeAliasesInList",
-            "logLevel",
-            "apiKeys",
-        }
-        for key in [key for key in self._root if key not in used]:
-            self.draft.lose(key, _TOP.get(key, "llmux has nothing like it"))
+        self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _TOP)
 
     def _groups(self) -> None:
         groups = self._root.get("groups")

@@ -38,8 +38,7 @@ def apply(draft: Draft, name: str, theirs: str, where: str, filters: JsonValue) 
             if isinstance(force, dict):
                 draft.merge(ours, name, "force", _settable(draft, name, where, force))
             draft.merge(ours, name, "force", _settable(draft, name, where, given))
-    for key in [key for key in filters if key not in _KNOWN]:
-        draft.lose(f"{where}.filters.{key}", "llmux has nothing like it", model=name)
+    draft.lose_unknown(f"{where}.filters.", filters, _KNOWN, model=name)
 
 
 def only(filters: JsonValue, theirs: str) -> JsonValue:

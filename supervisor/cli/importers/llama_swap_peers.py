@@ -67,16 +67,14 @@ def _peer(
             variable = f"PEER_{variable}" if variable[0].isdigit() else variable
             draft.look(f"{where}.apiKey", f"is not copied: put it into the daemon's environment, as {variable}")
         remote["api_key_env"] = variable
-    timeouts = values.get("timeouts")
-    for name, limit in timeouts.items() if isinstance(timeouts, dict) else ():
-        if name not in _TIMEOUTS:
-            draft.lose(f"{where}.timeouts.{name}", "llmux has nothing like it")
-        elif isinstance(limit, int | float) and limit > 0:
-            remote[_TIMEOUTS[name]] = limit
+    timeouts = found if isinstance(found := values.get("timeouts"), dict) else {}
+    draft.lose_unknown(f"{where}.timeouts.", timeouts, _TIMEOUTS)
+    for name, key in _TIMEOUTS.items():
+        if isinstance(limit := timeouts.get(name), int | float) and limit > 0:
+            remote[key] = limit
     remote["allow_remote"] = True
     draft.look(where, "its models are sent every request that names them, as before: allow_remote")
-    for key in [key for key in values if key not in _KNOWN]:
-        draft.lose(f"{where}.{key}", "llmux has nothing like it")
+    draft.lose_unknown(f"{where}.", values, _KNOWN)
     for model, is_only in models.items():
         name = draft.name(f"{peer}/{model}")
         if name in draft.models or name in draft.virtual_models:

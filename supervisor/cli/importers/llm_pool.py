@@ -7,7 +7,6 @@ Shared decoding settings and `enable_thinking` belong to the requests, so they b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 from pydantic import JsonValue
@@ -24,53 +23,43 @@ SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
 LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
 
 _COMMON: Final = frozenset({"backend", "model_path", "enabled", "target_inflight", "modalities", "enable_thinking"})
-_DECODING: Final = MappingProxyType(
-    {
-        "temperature": "temperature",
-        "top_k": "top_k",
-        "top_p": "top_p",
-        "min_p": "min_p",
-        "max_tokens": "max_tokens",
-        "repetition_penalty": "repeat_penalty",
-        "seed": "seed",
-        "stop": "stop",
-    }
-)
+_DECODING: Final = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_tokens": "max_tokens",
+    "repetition_penalty": "repeat_penalty",
+    "seed": "seed",
+    "stop": "stop",
+}
 _REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
-_OTHERWISE: Final = MappingProxyType(
-    {
-        "prompt_format": "the model's own chat template is used",
-        "replicas": "a model has one worker; its slots serve several requests at once (parallel)",
-        "replica_max": "a model has one worker",
-    }
-)
-_RENAMED: Final = MappingProxyType(
-    {
-        "mmproj_path": "mmproj",
-        "draft_model_path": "draft_model",
-        "type_k": "cache_type_k",
-        "type_v": "cache_type_v",
-        "start_timeout_s": "startup_limit_s",
-        "n_parallel": "parallel",
-    }
-)
-_RENAMED_REMOTE: Final = MappingProxyType(
-    {
-        "base_url": "base_url",
-        "api_key_env": "api_key_env",
-        "model": "upstream_model",
-        "timeout_s": "first_byte_s",
-        "max_retries": "max_retries",
-        "health_check": "health",
-    }
-)
+_OTHERWISE: Final = {
+    "prompt_format": "the model's own chat template is used",
+    "replicas": "a model has one worker; its slots serve several requests at once (parallel)",
+    "replica_max": "a model has one worker",
+}
+_RENAMED: Final = {
+    "mmproj_path": "mmproj",
+    "draft_model_path": "draft_model",
+    "type_k": "cache_type_k",
+    "type_v": "cache_type_v",
+    "start_timeout_s": "startup_limit_s",
+    "n_parallel": "parallel",
+}
+_RENAMED_REMOTE: Final = {
+    "base_url": "base_url",
+    "api_key_env": "api_key_env",
+    "model": "upstream_model",
+    "timeout_s": "first_byte_s",
+    "max_retries": "max_retries",
+    "health_check": "health",
+}
 _OWN: Final = "llmux chooses it"
-_NOT_HERE: Final = MappingProxyType(
-    {
-        "ct2": "there is no runtime for CTranslate2",
-        "exllamav3": "there is no runtime for ExLlamaV3",
-    }
-)
+_NOT_HERE: Final = {
+    "ct2": "there is no runtime for CTranslate2",
+    "exllamav3": "there is no runtime for ExLlamaV3",
+}
 
 
 def merged(settings: Mapping[str, JsonValue], local: Mapping[str, JsonValue]) -> Values:
@@ -100,27 +89,20 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
         else:
             draft.lose(f"engine.models.{theirs}", "expected an object")
     decoding = _object(engine.get("decoding"))
-    for key in [key for key in decoding if key not in _DECODING]:
-        draft.lose(f"engine.decoding.{key}", "requests have no such field")
+    draft.lose_unknown("engine.decoding.", decoding, _DECODING, dict.fromkeys(decoding, "requests have no such field"))
     for name, model in draft.models.items():
         # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
-        names = {
-            **_DECODING,
-            **({"repetition_penalty": "repetition_penalty"} if model.get("runtime") == "vllm_serve" else {}),
-        }
-        if model.get("runtime") == "openai_remote":
+        names = dict(_DECODING)
+        if model.get("runtime") == "vllm_serve":
+            names["repetition_penalty"] = "repetition_penalty"
+        elif model.get("runtime") == "openai_remote":
             names = {key: key for key in _REMOTE_DECODING}
         draft.merge(name, name, "defaults", {names[key]: item for key, item in decoding.items() if key in names})
-    for where, part, known in (("service", service, {"host", "port", "log_level"}), ("engine", engine, _ENGINE)):
-        for key in [key for key in part if key not in known]:
-            draft.lose(f"{where}.{key}", "llmux has nothing like it")
-    for key in [key for key in root if key not in {"service", "engine"}]:
-        draft.lose(key, "llmux has nothing like it")
+    draft.lose_unknown("service.", service, {"host", "port", "log_level"})
+    draft.lose_unknown("engine.", engine, {"backend", "decoding", "models"})
+    draft.lose_unknown("", root, {"service", "engine"})
     draft.list_models()
     return draft
-
-
-_ENGINE: Final = frozenset({"backend", "decoding", "models"})
 
 
 def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
@@ -174,9 +156,8 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
         elif key == "extra_args":
             _extra(draft, name, at, value)
         elif key in {"n_gpu_layers", "spec_draft_ngl"}:
-            model[key] = (
-                "all" if text_of(value) == "-1" else int(text_of(value)) if text_of(value).isdecimal() else value
-            )
+            text = text_of(value)
+            model[key] = "all" if text == "-1" else int(text) if text.isdecimal() else value
         elif (key, value) == ("spec_type", "draft"):
             model[key] = "draft-simple"
         elif key == "reasoning" and value not in ("on", "off", "auto"):
@@ -261,16 +242,14 @@ def _remote(draft: Draft, name: str, where: str, values: Values) -> None:
     _others(draft, name, where, values, "remote_")
 
 
-_BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = MappingProxyType(
-    {
-        "llama_server": _llama_server,
-        "llama_cpp": _gguf,
-        "gguf": _gguf,
-        "vllm": _vllm,
-        "vllm_serve": _vllm,
-        "openai_remote": _remote,
-    }
-)
+_BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = {
+    "llama_server": _llama_server,
+    "llama_cpp": _gguf,
+    "gguf": _gguf,
+    "vllm": _vllm,
+    "vllm_serve": _vllm,
+    "openai_remote": _remote,
+}
 
 
 def _object(value: JsonValue) -> Values:

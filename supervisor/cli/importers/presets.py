@@ -6,7 +6,7 @@ Read as llama.cpp reads it: `;` and `#` begin a comment anywhere, a section that
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION
@@ -23,7 +23,6 @@ _HEADER = re.compile(r"\[\s*([^\]]*?)\s*\]\s*(?:[;#].*)?")
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*)\s*=\s*(.*)")
 _COMMENT = re.compile(r"\s*[;#].*")
 _TRUE: Final = frozenset({"on", "enabled", "true", "1"})
-_FALSE: Final = frozenset({"off", "disabled", "false", "0"})
 _SWITCHES: Final = frozenset(
     {"mmap", "mlock", "cont-batching", "warmup", "kv-offload", "context-shift", "op-offload", "repack", "swa-full"}
     | {"slots", "props", "webui", "ui", "check-tensors", "perf", "escape", "special", "verbose", "no-host", "offline"}
@@ -53,9 +52,10 @@ def parse(text: str) -> dict[str, Section]:
     return sections
 
 
-def convert(sections: Mapping[str, Section]) -> Draft:
-    """The draft. Raises ConfigError where there are no models."""
+def convert(text: str) -> Draft:
+    """The draft. Raises ConfigError for lines that are neither section nor entry, and where there are no models."""
     draft = Draft()
+    sections = parse(text)
     if not sections.keys() - {"", EVERY}:
         raise ConfigError(("there are no models: no section but [*]",))
     for key in sections.get("", {}):

@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from pydantic import JsonValue
 
 from runtimes.vllm_serve.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, SPECULATIVE, VllmServeConfig
 from supervisor.catalog.document import scalar
-from supervisor.catalog.problems import fields_at
+from supervisor.catalog.problems import types_at
 
 OWN: Final = "llmux chooses it"
-_KEY_OF_SPECULATION: Final = MappingProxyType({name: key for key, name in SPECULATIVE.items()})
+_KEY_OF_SPECULATION: Final = {name: key for key, name in SPECULATIVE.items()}
 _SWITCHED_BY: Final = frozenset({"--enable-auto-tool-choice", "--no-enable-auto-tool-choice"})  # by tool_call_parser
 _BLOCKS: Final = "--num-gpu-blocks-override"
 
@@ -80,7 +79,7 @@ class VllmOptions:
 
 def typed(key: str, value: str) -> JsonValue:
     """The value of an option in the type that its key has, as far as it can be read so."""
-    branches = set(fields_at(VllmServeConfig, (key,)).branches)
+    branches = set(types_at(VllmServeConfig, (key,)))
     if any(getattr(branch, "__origin__", branch) is dict for branch in branches):
         try:
             parsed: JsonValue = json.loads(value)

@@ -1,13 +1,13 @@
-"""Writes what follows from the code: parts of the pages of this folder, and the JSON schema of the configuration file.
+"""Write what follows from the code: parts of the pages in docs/, and the JSON schema of the configuration file.
 
 A page says where, between two comments:
 
     <!-- generated: limits -->
     <!-- end -->
 
-`make docs` writes all of them anew; everything outside the comments is written by hand. A runtime whose settings have no
-block yet gets a section for them. A test compares.
-"""  # noqa: INP001  # a program, not a package
+`make docs` writes all of them anew; people write everything outside the comments. A runtime whose settings have no block
+yet gets a section for them. A test compares.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from runtimes.kit.parameters import Table
 from runtimes.registry import REGISTRY, Registry
 from runtimes.transformers.parameters import CHAT, COMPLETIONS
 from supervisor.catalog.schema import json_schema
-from supervisor.cli.exits import MEANINGS
+from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
 from tools import licences
+from tools.locks import ROOT
 
-DOCS: Final = Path(__file__).parent
-SCHEMA: Final = DOCS.parent / "config" / "llmux.schema.json"
+DOCS: Final = ROOT / "docs"
+SCHEMA: Final = ROOT / "config" / "llmux.schema.json"
 
 _HEADING: Final = re.compile(r"^#{1,3} ", re.MULTILINE)
 _BLOCK: Final = re.compile(r"(<!-- generated: ([^>\n]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -302,7 +303,7 @@ def runtimes(registry: Registry) -> str:
 
 def costs_of_tests() -> str:
     """What `make costs` noted of each folder."""
-    folders = json.loads((DOCS.parent / "tests" / "costs.json").read_text(encoding="utf-8"))["folders"]
+    folders = json.loads((ROOT / "tests" / "costs.json").read_text(encoding="utf-8"))["folders"]
     rows = [(f"`tests/{name}`", *(f"{figure:.0f}" for figure in figures)) for name, figures in folders.items()]
     total = [f"{sum(column):.0f}" for column in zip(*folders.values(), strict=True)]
     return table(("Folder", "Tests", "Seconds", "CPU seconds"), [*rows, ("all", *total)])
@@ -337,4 +338,4 @@ if __name__ == "__main__":
     for path, text in outputs():
         if text != path.read_text(encoding="utf-8"):
             path.write_text(text, encoding="utf-8")
-            sys.stdout.write(f"{path.relative_to(DOCS.parent)}: written\n")
+            sys.stdout.write(f"{path.relative_to(ROOT)}: written\n")

@@ -18,7 +18,7 @@ from supervisor.proxy.forward import Outcome, forward
 BODY_LIMIT = 64 * 1024 * 1024
 
 
-class Tiny:
+class PathOnly:
     """Forwards every request to one upstream."""
 
     def __init__(self, port: int) -> None:
@@ -49,20 +49,19 @@ class Tiny:
 
 
 def main() -> None:
-    """`python -m bench.tiny --port P --upstream Q`."""
+    """`python -m bench.path_only --port P --upstream Q`."""
     flags = argparse.ArgumentParser()
     flags.add_argument("--port", type=int, required=True)
     flags.add_argument("--upstream", type=int, required=True)
-    flags.add_argument("--loop", default="uvloop")
     given = flags.parse_args()
     uvicorn.run(
-        Tiny(given.upstream),
+        PathOnly(given.upstream),
         host="127.0.0.1",
         port=given.port,
         http=GuardedProtocol,
         ws="none",
         lifespan="off",
-        loop=given.loop,
+        loop="uvloop",
         log_config=None,
         server_header=False,
         proxy_headers=False,

@@ -1,6 +1,6 @@
-"""Writes a configuration as YAML for people: short things on one line, comments above and beside, quotes only where needed.
+"""Writes a configuration as YAML for people: short values on one line, comments above and beside, quotes only where needed.
 
-What is written reads back as what was given: every word that `document` would not take for the same text is quoted.
+The text reads back as the same values: a word that `document` would read differently is quoted.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SECTIONS = 2  # levels that are always written as blocks
 
 @dataclass(frozen=True, slots=True)
 class Comments:
-    """Lines to stand above an entry, and a word to stand beside it."""
+    """Lines above an entry, and a word beside it."""
 
     above: Mapping[Trail, Sequence[str]] = field(default_factory=dict)
     beside: Mapping[Trail, str] = field(default_factory=dict)
 
 
-def written(document: Mapping[str, JsonValue], comments: Comments | None = None) -> str:
+def to_yaml(document: Mapping[str, JsonValue], comments: Comments | None = None) -> str:
     """The text of a whole file."""
     return "".join(f"{line}\n" for line in _entries(document, (), comments or Comments()))
 
 
 def comment(line: str) -> str:
-    """One line that says nothing to a reader of YAML, whatever stands in it."""
+    """A comment of one line, whatever the text contains."""
     return f"# {_CONTROLS.sub(' ', line)}".rstrip()
 
 

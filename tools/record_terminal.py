@@ -1,8 +1,8 @@
-"""Writes terminal.md: every command as it looks, run for real on a terminal against a demo daemon.
+"""Write docs/terminal.md: every command as it looks, run for real on a terminal against a demo daemon.
 
-`make docs` leaves it alone, for it takes half a minute, port 8081, an installed llama.cpp runtime, and its numbers differ each
-time. After a change of what commands print: `python docs/record.py`.
-"""  # noqa: INP001  # a program, not a package
+`make docs` leaves that page alone: recording takes half a minute, port 8081 and an installed llama.cpp runtime, and its
+numbers differ each time. After a change of what commands print: `python -m tools.record_terminal`.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.cli.environments import resolve
+from tools.locks import ROOT
 
-PAGE: Final = Path(__file__).with_name("terminal.md")
+PAGE: Final = ROOT / "docs" / "terminal.md"
 COLUMNS, ROWS = 118, 40
 MOST_LINES: Final = 24
 ENOUGH_S: Final = 60.0
@@ -32,7 +33,7 @@ RUNTIMES: Final = resolve(None)  # what is installed is not installed again
 INTRODUCTION: Final = """\
 # Commands, as they look
 
-Recorded against `llmux demo` by `docs/record.py`; colours and what was painted over are left out, long output is cut.
+Recorded against `llmux demo` by `tools/record_terminal.py`; colours and what was painted over are left out, long output is cut.
 [All options](cli.md).
 """
 
@@ -137,7 +138,7 @@ def page(env: Mapping[str, str], state: Path) -> str:
         for command, typed in steps:
             screen = shown(
                 run(command, typed, env, state),
-                {env["HOME"]: "~", str(RUNTIMES): "~/.local/share/llmux/runtimes", str(PAGE.parents[1]): "~/llmux"},
+                {env["HOME"]: "~", str(RUNTIMES): "~/.local/share/llmux/runtimes", str(ROOT): "~/llmux"},
             )
             told = command.replace("demo/llmux.yaml", "~/.local/state/llmux/demo/llmux.yaml")
             parts.append(f"```console\n$ {told}\n{screen}\n```\n")

@@ -1,7 +1,7 @@
-"""What people are shown: words and amounts, tables, bars, a line that says how far something is, a screen that repaints.
+"""Output for people: text and amounts, tables, bars, a progress line, a screen that repaints.
 
-Here they are described, at no cost; `terminal` puts them on a terminal, or into a pipe, with `rich`, which is loaded when
-something is to be shown and not before.
+This module only describes them. `terminal` renders them with `rich`, for a terminal or a pipe; it is loaded when something
+is shown and not before.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ COLOURS: Final = {
     "valid": "green",
     "expired": "red",
 }
-# What a terminal acts on: all but tab and newline, with what begins a line or turns the direction of writing.
+# Control characters, line separators and characters that change the writing direction; not tab and newline.
 _ACTS: Final = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-UNSHOWN: Final = (*_ACTS, *range(0xD800, 0xE000))  # and halves of characters, which JSON may hold and UTF-8 can't
+UNSHOWN: Final = (*_ACTS, *range(0xD800, 0xE000))  # and lone surrogates, which JSON may hold and UTF-8 can't
 _NOTHING: Final = dict.fromkeys(UNSHOWN)
 
 Styled = tuple[str, str]
-"""Words and their style, in rich's terms."""
+"""Text and its style, in rich's terms."""
 
 Words = str | Styled | list[str | Styled]
 
@@ -55,25 +55,25 @@ Row = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of equal length. On a terminal the last column is cut to what is left of the width, unless all is `whole`."""
+    """Rows of equal length. On a terminal the last column is cut to the width that is left, unless the table is `whole`."""
 
     rows: Sequence[Row]
-    head: bool = True  # is the first row
+    head: bool = True  # the first row is the head
     whole: bool = False
 
 
-def say(*what: Words | Table, err: bool = False) -> None:
-    """Print it: each on a line of its own, plain where the output is no terminal."""
+def show(*what: Words | Table, err: bool = False) -> None:
+    """Print each on a line of its own, without colours where the output is no terminal."""
     _let_rich_in()
     from supervisor.cli import terminal  # noqa: PLC0415  # not before something is shown
 
-    terminal.say(*what, err=err)
+    terminal.show(*what, err=err)
 
 
 def progress(frame: Callable[[], Row]) -> AbstractContextManager[None]:
-    """Repaints one line on stderr until the block ends, in a thread; nothing at all where stderr is no terminal.
+    """Repaint one line on stderr, in a thread, until the block ends; do nothing where stderr is no terminal.
 
-    `frame` gives the line's cells; it may block, and what it raises ends only the painting.
+    `frame` gives the line's cells; it may block, and an exception in it ends only the painting.
     """
     if not sys.stderr.isatty():
         return nullcontext()
@@ -84,7 +84,7 @@ def progress(frame: Callable[[], Row]) -> AbstractContextManager[None]:
 
 
 def screen() -> AbstractContextManager[Callable[[Sequence[Words | Table]], None]]:
-    """The terminal's other screen until the block ends; gives what paints a page there."""
+    """The terminal's alternate screen until the block ends; gives a function that paints a page there."""
     _let_rich_in()
     from supervisor.cli import terminal  # noqa: PLC0415  # as above
 
@@ -92,10 +92,9 @@ def screen() -> AbstractContextManager[Callable[[Sequence[Words | Table]], None]
 
 
 def leave_rich_out() -> None:
-    """Until something is shown rich can't be imported.
+    """Keep rich from being imported until something is shown.
 
-    structlog and httpx load it where it is installed, for tracebacks and a command that nobody here uses: a daemon would
-    carry 3 MiB of it.
+    structlog and httpx import it where it is installed, for features that llmux doesn't use: it would cost the daemon 3 MiB.
     """
     sys.modules.setdefault("rich", cast("ModuleType", None))
 
@@ -106,7 +105,7 @@ def _let_rich_in() -> None:
 
 
 def clean(text: str) -> str:
-    """Somebody else's words without what would make a terminal do something, or can't be written."""
+    """Text from elsewhere without the characters that control a terminal or can't be written."""
     return text.translate(_NOTHING)
 
 
@@ -116,7 +115,7 @@ def state(word: str) -> Styled:
 
 
 def dim(text: str) -> Styled:
-    """What matters less."""
+    """Text that matters less."""
     return text, "dim"
 
 
@@ -128,7 +127,7 @@ def mib(value: object) -> str:
 
 
 def duration(value: object) -> str:
-    """Seconds, as people say them."""
+    """Seconds in a readable unit."""
     if not isinstance(value, int | float):
         return "-"
     if value < 60:
@@ -146,5 +145,5 @@ def clock(at: object) -> str:
 
 
 def text(value: object) -> str:
-    """Anything that may be missing."""
+    """Any value, or a dash for a missing one."""
     return "-" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""One temporary worker on one device: started like the daemon's workers, watched while it is asked, ended in any case.
+"""One temporary worker on one device: started and watched like the daemon's workers, and always stopped.
 
-Its processes carry a mark of their own, and its log lies in a folder of its own: no daemon takes it for a leftover. Its port
-comes from the kernel, outside of the range that a daemon gives to its workers.
+Its processes carry a mark of their own and its log has a folder of its own, so no daemon takes it for a leftover. Its port
+comes from the kernel, outside the range that a daemon gives to its workers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.catalog import Catalog, CatalogModel
-from supervisor.cli.bench.places import BenchError
+from supervisor.cli.bench.devices import BenchError
 from supervisor.core.events import Event, WorkerReady
 from supervisor.core.types import Crash, Generation
 from supervisor.errors import UpstreamError
@@ -32,22 +33,20 @@ HOST = "127.0.0.1"
 END_S = 10.0  # from the moment its connections break to the end of a worker that dies
 
 
-class Trial:
+@dataclass(slots=True)
+class TemporaryWorker:
     """A worker that is ready."""
 
-    def __init__(
-        self, key: WorkerKey, worker: Worker, upstream: UpstreamPool, load_s: float, sampler: MemorySampler
-    ) -> None:
-        self.upstream = upstream
-        self.load_s = load_s
-        self.measured_mib: int | None = None  # the most that was seen
-        self._key = key
-        self._worker = worker
-        self._sampler = sampler
+    key: WorkerKey
+    worker: Worker
+    upstream: UpstreamPool
+    load_s: float
+    sampler: MemorySampler
+    measured_mib: int | None = None  # the most that was measured
 
     async def measure(self) -> None:
-        """Look at its memory."""
-        sampled = await self._sampler.sample({self._key: self._worker.holder()})
+        """Measure its memory."""
+        sampled = await self.sampler.sample({self.key: self.worker.holder()})
         for sample in sampled.workers:
             if sample.used_mib is not None:
                 self.measured_mib = max(sample.used_mib, self.measured_mib or 0)
@@ -56,10 +55,10 @@ class Trial:
 @contextlib.asynccontextmanager
 async def running(
     model: CatalogModel, device: DeviceInfo, catalog: Catalog, sampler: MemorySampler
-) -> AsyncIterator[Trial]:
-    """The model on this device, ready; gone with its whole process tree when the block ends, also by cancellation.
+) -> AsyncIterator[TemporaryWorker]:
+    """The model on this device, ready. When the block ends, also by cancellation, so does its whole process tree.
 
-    Raises BenchError when it can't be started, doesn't become ready, or ends while it is asked.
+    Raises BenchError when it can't be started, doesn't become ready, or ends during a request.
     """
     _check_environment(model, device, catalog.server.runtimes_dir)
     ready = asyncio.Event()
@@ -86,9 +85,9 @@ async def running(
             await asyncio.wait({life, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if life.done() or worker.upstream is None:
                 raise _ended(life.result(), device)
-            trial = Trial(key, worker, worker.upstream, time.monotonic() - began, sampler)
+            ready_worker = TemporaryWorker(key, worker, worker.upstream, time.monotonic() - began, sampler)
             try:
-                yield trial
+                yield ready_worker
             except UpstreamError as error:
                 await asyncio.wait({life}, timeout=END_S)
                 if life.done():
@@ -110,7 +109,7 @@ def _ended(crash: Crash | None, device: DeviceInfo) -> BenchError:
 
 
 def _check_environment(model: CatalogModel, device: DeviceInfo, runtimes_dir: Path) -> None:
-    """A build for the processor would leave the GPU alone without a word."""
+    """A build for the processor would silently ignore the GPU."""
     name = model.adapter.name
     environment = venvs.installed(name, runtimes_dir) if model.adapter.requirements is not None else None
     if device.kind.accelerates and environment is not None and environment.device == "cpu":

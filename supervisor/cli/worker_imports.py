@@ -1,7 +1,7 @@
-"""What a runtime's own programs import, read from their source.
+"""The packages that a runtime's workers import, read from their source.
 
-A program is a module of the runtime's folder that can be run by itself. What it needs from its environment is what it and
-the modules of `runtimes` behind it import, at their head or within a function; an import inside `try` is no need.
+A worker program is a module in the runtime's folder that can be run by itself. Its environment must have what that module
+and the modules of `runtimes` that it uses import, at the top or in a function; an import inside `try` is optional.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAIN_GUARD: Final = 'if __name__ == "__main__":'
 
 
 def imports(folder: Path) -> set[str]:
-    """Modules that are neither of the standard library nor of `runtimes`."""
+    """The modules that are neither in the standard library nor in `runtimes`."""
     ahead = [path for path in folder.rglob("*.py") if MAIN_GUARD in path.read_text(encoding="utf-8")]
     seen: set[Path] = set()
     found: set[str] = set()
@@ -38,7 +38,7 @@ def imports(folder: Path) -> set[str]:
 
 
 def _sources(module: Path) -> tuple[Path, ...]:
-    """Where a module, or the one that a name comes from, may be."""
+    """The files that may be this module."""
     return module.with_suffix(".py"), module / "__init__.py"
 
 
@@ -47,7 +47,7 @@ def _named(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield node.module
-        if node.module.partition(".")[0] == "runtimes":  # `from runtimes.kit import server` names a module, too
+        if node.module.partition(".")[0] == "runtimes":  # `from runtimes.kit import server` also names a module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif not isinstance(node, ast.Try) and not _is_typing(node):
         for child in ast.iter_child_nodes(node):

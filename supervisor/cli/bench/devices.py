@@ -1,19 +1,18 @@
-"""The devices that a model can be tried on, and whether one has room: as measured, and by the daemon's books.
+"""The devices that a model can be tried on, and whether one has enough memory: as measured, and by the daemon's ledger.
 
-`cpu` is host memory, which is there on every machine, also where the daemon uses GPUs only; `cuda` is the GPU that has most
-free of those that the configuration leaves the model.
+`cpu` is host memory, which every machine has, also where the daemon uses GPUs only; `cuda` is the GPU with the most free
+memory of those that the configuration allows the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from runtimes.device_kind import HOST, DeviceWanted
 from supervisor.catalog import Catalog, CatalogModel
-from supervisor.cli import client, show
-from supervisor.cli.client import Json
-from supervisor.cli.exits import UnreachableError
+from supervisor.cli import client, output
+from supervisor.cli.client import Client, Json
+from supervisor.cli.exit_codes import UnreachableError
 from supervisor.core.events import DeviceSample
 from supervisor.core.types import DeviceId
 from supervisor.errors import LlmuxError
@@ -22,25 +21,18 @@ from supervisor.io.memory import CompositeSampler, DeviceInfo, MemorySampler
 
 
 class BenchError(LlmuxError):
-    """A device that isn't there, has no room, or whose worker didn't do what it should; the message says what to do."""
+    """A device is missing or full, or its worker failed; the message says what to do."""
 
     code = "bench_failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Daemon:
-    """Where a daemon of this machine may answer."""
-
-    url: str
-    key: str | None
-
-    def books(self) -> Mapping[DeviceId, Json]:
-        """Its devices as its ledger sees them; none where no daemon answers. Raises LlmuxError when it refuses."""
-        try:
-            answer = client.get(self.url, self.key, "/v1/admin/gpu-memory")
-        except UnreachableError:
-            return {}
-        return {DeviceId(str(device.get("id"))): device for device in client.rows(answer, "devices")}
+def ledger_of(daemon: Client) -> Mapping[DeviceId, Json]:
+    """A daemon's devices as its ledger has them; none where no daemon answers. Raises LlmuxError when it refuses."""
+    try:
+        answer = daemon.get("/v1/admin/gpu-memory")
+    except UnreachableError:
+        return {}
+    return {DeviceId(str(device.get("id"))): device for device in client.rows(answer, "devices")}
 
 
 async def open_devices(catalog: Catalog) -> Opened:
@@ -57,7 +49,7 @@ async def open_devices(catalog: Catalog) -> Opened:
     return Opened(opened.sampler, opened.notes if gpus else ("the configuration lists no GPU under devices",))
 
 
-async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> list[DeviceInfo]:
+async def choose_devices(opened: Opened, model: CatalogModel, words: Sequence[str]) -> list[DeviceInfo]:
     """The devices that `words` mean (`cuda`, `cpu`, or their names), each once; without words one of each kind.
 
     Raises BenchError naming what was found.
@@ -85,10 +77,10 @@ async def choose(opened: Opened, model: CatalogModel, words: Sequence[str]) -> l
     return list(chosen.values())
 
 
-async def check_room(
-    sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, books: Mapping[DeviceId, Json]
+async def check_memory(
+    sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, ledger: Mapping[DeviceId, Json]
 ) -> int:
-    """What the model is expected to take there, in MiB. Raises BenchError when that isn't free."""
+    """What the model is expected to take there, in MiB. Raises BenchError when so much isn't free."""
     need = device.spec.need(model.spec({}))
     sampled = await sampler.sample({})
     free = next(
@@ -96,18 +88,18 @@ async def check_room(
     )
     if free.stale:
         raise BenchError(f"The memory of {device.id} can't be read now; nothing is started on it. Look: llmux doctor")
-    room, by = free.free_mib - device.margin_mib, f"{show.mib(free.free_mib)} are free"
-    book = books.get(device.id)
-    if book is not None:
-        if blocked := book.get("blocked"):
+    room, by = free.free_mib - device.margin_mib, f"{output.mib(free.free_mib)} are free"
+    entry = ledger.get(device.id)
+    if entry is not None:
+        if blocked := entry.get("blocked"):
             raise BenchError(f"The daemon starts nothing on {device.id} now: {blocked}. Try again later.")
-        available = book.get("available_mib")
+        available = entry.get("available_mib")
         if isinstance(available, int) and available < room:
-            room, by = available, f"by the daemon's books {show.mib(available)} may be taken"
+            room, by = available, f"by the daemon's ledger {output.mib(available)} may be taken"
     if need.mib > room:
-        margin = f" and {show.mib(device.margin_mib)} of them are kept as a margin" if book is None else ""
+        margin = f" and {output.mib(device.margin_mib)} of them are kept as a margin" if entry is None else ""
         raise BenchError(
-            f"{model.id} takes {show.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.id}{margin}. "
+            f"{model.id} takes {output.mib(need.mib)} ({need.source}: {need.detail}), but {by} on {device.id}{margin}. "
             "Make room: llmux ps, llmux unload MODEL."
         )
     return need.mib

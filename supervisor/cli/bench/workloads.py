@@ -1,0 +1,248 @@
+"""What a model of each type is asked to do, and how fast it does it.
+
+    llm         a streamed answer: tokens a second, and the time to the first
+    asr         a generated sound is transcribed: its length over the time that took
+    tts         a text is spoken: the length of the speech over the time that took
+    embedding   a batch of texts: vectors, or documents compared, a second
+
+Requests go straight to the worker, rewritten as the daemon would rewrite them for the requested name. Each prompt begins
+with its number, so that no worker can answer from its cache of the previous prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from runtimes.base import Endpoint
+from supervisor.catalog import Route
+from supervisor.cli.bench import audio
+from supervisor.cli.bench.devices import BenchError
+from supervisor.cli.client import Json, part, rows
+from supervisor.errors import InvalidRequestError
+from supervisor.io.upstream import UpstreamPool
+from supervisor.io.upstream_response import WorkerResponse
+from supervisor.proxy.json_body import JsonBody
+
+PROMPT: Final = (
+    "A lighthouse keeper finds a bottle on the beach after a storm. In it there is a map of the very island he lives on, "
+    "drawn long before the tower was built, with a path that no longer exists and a cross where his garden is now. Tell what "
+    "he does in the days that follow, whom he asks for advice, what he finds at last, and why he never speaks of it. Take "
+    "your time, describe the weather and the sea, and let at least two people talk with each other."
+)
+SENTENCE: Final = (
+    "The storm had passed, and in the morning light the keeper found a bottle on the beach below the tower."
+)
+CHAT: Final = "/v1/chat/completions"
+BATCH: Final = 32
+LIMIT: Final = 256 * 1024 * 1024  # bytes of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One answer. `amount` counts what the workload produces; `rate` is that amount per second."""
+
+    amount: float
+    seconds: float
+    rate: float
+    first_ms: float | None = None
+    prompt_rate: float | None = None  # prompt tokens read per second, where the worker reports it
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerClient:
+    """Requests to a ready worker. Methods raise BenchError for any status but 200, and UpstreamError."""
+
+    upstream: UpstreamPool
+    route: Route
+    path: str
+
+    async def post(self, fields: Json) -> WorkerResponse:
+        """Send JSON."""
+        body = await JsonBody.open(json.dumps({"model": self.route.model.id, **fields}).encode())
+        return await self._send(await body.rewritten(self.route.rewrite, Endpoint(self.path)), b"application/json")
+
+    async def post_file(self, fields: Mapping[str, str], name: str, content: bytes) -> WorkerResponse:
+        """Send a form with a file."""
+        texts: dict[str, tuple[str, ...]] = {
+            key: (value,) for key, value in {"model": str(self.route.model.id), **fields}.items()
+        }
+        texts |= self.route.rewrite.form_fields(texts, Endpoint(self.path))
+        boundary = secrets.token_hex(16)
+        parts = [
+            f'--{boundary}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
+            for key, values in texts.items()
+            for value in values
+        ]
+        head = f'content-disposition: form-data; name="file"; filename="{name}"\r\ncontent-type: audio/wav'
+        parts += [f"--{boundary}\r\n{head}\r\n\r\n".encode(), content, f"\r\n--{boundary}--\r\n".encode()]
+        return await self._send(b"".join(parts), f"multipart/form-data; boundary={boundary}".encode())
+
+    async def _send(self, body: bytes | bytearray, kind: bytes) -> WorkerResponse:
+        model = self.route.model
+        paths = {end.path: end.upstream_path or end.path for end in model.adapter.endpoints(model.config)}
+        answer = await self.upstream.request("POST", paths[self.path].encode(), [(b"content-type", kind)], body)
+        if answer.status != 200:
+            said = (await answer.read(4096)).decode(errors="replace")
+            answer.close()
+            raise BenchError(f"{self.path} answers with {answer.status}: {_message(said)}")
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One kind of request. `run` sends it once, with its number, and waits for the whole answer."""
+
+    unit: str  # of a round's rate
+    counts: str  # what its amount is
+    paths: tuple[str, ...]  # the first one that the model serves is used
+    run: Callable[[WorkerClient, int], Awaitable[Round]]
+
+
+def choose(route: Route, prompt: str | None, tokens: int) -> tuple[Workload, str]:
+    """The workload for this model, and the path to ask.
+
+    Raises BenchError where there is none, InvalidRequestError for a prompt that the model could not use.
+    """
+    model, text = route.model, prompt or SENTENCE
+    write = Workload("tokens/s", "tokens", (CHAT, "/v1/completions"), partial(_write, prompt or PROMPT, tokens))
+    listen = Workload("x real time", "seconds of sound", ("/v1/audio/transcriptions",), _transcribe)
+    speak = Workload("x real time", "seconds of speech", ("/v1/audio/speech",), partial(_speak, text))
+    embed = Workload("vectors/s", "vectors", ("/v1/embeddings",), partial(_embed, text))
+    rank = Workload("documents/s", "documents", ("/v1/rerank",), partial(_rank, text))
+    by_type = {"llm": (write, rank), "asr": (listen,), "tts": (speak,), "embedding": (embed, rank)}
+    served = {endpoint.path for endpoint in model.adapter.endpoints(model.config)}
+    for workload in by_type.get(model.config.type, ()):
+        for path in workload.paths:
+            if path in served:
+                if prompt is not None and workload is listen:
+                    raise InvalidRequestError("A model that hears gets a generated sound; leave --prompt out.")
+                return workload, path
+    raise BenchError(f"{model.id} is of type {model.config.type} and serves nothing that can be measured.")
+
+
+async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> Round:
+    """Tokens are the worker's own count, or the pieces of the answer where it reports none."""
+    text = f"({number}) {prompt}"
+    fields: Json = {"messages": [{"role": "user", "content": text}]} if client.path == CHAT else {"prompt": text}
+    fields |= {"max_tokens": most, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    began = time.perf_counter()
+    answer = await client.post(fields)
+    first = last = 0.0
+    pieces, usage, timings = 0, Json(), Json()
+    async for event in _events(answer):
+        if "error" in event:
+            raise BenchError(f"{client.path} breaks off: {_message(json.dumps(event))}")
+        if _says_something(event):
+            last = time.perf_counter()
+            first = first or last
+            pieces += 1
+        usage, timings = part(event, "usage") or usage, part(event, "timings") or timings
+    if not pieces:
+        raise BenchError("The answer is empty; ask for something else with --prompt.")
+    tokens = _number(usage, "completion_tokens") or _number(timings, "predicted_n") or pieces
+    # The time to the first token is spent on the prompt. A worker's own clock doesn't see pieces that arrive together.
+    between = (tokens - 1) / (last - first) if tokens > 1 and last > first else tokens / (last - began)
+    rate = _number(timings, "predicted_per_second") or between
+    note = f"answers end after {tokens:.0f} tokens" if tokens < min(most, 32) else None
+    return Round(tokens, last - began, rate, (first - began) * 1000, _number(timings, "prompt_per_second"), note)
+
+
+async def _transcribe(client: WorkerClient, _number: int) -> Round:
+    """The same sound each time."""
+    content = audio.murmur()
+    began = time.perf_counter()
+    answer = await client.post_file({"response_format": "json"}, "sound.wav", content)
+    heard = _parsed(await answer.read(LIMIT), client.path)
+    took = time.perf_counter() - began
+    note = None if heard.get("text") else "no words were heard in the generated sound: speech takes longer"
+    return Round(audio.SECONDS, took, audio.SECONDS / took, note=note)
+
+
+async def _speak(text: str, client: WorkerClient, _number: int) -> Round:
+    """In the first of the model's voices."""
+    model = client.route.model
+    voices = model.adapter.voices(model.config)
+    fields: Json = {"input": text, "response_format": "wav", **({"voice": voices[0]} if voices else {})}
+    began = time.perf_counter()
+    answer = await client.post(fields)
+    content, first = bytearray(), 0.0
+    async for piece in answer:
+        content += piece
+        if not first and len(content) > audio.WAV_HEAD:
+            first = time.perf_counter()
+    took = time.perf_counter() - began
+    spoken = audio.seconds_of(bytes(content))
+    if not spoken:
+        raise BenchError(f"{client.path} gives no speech as WAV.")
+    return Round(spoken, took, spoken / took, (first - began) * 1000)
+
+
+async def _embed(text: str, client: WorkerClient, number: int) -> Round:
+    texts = [f"({number}.{at}) {text}" for at in range(BATCH)]
+    return await _batch(client, {"input": texts}, "data")
+
+
+async def _rank(query: str, client: WorkerClient, number: int) -> Round:
+    documents = [f"({number}.{at}) {SENTENCE}" for at in range(BATCH)]
+    return await _batch(client, {"query": query, "documents": documents}, "results")
+
+
+async def _batch(client: WorkerClient, fields: Json, field: str) -> Round:
+    began = time.perf_counter()
+    answer = await client.post(fields)
+    content = await answer.read(LIMIT)
+    took = time.perf_counter() - began
+    found = _parsed(content, client.path).get(field)
+    if not isinstance(found, list) or not found:
+        raise BenchError(f"{client.path} answers without {field!r}.")
+    return Round(len(found), took, len(found) / took)
+
+
+async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
+    """The JSON objects of a stream of events."""
+    rest = b""
+    async for piece in answer:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            content = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and content != b"[DONE]":
+                event = json.loads(content)
+                if isinstance(event, dict):
+                    yield event
+
+
+def _says_something(event: Json) -> bool:
+    """Is there a part of the answer in it? The first event often only names the role."""
+    choices = rows(event, "choices")
+    said = part(choices[0], "delta") | {"text": choices[0].get("text")} if choices else {}
+    return any(said.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls", "text"))
+
+
+def _parsed(content: bytes, path: str) -> Json:
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise BenchError(f"{path} does not answer in JSON.") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _message(said: str) -> str:
+    """The worker's own words."""
+    try:
+        told = json.loads(said)
+    except ValueError:
+        return said[:200]
+    error = told.get("error") if isinstance(told, dict) else None
+    return str(error.get("message")) if isinstance(error, dict) else said[:200]
+
+
+def _number(value: Json, key: str) -> float | None:
+    found = value.get(key)
+    return float(found) if isinstance(found, int | float) and found > 0 else None

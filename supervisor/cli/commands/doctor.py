@@ -1,0 +1,39 @@
+"""`llmux doctor`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from supervisor.cli.exit_codes import ExitCode
+from supervisor.cli.options import config_path, json_option, print_json
+
+
+@click.command()
+@config_path
+@json_option
+def doctor(config: Path | None, as_json: bool) -> None:
+    """Check everything that llmux needs on this machine, and say how to fix what is wrong."""
+    from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
+
+    try:
+        from supervisor.cli import doctor as checks  # noqa: PLC0415  # as above
+    except Exception:
+        refuse_name_clashes()  # the imports may have met another package's `runtimes`
+        raise
+    from supervisor.cli import output  # noqa: PLC0415  # as above
+
+    found = checks.examine(config)
+    failed = any(check.status == "fail" for check in found)
+    if as_json:
+        print_json({"ok": not failed, "checks": [asdict(check) for check in found]})
+    else:
+        output.show(*checks.report(found))
+    if failed:
+        sys.exit(ExitCode.FAILED)
+
+
+COMMANDS = (doctor,)

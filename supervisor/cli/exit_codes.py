@@ -1,0 +1,58 @@
+"""The exit codes of every command: one table for the shell, `llmux --help` and the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from supervisor.errors import (
+    AuthenticationError,
+    ConfigError,
+    ForbiddenError,
+    LlmuxError,
+    NotFoundError,
+    UnavailableError,
+)
+
+
+class ExitCode(IntEnum):
+    """An exit code."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    REFUSED = 5
+    INTERRUPTED = 130
+
+
+MEANINGS: Final[Mapping[ExitCode, str]] = {
+    ExitCode.DONE: "Done. `serve`: stopped cleanly by a signal.",
+    ExitCode.FAILED: "Failed; the message says what to do. `doctor`: something must be fixed.",
+    ExitCode.USAGE: "Mistakes in the command line or the configuration; all of them are listed.",
+    ExitCode.UNREACHABLE: "No daemon answers at that address.",
+    ExitCode.NOT_FOUND: "There is no such model, runtime or key.",
+    ExitCode.REFUSED: "The daemon requires a key, or this key does not allow the request.",
+    ExitCode.INTERRUPTED: "Interrupted by Ctrl-C.",
+}
+
+
+class UnreachableError(UnavailableError):
+    """Nothing answers at the daemon's address, or what answers is not llmux."""
+
+
+def exit_code_of(error: LlmuxError) -> ExitCode:
+    """The exit code for this error."""
+    match error:
+        case ConfigError():
+            return ExitCode.USAGE
+        case UnreachableError():
+            return ExitCode.UNREACHABLE
+        case NotFoundError():
+            return ExitCode.NOT_FOUND
+        case AuthenticationError() | ForbiddenError():
+            return ExitCode.REFUSED
+        case _:
+            return ExitCode.FAILED
