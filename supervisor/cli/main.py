@@ -22,6 +22,7 @@ from supervisor.cli.commands import (
     keys,
     models,
     pull,
+    record,
     runtimes,
     serve,
     service,
@@ -30,7 +31,7 @@ from supervisor.cli.commands import (
 from supervisor.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
 from supervisor.errors import ConfigError, LlmuxError
 
-COMMAND_MODULES = (serve, models, watch, chat, doctor, completion, config, keys, runtimes, pull, bench, service)
+COMMAND_MODULES = (serve, models, watch, chat, doctor, completion, config, keys, runtimes, pull, record, bench, service)
 
 
 class _Group(click.Group):

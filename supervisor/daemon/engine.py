@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -45,6 +45,8 @@ from supervisor.io.memory import MemorySampler
 from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.engine")
+
+MOST_RECORDINGS = 4
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Looks and returns at once; it posts nothing and raises nothing."""
@@ -132,7 +134,7 @@ class Engine:
                 continue
             took = self.clock() - began
             self._decisions.note(effects, began)
-            for recording in self._recordings:
+            for recording in tuple(self._recordings):
                 recording.add(began, following, effects)
             for effect in effects:
                 self._carry_out(effect)
@@ -342,15 +344,11 @@ class Engine:
         """The number of the newest decision; 0 before the first."""
         return self._decisions.last_seq
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[Recording]:
-        """What the scheduler gets and decides from now on, see `Recording`, until the block is left."""
-        recording = Recording(self._scheduler, self.clock())
-        self._recordings.append(recording)
-        try:
-            yield recording
-        finally:
-            self._recordings.remove(recording)
+    def recording(self) -> Recording:
+        """What the scheduler gets and decides from now on. Raises UnavailableError when several are made already."""
+        if len(self._recordings) >= MOST_RECORDINGS:
+            raise UnavailableError(f"{len(self._recordings)} recordings are made already; end one.", retry_after_s=10.0)
+        return Recording(self._scheduler, self.clock(), self._recordings)
 
     # ------------------------------------------------------------------------------------------------------ operators
 
@@ -416,6 +414,8 @@ class Engine:
         self._sampling.stop()
         if self._tick is not None:
             self._tick.cancel()
+        for recording in tuple(self._recordings):
+            recording.end()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def sample(self) -> None:

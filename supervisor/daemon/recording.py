@@ -8,16 +8,18 @@ the core's own classes and runs nothing else: a recording from a stranger is saf
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pkgutil
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from inspect import getmembers, isclass
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 from supervisor import core
 from supervisor.core.admission import AdmissionPolicy
@@ -34,26 +36,39 @@ _CONTAINERS: Final = {kind.__name__: kind for kind in (tuple, set, frozenset, de
 
 
 class Recording:
-    """One listener's recording, from the moment it was made. Use from the event loop's thread."""
+    """One listener's recording, from the moment it was made to the end of the block. Use from the event loop's thread."""
 
-    def __init__(self, scheduler: Scheduler, now: float) -> None:
-        self._lines: deque[bytes] = deque(
-            [line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)})]
-        )
+    def __init__(self, scheduler: Scheduler, now: float, every: list[Recording] | None = None) -> None:
+        self._every = every if every is not None else []  # all recordings of an engine
+        self._lines = deque([line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)})])
         self._bytes = 0
-        self._is_full = False
+        self._ended = False
         self._something = asyncio.Event()
+        self._every.append(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
 
     def add(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
         """Keep one event for the listener."""
-        if self._is_full:
-            return
         text = event_line(at, event, effects)
         self._bytes += len(text)
         if self._bytes > BACKLOG_BYTES:
-            self._is_full = True
-            text = line({"error": "The recording ends here: its listener was too slow."})
+            text = line({"error": "The recording broke off: its listener was too slow."})
+            self.end()
         self._lines.append(text)
+        self._something.set()
+
+    def end(self) -> None:
+        """Nothing follows."""
+        if self in self._every:
+            self._every.remove(self)
+        self._ended = True
         self._something.set()
 
     def take(self) -> list[bytes]:
@@ -63,18 +78,14 @@ class Recording:
         self._bytes = 0
         return lines
 
-    async def pieces(self, keepalive_s: float) -> AsyncGenerator[bytes, None]:
-        """The lines as they come; an empty piece where none came for so long. Ends after a listener that was too slow."""
-        while True:
-            self._something.clear()
-            yield b"".join(self.take())
-            if self._is_full:
-                return
-            try:
-                async with asyncio.timeout(keepalive_s):
+    async def next(self, timeout_s: float) -> list[bytes] | None:
+        """The lines since the last call; none within `timeout_s` is an empty list, the end is None."""
+        if not self._lines and not self._ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
                     await self._something.wait()
-            except TimeoutError:
-                continue
+        self._something.clear()
+        return None if self._ended and not self._lines else self.take()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +109,8 @@ def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
     """Run a recording again, event by event. Raises InvalidRequestError for what is none, or one that broke off."""
     scheduler: Scheduler | None = None
     number = 0
-    for text in filter(bytes.strip, lines):
-        content = _parsed(text)
+    for text in lines:
+        content = _parsed(text, number)
         if "error" in content:
             raise InvalidRequestError(str(content["error"]))
         if scheduler is None:
@@ -115,13 +126,13 @@ def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
         raise InvalidRequestError("This is not a recording: it is empty.")
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parsed(text: bytes, number: int) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise InvalidRequestError(f"The recording can't be read: {error}.") from error
+        raise InvalidRequestError(f"The recording can't be read after event {number}: {error}.") from error
     if not isinstance(content, dict):
-        raise InvalidRequestError("The recording can't be read: a line is no object.")
+        raise InvalidRequestError(f"The recording can't be read after event {number}: a line is no object.")
     return content
 
 

@@ -1,4 +1,4 @@
-"""The admin API's streams: what happens, and what the workers write into their logs."""
+"""The admin API's streams: events, recordings, and what the workers write into their logs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import KINDS, Subscription
+from supervisor.daemon.recording import Recording
 from supervisor.io.log_follow import LogFollower
 from supervisor.io.logs import tail
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
@@ -20,16 +21,22 @@ from supervisor.proxy.parameters import choices, flag, number
 MAX_LINES: Final = 10_000
 LINE_BYTES: Final = 512  # of a long line no more is shown anyway
 FOLLOW_INTERVAL_S: Final = 0.3
+LONGEST_RECORDING_S: Final = 24 * 3600
 
 
 def routes(daemon: Daemon) -> list[Route]:
-    """`GET /v1/admin/events` and `GET /v1/admin/models/{name}/logs`."""
+    """`GET /v1/admin/events`, `GET /v1/admin/recording` and `GET /v1/admin/models/{name}/logs`."""
 
     async def events(request: Request) -> Response:
         kinds = choices(request, "types", KINDS)
         await daemon.know_capabilities()
         subscription = daemon.feed.subscribe(kinds)
         return EventStream(_events(subscription), subscription)
+
+    async def recording(request: Request) -> Response:
+        seconds = number(request, "seconds", LONGEST_RECORDING_S, LONGEST_RECORDING_S)
+        made = daemon.engine.recording()
+        return EventStream(_lines(made, seconds), made)
 
     async def logs(request: Request) -> Response:
         model = daemon.catalog.resolve(request.path_params["name"]).model.id
@@ -43,6 +50,7 @@ def routes(daemon: Daemon) -> list[Route]:
 
     return [
         Route("/v1/admin/events", events, methods=["GET"]),
+        Route("/v1/admin/recording", recording, methods=["GET"]),
         Route("/v1/admin/models/{name:path}/logs", logs, methods=["GET"]),
     ]
 
@@ -51,6 +59,15 @@ async def _events(subscription: Subscription) -> AsyncGenerator[bytes, None]:
     yield b": listening\n\n"
     while (events := await subscription.next(KEEPALIVE_S)) is not None:
         yield b"".join(event.encoded() for event in events)
+
+
+async def _lines(recording: Recording, seconds: int) -> AsyncGenerator[bytes, None]:
+    """Every line of it, and then an end, so that a reader knows that nothing is missing."""
+    clock = asyncio.get_running_loop().time
+    ends_at = clock() + seconds
+    while (left_s := ends_at - clock()) > 0 and (lines := await recording.next(min(left_s, KEEPALIVE_S))) is not None:
+        yield b"".join(b"data: %s\n\n" % line.rstrip() for line in lines)
+    yield b"event: end\ndata: end\n\n"
 
 
 async def _follow(follower: LogFollower, lines: int, closing: Subscription) -> AsyncGenerator[bytes, None]:

@@ -89,7 +89,7 @@ class World:
         self.scheduler = Scheduler(self.admission)
         self.decisions = DecisionLog()
         self.recorded = Recording(self.scheduler, self.now)
-        self.lines: list[bytes] = self.recorded.take()
+        self.lines = self.recorded.take()
         self.using: dict[
             Key, tuple[Devices, int]
         ] = {}  # really taken on each device, also after the exit until it is back

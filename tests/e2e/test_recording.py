@@ -1,0 +1,107 @@
+"""`llmux record` and `llmux replay`: what a daemon decided is decided again from its recording alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.daemon import fake, running, wait_until
+
+LLMUX = (sys.executable, "-m", "supervisor.cli")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    models = {name: fake(vram_mib=3000) for name in ("left", "right")}
+    with running(tmp_path_factory.mktemp("recorded"), {"models": models}) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def file(site, tmp_path_factory):
+    """Of a load, an eviction and a few requests."""
+    path = tmp_path_factory.mktemp("recordings") / "swaps.jsonl"
+    recorder = subprocess.Popen(
+        [*LLMUX, "record", str(path), "--url", site.url, "--json"], stdout=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: path.exists() and path.stat().st_size, what="the state is written")
+    for name in ("left", "right", "left"):
+        told = site.post("/v1/chat/completions", json={"model": name, "messages": []})
+        assert told.status_code == 200
+    wait_until(lambda: path.read_text().count('"RequestFinished"') == 3, what="all of it is written")
+    recorder.send_signal(2)
+    out, _ = recorder.communicate(timeout=60)
+    assert recorder.returncode == 0
+    assert len(path.read_text().splitlines()) - 1 == json.loads(out)["events"]
+    return path
+
+
+def replay(path, *words):
+    return subprocess.run([*LLMUX, "replay", str(path), *words], capture_output=True, text=True, check=False)
+
+
+class TestReplay:
+    """Without a daemon, from the file alone."""
+
+    def test_decides_the_same(self, file):
+        told = replay(file)
+        assert told.returncode == 0
+        assert "evicting left" in told.stdout
+        assert "every decision came out the same" in told.stdout
+
+    def test_for_programs(self, file):
+        told = json.loads(replay(file, "--json", "-n", "1000").stdout)
+        kinds = [decision["kind"] for decision in told["decisions"]]
+        assert kinds.count("evicted") == 2
+        assert told["events"] > 9
+
+    def test_another_outcome_is_shown(self, file, tmp_path):
+        changed = tmp_path / "changed.jsonl"
+        changed.write_text(file.read_text().replace("evicting left", "evicting nobody"))
+        told = replay(changed)
+        assert told.returncode == 1
+        assert "came out otherwise" in told.stderr
+        assert "evicting nobody" in told.stderr
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("", "it is empty"),
+            ("[1]\n", "no object"),
+            ("{\n", "can't be read"),
+            ('{"models": {}}\n', "not a recording"),
+            ('{"llmux_recording":1,"at":0,"scheduler":["Popen",{"args":["touch","x"]},0]}\n', "no 'Popen'"),
+        ],
+    )
+    def test_what_is_none(self, content, message, tmp_path):
+        path = tmp_path / "none.jsonl"
+        path.write_text(content)
+        told = replay(path)
+        assert told.returncode == 1
+        assert message in told.stderr
+        assert "Traceback" not in told.stderr
+
+
+class TestRecord:
+    """The file is the user's."""
+
+    def test_nothing_is_overwritten(self, site, file):
+        before = file.read_text()
+        told = subprocess.run(
+            [*LLMUX, "record", str(file), "--url", site.url], capture_output=True, text=True, check=False
+        )
+        assert told.returncode == 1
+        assert "Name a file that is not there" in told.stderr
+        assert file.read_text() == before
+
+    def test_for_a_time(self, site, tmp_path):
+        path = tmp_path / "short.jsonl"
+        words = [*LLMUX, "record", str(path), "--seconds", "1", "--url", site.url]
+        subprocess.run(words, check=True, capture_output=True)
+        assert replay(path).returncode == 0
+
+    def test_nobody_records_now(self, site):
+        assert site.get("/v1/admin/recording?seconds=0").status_code == 400
