@@ -9,11 +9,11 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes import checkpoints
+from runtimes.adapters import checkpoints
+from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
-from runtimes.chatterbox import languages, voices
-from runtimes.kit.audio.languages import code_of
-from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+from runtimes.chatterbox.shared import languages, voices
+from runtimes.shared.languages import code_of
 
 MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 900  # Python, torch, transformers, librosa, the watermark's own network

@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from runtimes.adapters.cuda import visible_devices
 from runtimes.base import (
     Adapter,
     Endpoint,
@@ -27,7 +28,6 @@ from runtimes.base import (
     ModelUnusableError,
     Thinking,
 )
-from runtimes.cuda import visible_devices
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
 PLACEHOLDERS: Final = ("port", "host", "model")

@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes import checkpoints
+from runtimes.adapters import checkpoints
+from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
-from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 
 MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 470  # Python, torch, transformers and sentence-transformers without a model

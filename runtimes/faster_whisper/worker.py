@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from faster_whisper import WhisperModel
 
-from runtimes.kit.audio.samples import Samples
-from runtimes.kit.audio.transcript import Segment, Word
-from runtimes.kit.audio.windows import Window, windows
-from runtimes.kit.lane import Cancel
-from runtimes.kit.server import serve
-from runtimes.kit.transcription import Heard, TranscriptionWorker, Wanted
+from runtimes.sdk.audio.samples import Samples
+from runtimes.sdk.audio.transcript import Segment, Word
+from runtimes.sdk.audio.windows import Window, windows
+from runtimes.sdk.server import serve
+from runtimes.sdk.transcription import Heard, TranscriptionWorker, Wanted
+from runtimes.sdk.worker_pool import Cancel
 
 PIECE_S: Final = 120.0
 SEARCH_S: Final = 15.0

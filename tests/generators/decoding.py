@@ -20,12 +20,12 @@ sys.modules["runtimes"] = package
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from runtimes.kit.lane import Cancel  # noqa: E402
-from runtimes.transformers.chat.decoder import Decoder, Job  # noqa: E402
-from runtimes.transformers.chat.model import Loaded, Options, load  # noqa: E402
-from runtimes.transformers.chat.pictures import prepared  # noqa: E402
-from runtimes.transformers.chat.prompt import _with_pictures  # noqa: E402
-from runtimes.transformers.chat.sampling import Sampling  # noqa: E402
+from runtimes.sdk.worker_pool import Cancel  # noqa: E402
+from runtimes.transformers.worker.chat.decoder import Decoder, Job  # noqa: E402
+from runtimes.transformers.worker.chat.model import Loaded, Options, load  # noqa: E402
+from runtimes.transformers.worker.chat.pictures import prepared  # noqa: E402
+from runtimes.transformers.worker.chat.prompt import _with_pictures  # noqa: E402
+from runtimes.transformers.worker.chat.sampling import Sampling  # noqa: E402
 
 LENGTHS = (3, 40, 1, 17, 33, 64, 25, 16)
 NEW = (12, 30, 40, 5, 20, 8, 25, 30)

@@ -11,10 +11,10 @@ from itertools import product
 import httpx
 import pytest
 
+from runtimes.adapters.hub_kernels import VARIABLE, Build, suits
 from runtimes.base import DeviceAssignment, LaunchContext
-from runtimes.hub_kernels import VARIABLE, Build, suits
 from runtimes.transformers.adapter import TransformersAdapter
-from runtimes.transformers.quantised import KERNELS
+from runtimes.transformers.shared.quantised import KERNELS
 from supervisor.cli.exits import Exit
 from tests import kernels_package, tiny_language
 from tests.daemon import wait_until

@@ -24,10 +24,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.chatterbox.adapter import OTHERS, WEIGHTS, ChatterboxAdapter, ChatterboxConfig
-from runtimes.chatterbox.languages import LANGUAGES
-from runtimes.chatterbox.sentences import MOST, pieces
-from runtimes.worker_adapter import BOOTSTRAP
+from runtimes.chatterbox.shared.languages import LANGUAGES
+from runtimes.chatterbox.worker.sentences import MOST, pieces
 from tests import environments
 from tests.daemon import running, wait_until
 from tests.limits import LIMIT_S

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtimes import checkpoints
+from runtimes.adapters import checkpoints
+from runtimes.adapters.checkpoints import config_of
+from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches, token_bytes
 from runtimes.base import ModelUnusableError
-from runtimes.checkpoints import config_of
-from runtimes.kv_cache import activation_bytes, cache_bytes, layer_caches, token_bytes
 from tests.hf_folder import safetensors
 
 QWEN3_8B = {

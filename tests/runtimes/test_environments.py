@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runtimes.adapters.worker_adapter import BOOTSTRAP, WorkerAdapter
 from runtimes.base import DeviceAssignment, LaunchContext, RuntimeNotInstalledError
 from runtimes.registry import REGISTRY
-from runtimes.worker_adapter import BOOTSTRAP, WorkerAdapter
 from supervisor.cli import environments as products
 from supervisor.cli import programs
 from tests import environments, hf_folder
@@ -62,7 +62,7 @@ class TestInterpreter:
         assert told.returncode == 1
 
     def test_the_kit_and_its_own_packages(self, interpreter):
-        wanted = "import runtimes.kit.server, faster_whisper, sys; assert 'pydantic' not in sys.modules"
+        wanted = "import runtimes.sdk.server, faster_whisper, sys; assert 'pydantic' not in sys.modules"
         assert worker(interpreter, "timeit", "-n1", "-r1", wanted).returncode == 0
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from runtimes.base import DeviceAssignment, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.transformers.adapter import TransformersAdapter
-from runtimes.transformers.parameters import CHAT, COMPLETIONS
-from runtimes.transformers.speech import Speech
+from runtimes.transformers.adapter.speech import Speech
+from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 from tests import environments, tiny_language
 from tests.limits import LIMIT_S
 

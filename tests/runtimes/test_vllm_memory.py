@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.base import ModelUnusableError
-from runtimes.vllm_serve import memory
-from runtimes.vllm_serve.adapter import VllmServeAdapter
+from runtimes.vllm_serve.adapter import VllmServeAdapter, memory
 from tests import hf_folder
 
 ADAPTER = VllmServeAdapter()

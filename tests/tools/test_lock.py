@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtimes import lock
 from runtimes.pins import pins
 from tests.wheels import wheel
+from tools import lock_runtimes as lock
 
 
 @pytest.fixture

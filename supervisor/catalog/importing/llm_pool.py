@@ -12,8 +12,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.llama_server.config import LlamaServerConfig
-from runtimes.vllm_serve.config import VllmServeConfig
+from runtimes.llama_server.adapter.config import LlamaServerConfig
+from runtimes.vllm_serve.adapter.config import VllmServeConfig
 from supervisor.catalog.importing.draft import Draft, Values, text_of
 from supervisor.catalog.importing.llama_options import Options
 from supervisor.catalog.importing.vllm_options import VllmOptions

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION
+from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION
 from supervisor.catalog.importing.draft import Draft
 from supervisor.catalog.importing.llama_options import REMOTE, Options
 from supervisor.errors import ConfigError

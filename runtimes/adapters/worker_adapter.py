@@ -1,0 +1,84 @@
+"""Adapters of the workers written here: one program on the kit, run by the Python of the runtime's own environment.
+
+The settings travel as one JSON argument, the key in the environment. A worker sees no hub: models are files.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, TypeVar
+
+from pydantic import Field, JsonValue
+
+from runtimes.adapters.cuda import visible_devices
+from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, ModelConfig, RuntimeNotInstalledError
+
+BOOTSTRAP: Final = Path(__file__).parents[1] / "sdk" / "bootstrap.py"
+KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
+QUEUE: Final = 64  # the supervisor sends no more than `parallel` at once; this is for what it can't know
+
+ModelPath = Annotated[Path, Field(strict=False)]
+
+
+class WorkerConfig(ModelConfig):
+    """What every worker written here can be told."""
+
+    parallel: int = Field(default=1, ge=1, le=64, description="Requests the worker works on at once.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model. Default: all cores.")
+
+
+C = TypeVar("C", bound=WorkerConfig)
+
+
+class WorkerAdapter(Adapter[C]):
+    """One runtime whose worker is `runtimes.<folder>.<program>`."""
+
+    program: ClassVar[str]
+
+    @abc.abstractmethod
+    def options(self, config: C, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """The worker's own settings. Raises ModelUnusableError."""
+
+    def module(self, config: C) -> str:
+        """The worker program, as `python -m` would name it."""
+        return self.program
+
+    def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        python = context.environment(self.name) / "bin" / "python"
+        if not python.exists():
+            raise RuntimeNotInstalledError(
+                self.name, f"The runtime {self.name} is not installed.", f"llmux runtimes install {self.name}"
+            )
+        settings = {
+            "model": context.model,
+            "host": context.host,
+            "port": context.port,
+            "parallel": config.parallel,
+            "queue": QUEUE,
+            **self.options(config, context),
+        }
+        threads = {} if config.threads is None else {"OMP_NUM_THREADS": str(config.threads)}
+        return LaunchSpec(
+            argv=(str(python), "-I", str(BOOTSTRAP), self.module(config), json.dumps(settings)),
+            env={
+                "HF_HUB_OFFLINE": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+                **threads,
+                **config.env,
+                **visible_devices(context.devices),
+                KEY_VARIABLE: context.key,
+            },
+            health=HealthCheck("/health"),
+            auth=f"Bearer {context.key}",
+            metrics="/metrics",
+            host=context.host,
+            port=context.port,
+        )
+
+    def target_inflight(self, config: C) -> int:
+        """As many as it works on at once."""
+        return config.parallel if config.target_inflight is None else config.target_inflight

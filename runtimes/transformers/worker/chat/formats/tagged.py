@@ -1,0 +1,164 @@
+"""Thoughts between `<think>` tags and calls between `<tool_call>` tags: Qwen3, Qwen3.5, Qwen3-Coder and their kin.
+
+A prompt may end within a thought already. What stands in a `<tool_call>` is JSON or tags, as it begins. Blanks around
+thoughts and before calls are the format's, not the answer's.
+"""
+
+from __future__ import annotations
+
+from runtimes.transformers.worker.chat.formats.json_call import JsonCall
+from runtimes.transformers.worker.chat.formats.pieces import Piece, Schemas, Text, Thought, earliest, held
+from runtimes.transformers.worker.chat.formats.xml_call import XmlCall
+
+THINK, THOUGHT, CALL, CALLED = "<think>", "</think>", "<tool_call>", "</tool_call>"
+
+
+class TaggedParser:
+    """`thinking`: the prompt ends within a thought. `calls`: look for calls; else they are text like any other."""
+
+    def __init__(self, *, thinking: bool, calls: bool, schemas: Schemas | None = None) -> None:
+        self._schemas: Schemas = schemas or {}
+        self._calls = calls
+        self._place = "thought" if thinking else "start"  # start, thought, text, call, called
+        self._buffer = self._blanks = ""
+        self._fresh = True  # nothing but blanks has come in this place
+        self._call: JsonCall | XmlCall | None = None
+        self._count = 0
+
+    @property
+    def thinking(self) -> bool:
+        """Within a thought."""
+        return self._place == "thought"
+
+    @property
+    def answering(self) -> bool:
+        """Within the answer, of which something has come."""
+        return self._place == "text" and not self._fresh
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain now."""
+        self._buffer += text
+        out: list[Piece] = []
+        while self._step(out):
+            pass
+        return out
+
+    def end(self) -> list[Piece]:
+        """What was held back."""
+        out: list[Piece] = []
+        rest, self._buffer = self._buffer, ""
+        match self._place:
+            case "start" | "text":
+                if not self._fresh or rest.strip():
+                    self._say(out, rest)
+                    out.append(Text(self._blanks))
+            case "thought":
+                self._say(out, rest)
+            case "call":
+                if self._call is None:
+                    out.append(Text(CALL + rest))
+                elif self._call.name is None:
+                    out.append(Text(CALL + self._call.raw + rest))
+                else:
+                    out.extend(self._call.end())
+            case _:
+                pass
+        return out
+
+    def _step(self, out: list[Piece]) -> bool:
+        """Take one stretch from the buffer; False when more text is needed."""
+        match self._place:
+            case "start":
+                return self._start()
+            case "thought":
+                return self._until(out, (THOUGHT,), "text")
+            case "text":
+                return self._until(out, (CALL,) if self._calls else (), "call")
+            case "call":
+                return self._read_call(out)
+            case _:
+                at = self._buffer.find(CALLED)
+                if at < 0:
+                    self._buffer = self._buffer[len(self._buffer) - held(self._buffer, (CALLED,)) :]
+                    return False
+                self._buffer = self._buffer[at + len(CALLED) :]
+                self._enter("text")
+                return True
+
+    def _start(self) -> bool:
+        text = self._buffer.lstrip()
+        if text.startswith(THINK):
+            self._buffer = text[len(THINK) :]
+            self._enter("thought")
+        elif THINK.startswith(text):  # nothing but blanks, or the beginning of the tag
+            return False
+        else:
+            self._place = "text"
+            self._fresh = False
+        return True
+
+    def _until(self, out: list[Piece], markers: tuple[str, ...], then: str) -> bool:
+        found = earliest(self._buffer, markers)
+        if found is None:
+            keep = held(self._buffer, markers) if markers else 0
+            cut = len(self._buffer) - keep
+            said, self._buffer = self._buffer[:cut], self._buffer[cut:]
+            self._say(out, said)
+            return False
+        at, marker = found
+        said, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
+        self._say(out, said)
+        self._enter(then)
+        return True
+
+    def _enter(self, place: str) -> None:
+        self._place, self._blanks, self._fresh = place, "", True
+
+    def _say(self, out: list[Piece], text: str) -> None:
+        """Give out text, but blanks only before something else, and none at the beginning."""
+        if self._fresh:
+            text = text.lstrip()
+        if not text:
+            return
+        self._fresh = False
+        text = self._blanks + text
+        said = text.rstrip()
+        self._blanks = text[len(said) :]
+        if said:
+            out.append(Thought(said) if self._place == "thought" else Text(said))
+
+    def _read_call(self, out: list[Piece]) -> bool:
+        if self._call is None:
+            text = self._buffer.lstrip()
+            if not text or ("<function=".startswith(text) and text != "<function="):
+                return False
+            self._call = (
+                JsonCall(self._count) if not text.startswith("<function=") else XmlCall(self._count, self._schemas)
+            )
+        taken, self._buffer = self._buffer, ""
+        if isinstance(self._call, XmlCall):
+            out.extend(self._call.feed(taken))
+            self._buffer = self._call.rest
+        else:
+            for at, char in enumerate(taken):
+                out.extend(self._call.feed(char))
+                broken = self._call.raw.endswith(CALLED) and self._call.name is None
+                if self._call.done or broken:
+                    self._buffer = taken[at + 1 :]
+                    if broken:
+                        out.append(Text(CALL + self._call.raw))
+                        self._call = None
+                        self._enter("text")
+                        return True
+                    break
+        if not self._call.done:
+            return False
+        if self._call.name is None:
+            out.append(Text(CALL + self._call.raw))
+            self._place = "text"
+            self._fresh = False
+        else:
+            self._count += 1
+            self._enter("called")
+        self._call = None
+        return True

@@ -1,0 +1,118 @@
+"""From tokens to what is told of them: text, thoughts, calls, log probabilities, counts, and why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtimes.sdk.worker_pool import Cancel
+from runtimes.transformers.worker.chat.decoder import Ending
+from runtimes.transformers.worker.chat.detokenize import Detokenizer
+from runtimes.transformers.worker.chat.formats.harmony import HarmonyParser
+from runtimes.transformers.worker.chat.formats.pieces import CallStart, Parser, Piece, Text, Thought, merged
+from runtimes.transformers.worker.chat.formats.stops import Stops
+from runtimes.transformers.worker.chat.formats.tagged import TaggedParser
+from runtimes.transformers.worker.chat.model import Loaded
+from runtimes.transformers.worker.chat.sampling import Token
+from runtimes.transformers.worker.chat.tools import Tools
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class Plain:
+    """No format at all: everything is the answer."""
+
+    thinking = False
+    answering = True
+
+    def feed(self, text: str) -> list[Piece]:
+        """As it is."""
+        return [Text(text)]
+
+    def end(self) -> list[Piece]:
+        """Nothing is held back."""
+        return []
+
+
+def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:
+    """What takes this model's answers apart."""
+    if loaded.format == "harmony":
+        return HarmonyParser(calls=bool(tools.offered))
+    if loaded.format == "tagged":
+        return TaggedParser(thinking=thinking, calls=bool(tools.offered), schemas=tools.schemas)
+    return Plain()
+
+
+@dataclass(slots=True)
+class Told:
+    """What is known once it has ended."""
+
+    finish: Finish = "stop"
+    tokens: int = 0
+    thought: int = 0
+
+
+@dataclass(slots=True)
+class Teller:
+    """Reads one answer. `told` is filled as it goes; `logprobs` are those of the answer's tokens not yet taken.
+
+    With each of these comes where its text begins, in characters of all that was generated.
+    """
+
+    loaded: Loaded
+    parser: Parser
+    stops: Sequence[str] = ()
+    parallel: bool = True
+    told: Told = field(default_factory=Told)
+    logprobs: list[tuple[int, Token]] = field(default_factory=list)
+
+    def read(self, results: Iterable[Token | Ending], enough: Cancel) -> Iterator[list[Piece]]:
+        """For each token what it brought, which may be nothing. Sets `enough` when no more is wanted."""
+        text, stops = Detokenizer(self.loaded.decode), Stops(self.stops)
+        called, begin = False, 0
+        for item in results:
+            if isinstance(item, str):
+                self.told.finish = item
+                break
+            self.told.tokens += 1
+            self.told.thought += self.parser.thinking
+            if item.id in self.loaded.ends or item.id in self.loaded.hidden:
+                continue
+            new = text.feed(item.id)
+            pieces = list(self._stopped(self.parser.feed(new), stops))
+            if self.parser.answering:
+                self.logprobs.append((begin, item))
+            begin += len(new)
+            starts = [piece for piece in pieces if isinstance(piece, CallStart)]
+            if starts and not self.parallel and any(piece.index > 0 for piece in starts):
+                pieces = pieces[: pieces.index(next(piece for piece in starts if piece.index > 0))]
+                enough.set()
+            called = called or bool(starts)
+            if stops.hit is not None:
+                enough.set()
+            yield merged(pieces)
+            if enough.is_set:
+                break
+        if not enough.is_set:
+            yield merged(self._rest(text, stops))
+        if called and self.told.finish == "stop":
+            self.told.finish = "tool_calls"
+
+    def _rest(self, text: Detokenizer, stops: Stops) -> Iterator[Piece]:
+        yield from self._stopped([*self.parser.feed(text.end()), *self.parser.end()], stops)
+        if stops.hit is None:
+            yield Text(stops.end())
+
+    @staticmethod
+    def _stopped(pieces: Iterable[Piece], stops: Stops) -> Iterator[Piece]:
+        """Stop strings hold in the answer, and end everything after them."""
+        for piece in pieces:
+            if stops.hit is not None:
+                return
+            if isinstance(piece, Text):
+                yield Text(stops.feed(piece.text))
+            else:
+                if not isinstance(piece, Thought):
+                    yield Text(stops.end())  # the answer ended before the call
+                yield piece

@@ -1,0 +1,51 @@
+"""What the worker asks of a family of models, and what all of them need for generating."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from runtimes.sdk.audio.parameters import PARAMETERS
+from runtimes.sdk.audio.samples import Samples
+from runtimes.sdk.parameters import Table
+from runtimes.sdk.transcription import Heard, Wanted
+from runtimes.sdk.worker_pool import Cancel
+
+
+class Family(abc.ABC):
+    """A loaded model; its processor it loads from the same folder.
+
+    Used by as many threads at once as the worker works on requests.
+    """
+
+    parameters: Table = PARAMETERS
+    translates: bool = False
+
+    @abc.abstractmethod
+    def languages(self) -> frozenset[str]:
+        """Codes of the languages it knows."""
+
+    @abc.abstractmethod
+    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
+        """As `TranscriptionWorker.hear`."""
+
+
+def stopping(cancel: Cancel) -> list[Callable[..., torch.Tensor]]:
+    """Stopping criteria that end a generation once nobody waits for it."""
+
+    def gone(ids: torch.Tensor, _scores: torch.Tensor, **_others: Any) -> torch.Tensor:
+        return torch.full((ids.shape[0],), cancel.is_set, dtype=torch.bool, device=ids.device)
+
+    return [gone]
+
+
+def mean_logprob(scores: Sequence[torch.Tensor], tokens: Sequence[int], temperature: float) -> float:
+    """Of the tokens that were generated, from the scores of each step (1, vocabulary); 0 without any."""
+    total = 0.0
+    for score, token in zip(scores, tokens, strict=False):
+        # sampling divides them by the temperature
+        total += float(torch.log_softmax(score[0].float() * (temperature or 1.0), dim=-1)[token])
+    return total / max(1, len(tokens))
