@@ -24,12 +24,11 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-RUNTIMES: Final = Path(__file__).parents[1] / "runtimes"
+from tools.locks import ROOT, UV
+
 TORCH_LOCK: Final = "requirements-torch.lock"
 ACCELERATED: Final = re.compile(r"(torch|triton|pytorch-triton\S*|nvidia-\S+|cuda-\S+)==")
 MACHINES: Final = ("aarch64", "x86_64")
-
-
 ENVIRONMENTS: Final = ", ".join(
     f"\"platform_machine == '{machine}' and sys_platform == 'linux'\"" for machine in MACHINES
 )
@@ -42,13 +41,12 @@ def compiled(source: Path, pinned: str, *options: str) -> str:
 
     Needs an index.
     """
-    uv = Path(sys.executable).with_name("uv")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "pyproject.toml").write_text(f"[tool.uv]\nenvironments = [{ENVIRONMENTS}]\n", encoding="utf-8")
         fixed = ("--quiet", "--universal", "--python-version=3.11", "--generate-hashes", "--no-annotate", "--no-header")
         lock = Path(folder, "requirements.lock")
         lock.write_text(pinned.replace("===", "=="), encoding="utf-8")
-        argv = [str(uv), "pip", "compile", *fixed, *options, str(source), f"--output-file={lock}"]
+        argv = [UV, "pip", "compile", *fixed, *options, str(source), f"--output-file={lock}"]
         subprocess.run(argv, cwd=folder, check=True)
         return lock.read_text(encoding="utf-8").replace(COMMON_MARKER, "")
 
@@ -84,7 +82,7 @@ def write(folder: Path, *, upgrade: bool) -> None:
 def main() -> None:
     """The runtimes that are named, or all that have an environment."""
     names = [word for word in sys.argv[1:] if word != "--upgrade"]
-    for folder in sorted(path.parent for path in RUNTIMES.glob("*/requirements.in")):
+    for folder in sorted(path.parent for path in ROOT.glob("runtimes/*/requirements.in")):
         if not names or folder.name in names:
             sys.stderr.write(f"{folder.name}\n")
             write(folder, upgrade="--upgrade" in sys.argv)
