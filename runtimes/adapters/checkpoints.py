@@ -1,7 +1,7 @@
-"""Hugging Face model folders, looked at without loading them: configuration, weights, chat template.
+"""Hugging Face model folders, read without loading the model: configuration, weights, chat template.
 
-Only heads are read: config.json, and the JSON head of each safetensors file, which lists every tensor's type, shape and
-size. An adapter's estimate is put together from parts, most of them in kv_cache.py:
+Only config.json and the JSON header of each safetensors file are read, which lists every tensor's type, shape and size. An
+adapter adds its estimate up from parts, most of them in kv_cache.py:
 
     folder = checkpoints.read(path)                     # raises ModelUnusableError
     folder.weights.bytes_as(folder.config.dtype)        # once loaded in that type
@@ -22,7 +22,7 @@ from pydantic import JsonValue
 
 from runtimes.base import ModelUnusableError
 
-HEAD_LIMIT: Final = 100 * 1024 * 1024  # what the safetensors format allows
+HEADER_LIMIT: Final = 100 * 1024 * 1024  # what the safetensors format allows
 BITS: Final = MappingProxyType(
     {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16}
     | {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
@@ -34,12 +34,12 @@ VALUE_BYTES: Final = MappingProxyType(
 )
 """Bytes of a value, by the name that configurations give its type."""
 
-_CONVERTED: Final = ("F64", "F32", "F16", "BF16")  # types that loading in another one changes
+_CONVERTED: Final = ("F64", "F32", "F16", "BF16")  # types that are converted when the model is loaded in another
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors of one model. `by_type`: bytes by safetensors' type names; empty where only file sizes are known."""
+    """The tensors of one model. `by_type`: bytes by safetensors' type names, empty where only the file sizes are known."""
 
     file_bytes: int
     by_type: Mapping[str, int]
@@ -47,13 +47,13 @@ class Weights:
 
     @property
     def exact(self) -> bool:
-        """Whether the tensors were listed; False: `file_bytes` is all that is known."""
+        """Whether the tensors were listed; if not, only `file_bytes` is known."""
         return bool(self.by_type)
 
     def bytes_as(self, dtype: str | None) -> int:
-        """Bytes once loaded in `dtype` (a name of VALUE_BYTES; None: as they are).
+        """Bytes once loaded in `dtype` (a name of VALUE_BYTES; None: as stored).
 
-        Plain floating point weights are converted; quantised ones, of any other type, stay as they are.
+        Floating-point weights are converted; quantised ones, of any other type, stay as stored.
         """
         width = VALUE_BYTES.get(dtype or "")
         if not self.exact:
@@ -67,13 +67,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """config.json. `text` is the language model's part of it: `text_config` of a multimodal model, else all of it."""
+    """config.json. `text` is the part for the language model: `text_config` of a multimodal model, else the whole."""
 
     values: Mapping[str, JsonValue]
     text: Mapping[str, JsonValue]
 
     def number(self, *names: str, default: int = 0) -> int:
-        """The first of these fields of the language model that is an integer."""
+        """The first integer among these fields of the language model."""
         for name in names:
             value = self.text.get(name)
             if isinstance(value, int) and not isinstance(value, bool):
@@ -81,25 +81,25 @@ class Config:
         return default
 
     def words(self, name: str) -> tuple[str, ...]:
-        """A list of text, from the language model's part or the whole; empty without it."""
+        """A list of strings, from the language model's part or the whole; empty if missing."""
         value = self.text.get(name, self.values.get(name))
         return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Names of transformers' classes, such as Qwen3ForCausalLM."""
+        """Class names in transformers, such as Qwen3ForCausalLM."""
         value = self.values.get("architectures")
         return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
     @property
     def model_type(self) -> str:
-        """The name of the family, as transformers has it; of the whole model."""
+        """The model family, as transformers names it; of the whole model."""
         value = self.values.get("model_type")
         return value if isinstance(value, str) else ""
 
     @property
     def dtype(self) -> str | None:
-        """The type the model was saved in, such as bfloat16."""
+        """The type of the saved weights, such as bfloat16."""
         for part in (self.values, self.text):
             for name in ("dtype", "torch_dtype"):
                 if isinstance(value := part.get(name), str):
@@ -108,27 +108,27 @@ class Config:
 
     @property
     def context(self) -> int | None:
-        """Tokens of one sequence, as the configuration says."""
+        """Maximum tokens of one sequence."""
         own = self.number("max_position_embeddings", "n_positions", "max_target_positions", "max_sequence_length")
         return own or self.number("seq_length", "max_seq_len", "n_ctx") or None
 
     @property
     def sees(self) -> bool:
-        """Whether it takes pictures."""
+        """Whether it takes images."""
         return any(isinstance(self.values.get(name), dict) for name in ("vision_config", "visual")) or (
             isinstance(self.values.get("mm_vision_tower"), str)
         )
 
     @property
     def hears(self) -> bool:
-        """Whether it takes sound."""
+        """Whether it takes audio."""
         if isinstance(self.values.get("audio_config"), dict) or "num_mel_bins" in self.values:
             return True
         return isinstance(self.values.get("thinker_config"), dict)
 
     @property
     def quantization(self) -> str | None:
-        """The method its weights are quantised by, such as mxfp4; None for plain weights."""
+        """The quantisation method of its weights, such as mxfp4; None for plain weights."""
         for part in (self.values, self.text):
             if isinstance(found := part.get("quantization_config") or part.get("compression_config"), dict):
                 method = found.get("quant_method") or found.get("quant_algo")
@@ -137,7 +137,7 @@ class Config:
 
     @property
     def heads(self) -> int:
-        """Attention heads of a layer."""
+        """Attention heads per layer."""
         return self.number(
             "num_attention_heads", "n_head", "num_heads", "decoder_attention_heads", "n_heads", default=1
         )
@@ -154,13 +154,13 @@ class Config:
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the output."""
+        """Size of the vocabulary."""
         return self.number("vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A model folder. `path` is where it is."""
+    """A model folder."""
 
     path: Path
     config: Config
@@ -173,7 +173,7 @@ class Folder:
 
 
 def read(path: Path) -> Folder:
-    """The model in this folder. Blocks on reading a few files' heads. Raises ModelUnusableError, saying what is wrong."""
+    """The model in this folder. Blocks on reading a few file headers. Raises ModelUnusableError with the reason."""
     return Folder(path, config(path), weights(path))
 
 
@@ -196,7 +196,7 @@ def config(path: Path) -> Config:
 
 
 def config_of(values: Mapping[str, JsonValue]) -> Config:
-    """A configuration that is in memory already."""
+    """From a configuration already in memory."""
     text: Mapping[str, JsonValue] = values
     thinker = values.get("thinker_config")
     for part in (thinker, values):
@@ -227,9 +227,9 @@ def chat_template(path: Path) -> str | None:
 
 
 def weights(path: Path) -> Weights:
-    """The folder's tensors: those its index lists, else all its safetensors files, else the size of PyTorch's own files.
+    """The folder's tensors: of the files in its index, else of all safetensors files, else the size of PyTorch's files.
 
-    Raises ModelUnusableError without any, or where a file is missing, cut off, or not what its name says.
+    Raises ModelUnusableError without any, or when a file is missing, truncated, or not what its name says.
     """
     files = _listed(path) or sorted(
         file for file in path.glob("*.safetensors") if not file.name.startswith(("consolidated", "adapter_"))
@@ -250,7 +250,7 @@ def weights(path: Path) -> Weights:
 
 
 def _listed(path: Path) -> list[Path]:
-    """The files of a sharded model; a folder may hold others beside them."""
+    """The files of a sharded model; the folder may hold other files too."""
     text = _text(path / "model.safetensors.index.json")
     mapping = _parsed(text).get("weight_map") if text is not None else None
     if not isinstance(mapping, dict):
@@ -263,7 +263,7 @@ def tensor_sizes(file: Path) -> list[tuple[str, int]]:
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= HEAD_LIMIT:
+            if not 2 <= length <= HEADER_LIMIT:
                 raise ModelUnusableError(f"{file} is not a safetensors file")
             head = json.loads(stream.read(length))
             end = stream.seek(0, 2)

@@ -1,14 +1,13 @@
-"""Kernels: compiled code for GPUs that no package brings, but repositories of the hub.
+"""Kernels: compiled GPU code that comes from repositories of the hub, not from a package.
 
-A worker never asks the hub. `llmux pull` gets what a model's worker will load into one folder beside the environments,
-and the package `kernels` is told to look there (KERNELS_CACHE):
+A worker never asks the hub. `llmux pull` downloads what a model's worker will load into one folder beside the environments,
+and KERNELS_CACHE points the package `kernels` to it:
 
     <runtimes_dir>/.kernels/kernels--<owner>--<name>/refs/v<version>                    the commit, once all of it is there
                                                      snapshots/<commit>/build/<variant>/…
 
-A repository holds a folder for each variant: of torch, of CUDA, of machines. `suits` says which of them an environment
-can load, by the rules of the package `kernels`, which then takes the best of those. Only the standard library is used:
-workers import this too.
+A repository has a folder for each build variant: torch version, CUDA version, machine. `suits` says which of them an
+environment can load, by the rules of the package `kernels`, which then takes the best of those.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ _VARIANT: Final = re.compile(
 
 
 class UsesKernels(abc.ABC, Generic[C]):
-    """What an adapter is besides, whose workers load kernels."""
+    """Base class of an adapter whose workers load kernels."""
 
     @abc.abstractmethod
     def kernels(self, config: C, described: Callable[[], Mapping[str, JsonValue]]) -> tuple[Kernel, ...]:
-        """Those that a worker of this model needs on a GPU. `described` gives the model's config.json, at some cost."""
+        """The kernels that a worker of this model needs on a GPU. `described` reads the model's config.json, at some cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What decides which variants an environment can load. None: it can't be told."""
+    """What decides which variants an environment can load. None: unknown."""
 
     torch: Version | None
     cuda: Version | None
@@ -57,7 +56,7 @@ class Build:
 
 
 def build_of(packages: Iterable[str]) -> Build:
-    """Of an environment with these packages, each `name==version`, on this machine."""
+    """The build of an environment with these packages, each `name==version`, on this machine."""
     torch: Version | None = None
     cuda: Version | None = None
     tag: Version | None = None
@@ -68,11 +67,13 @@ def build_of(packages: Iterable[str]) -> Build:
         elif found := _CUDA.match(package.replace("_", "-")):
             cuda = int(found[1]), int(found[2])
     cuda = tag or cuda
-    return Build(torch if cuda is not None else None, cuda, platform.machine())  # torch for a processor tells nothing
+    return Build(
+        torch if cuda is not None else None, cuda, platform.machine()
+    )  # torch for CPUs loads no variant in particular
 
 
 def suits(variant: str, build: Build) -> bool:
-    """Can an environment of this build load this variant, on a GPU by NVIDIA?"""
+    """Whether an environment of this build can load this variant on an NVIDIA GPU."""
     if variant in ("torch-cuda", "torch-universal"):  # Python and Triton, for every version
         return True
     found = _VARIANT.fullmatch(variant)
@@ -86,5 +87,5 @@ def suits(variant: str, build: Build) -> bool:
 
 
 def cache(runtimes_dir: Path, env: Mapping[str, str]) -> Path:
-    """Where a worker with this `env` in its configuration looks for kernels."""
+    """The folder where a worker with this configured `env` looks for kernels."""
     return Path(env.get(VARIABLE) or runtimes_dir / FOLDER)

@@ -1,8 +1,8 @@
-"""What a language model takes beside its weights, from its configuration: the cache of each layer, and activations.
+"""What a language model needs beside its weights, from its configuration: the cache of each layer, and activations.
 
-A *layer cache* says what one layer keeps for a sequence: so much for each token, perhaps only within a window, or a fixed
-state. The formulas follow transformers' configuration classes and vLLM's KV cache specifications; attention that shares
-heads (GQA), that sees a window, latent attention (MLA), and hybrids with linear attention or convolutions.
+A *layer cache* is what one layer keeps for a sequence: bytes for each token (perhaps only within a window), or a fixed
+state. The formulas follow transformers' configuration classes and vLLM's KV cache specifications: grouped-query attention,
+sliding windows, latent attention (MLA), and hybrids with linear attention or convolutions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtimes.adapters.checkpoints import Config
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer keeps for a sequence, in bytes: for each token (of the last `window` ones), and in any case."""
+    """What one layer keeps for a sequence, in bytes: `token` for each (of the last `window`) token, `state` once."""
 
     token: int = 0
     window: int | None = None
@@ -25,10 +25,10 @@ class LayerCache:
 
 
 def layer_caches(config: Config, *, value_bytes: float = 2, latent: bool = True) -> tuple[LayerCache, ...]:
-    """What each layer keeps for a sequence while it generates, with values of `value_bytes`.
+    """What each layer keeps for a sequence during generation, with values of `value_bytes`.
 
-    `latent`: models with latent attention (MLA) keep the latent vector, as vLLM does; False: the keys and values that
-    are made of it, as transformers does.
+    `latent`: models with latent attention (MLA) cache the latent vector, as vLLM does; False: its keys and values, as
+    transformers does.
     """
     token, state = _token_bytes(config, value_bytes, latent=latent), _state_bytes(config, value_bytes)
     window = config.number("sliding_window", "attention_chunk_size") or None
@@ -48,22 +48,17 @@ def layer_caches(config: Config, *, value_bytes: float = 2, latent: bool = True)
 
 
 def cache_bytes(layers: Sequence[LayerCache], tokens: int, sequences: int = 1) -> int:
-    """All layers together, for `sequences` of `tokens` each."""
+    """Of all layers together, for `sequences` of `tokens` each."""
     return sequences * sum(
         layer.token * (tokens if layer.window is None else min(tokens, layer.window)) + layer.state for layer in layers
     )
 
 
-def token_bytes(layers: Sequence[LayerCache]) -> int:
-    """What a further token takes, as long as it is within every window."""
-    return sum(layer.token for layer in layers)
-
-
 def activation_bytes(config: Config, *, tokens: int, value_bytes: float = 2, outputs: int = 1) -> int:
-    """What a pass over `tokens` takes beside weights and cache: the larger half of a layer, and `outputs` rows of logits.
+    """What a pass over `tokens` needs beside weights and cache: the larger half of a layer, and `outputs` rows of logits.
 
-    A layer holds the residual stream twice beside either its attention (queries, keys, values, result) or its
-    feed-forward part (both halves of the gate, and their product). Logits are in float32, once more for sampling.
+    A layer holds the residual stream twice, beside either its attention (queries, keys, values, result) or its
+    feed-forward part (both halves of the gate, and their product). Logits are in float32, and copied for sampling.
     """
     width = config.width
     experts = max(config.number("num_experts_per_tok", "moe_topk", "top_k_experts"), 1)
@@ -96,7 +91,7 @@ def _token_bytes(config: Config, value_bytes: float, *, latent: bool) -> int:
 
 
 def _wide_token_bytes(config: Config, value_bytes: float) -> int | None:
-    """Of full layers, where they have other heads than those with a window (Gemma 4)."""
+    """Of full-attention layers, where their heads differ from those with a window (Gemma 4)."""
     width = config.number("global_head_dim")
     if not width:
         return None
@@ -105,7 +100,7 @@ def _wide_token_bytes(config: Config, value_bytes: float) -> int | None:
 
 
 def _kinds(config: Config) -> tuple[str, ...]:
-    """For each layer: full, sliding, linear, both, or none (it keeps nothing)."""
+    """For each layer: full, sliding, linear, both, or none (no cache)."""
     if pattern := config.text.get("hybrid_override_pattern"):
         return tuple({"M": "linear", "*": "full"}.get(letter, "none") for letter in str(pattern))
     count = config.layers
@@ -128,7 +123,7 @@ def _kinds(config: Config) -> tuple[str, ...]:
 
 
 _PERIOD: Final = MappingProxyType({"gemma2": 2, "gemma3_text": 6, "gemma3n_text": 5, "cohere2": 4, "gpt_oss": 2})
-"""Families whose every n-th layer sees everything although their older configurations don't say so."""
+"""Families whose every n-th layer has full attention although their older configurations don't say so."""
 
 
 def _kind(name: str) -> str:
@@ -142,7 +137,7 @@ def _kind(name: str) -> str:
 
 
 def _state_bytes(config: Config, value_bytes: float) -> int:
-    """A recurrent layer's state: the last inputs of its convolution, and a matrix for each head in float32."""
+    """A recurrent layer's state: the last inputs of its convolution, and a float32 matrix for each head."""
     if heads := config.number("linear_num_value_heads"):  # gated delta rule (Qwen3-Next, Qwen3.5)
         key_width, value_width = config.number("linear_key_head_dim"), config.number("linear_value_head_dim")
         channels = 2 * config.number("linear_num_key_heads") * key_width + heads * value_width

@@ -1,4 +1,4 @@
-"""What runtimes that recognise speech share on the supervisor's side: keys, endpoints, what their models take."""
+"""What the adapters of speech recognition runtimes share: keys, endpoints, capabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MaxAudio = Annotated[
 
 
 def options(default_language: str | None, max_audio_s: float) -> Mapping[str, JsonValue]:
-    """The part of a worker's settings that `runtimes.sdk.transcription` reads."""
+    """The worker settings that `runtimes.sdk.transcription` reads."""
     return {
         "default_language": None if default_language is None else code_of(default_language, NAMES),
         "max_audio_s": max_audio_s,
@@ -35,6 +35,6 @@ def options(default_language: str | None, max_audio_s: float) -> Mapping[str, Js
 
 
 def problems(default_language: str | None) -> Iterator[str]:
-    """A language that there is not."""
+    """An unknown language."""
     if default_language is not None and code_of(default_language, NAMES) is None:
         yield f"default_language: {default_language!r} is no language code such as en, de, zh"

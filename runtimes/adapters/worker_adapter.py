@@ -1,6 +1,6 @@
-"""Adapters of the workers written here: one program on the kit, run by the Python of the runtime's own environment.
+"""The adapter of every worker program in this package: built on the worker SDK, run by its runtime's own interpreter.
 
-The settings travel as one JSON argument, the key in the environment. A worker sees no hub: models are files.
+The settings are passed as one JSON argument, the key in the environment. A worker never asks the hub: models are files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, Model
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "sdk" / "bootstrap.py"
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
-QUEUE: Final = 64  # the supervisor sends no more than `parallel` at once; this is for what it can't know
+QUEUE: Final = 64  # the supervisor sends at most `parallel` at once; this is for requests that it can't count
 
 ModelPath = Annotated[Path, Field(strict=False)]
 
 
 class WorkerConfig(ModelConfig):
-    """What every worker written here can be told."""
+    """The keys of every runtime whose worker is in this package."""
 
     parallel: int = Field(default=1, ge=1, le=64, description="Requests the worker works on at once.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of the model. Default: all cores.")
@@ -34,16 +34,16 @@ C = TypeVar("C", bound=WorkerConfig)
 
 
 class WorkerAdapter(Adapter[C]):
-    """One runtime whose worker is `runtimes.<folder>.<program>`."""
+    """One runtime whose worker is the program `program`."""
 
     program: ClassVar[str]
 
     @abc.abstractmethod
     def options(self, config: C, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """The worker's own settings. Raises ModelUnusableError."""
+        """The settings of this worker beside the common ones. Raises ModelUnusableError."""
 
     def module(self, config: C) -> str:
-        """The worker program, as `python -m` would name it."""
+        """The worker program's name, as for `python -m`."""
         return self.program
 
     def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
@@ -80,5 +80,5 @@ class WorkerAdapter(Adapter[C]):
         )
 
     def target_inflight(self, config: C) -> int:
-        """As many as it works on at once."""
+        """As many as it serves concurrently."""
         return config.parallel if config.target_inflight is None else config.target_inflight

@@ -16,7 +16,7 @@ from runtimes.sdk.audio.samples import Samples
 from runtimes.sdk.audio.transcript import Segment, Word
 from runtimes.sdk.audio.windows import Window, windows
 from runtimes.sdk.server import serve
-from runtimes.sdk.transcription import Heard, TranscriptionWorker, Wanted
+from runtimes.sdk.transcription import SegmentStream, TranscriptionOptions, TranscriptionWorker
 from runtimes.sdk.worker_pool import Cancel
 
 PIECE_S: Final = 120.0
@@ -45,12 +45,12 @@ class FasterWhisperWorker(TranscriptionWorker):
         """All of Whisper's, or English."""
         return frozenset(self._model.supported_languages)
 
-    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
         """Find out the language in the first piece that holds speech, unless it is given."""
         pieces = windows(samples, PIECE_S, SEARCH_S)
         first = next(pieces, None)
         if first is None:
-            return Heard(wanted.language, iter(()))
+            return SegmentStream(wanted.language, iter(()))
         found, info = self._transcribe(first, wanted, wanted.language, wanted.prompt)
 
         def segments() -> Iterator[Segment]:
@@ -62,10 +62,10 @@ class FasterWhisperWorker(TranscriptionWorker):
                     said += segment.text
                     yield _segment(segment, piece)
 
-        return Heard(info.language, segments())
+        return SegmentStream(info.language, segments())
 
     def _transcribe(
-        self, piece: Window, wanted: Wanted, language: str | None, prompt: str | None
+        self, piece: Window, wanted: TranscriptionOptions, language: str | None, prompt: str | None
     ) -> tuple[Iterator[Any], Any]:
         options: dict[str, Any] = {} if wanted.temperature == 0 else {"temperature": wanted.temperature}
         found, info = self._model.transcribe(

@@ -1,6 +1,5 @@
-"""What the worker programs written here share. Runs in a runtime's own environment, never in the supervisor's.
+"""The worker SDK: what the worker programs of this package are built on. It runs in a runtime's environment only.
 
-A worker program names its model's class and calls `serve`; the kit does HTTP, health, metrics, turns, cancellation and
-errors. It may import what every worker environment has (starlette, uvicorn, python-multipart, prometheus-client) and
-nothing heavier; `runtimes.base` and the supervisor's packages are not there.
+A worker program subclasses `Worker` and calls `serve`; the SDK provides HTTP, health, metrics, queueing, cancellation and
+errors. It imports only what every worker environment has: starlette, uvicorn, python-multipart, prometheus-client.
 """

@@ -1,6 +1,6 @@
-"""The fields of a request, one typed getter a kind; whatever is wrong is said with the field's name and what was expected.
+"""The fields of a request, with one getter per type. Each error names the field and what was expected.
 
-`null` is as if the field weren't there, as OpenAI's clients mean it.
+`null` counts as missing, as OpenAI's clients mean it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_JSON_BYTES = 256 << 20
 
 
 class Body:
-    """A JSON object, or the text fields of a form (whose numbers and flags come as text)."""
+    """A JSON object, or the text fields of a form (whose numbers and booleans are text)."""
 
     def __init__(self, values: Mapping[str, object], *, form: bool = False) -> None:
         self.values = values
@@ -28,7 +28,7 @@ class Body:
 
     @classmethod
     async def of(cls, request: Request) -> Body:
-        """A request's JSON. Raises WorkerError when it isn't an object."""
+        """From a request's JSON. Raises WorkerError unless it is an object."""
         data = bytearray()
         async for piece in request.stream():
             data += piece
@@ -41,10 +41,6 @@ class Body:
         if not isinstance(values, dict):
             raise WorkerError("The body must be a JSON object.", code="invalid_json")
         return cls(values)
-
-    def has(self, name: str) -> bool:
-        """Is it there, and not null?"""
-        return self.values.get(name) is not None
 
     @overload
     def text(self, name: str, default: str) -> str: ...
@@ -60,7 +56,7 @@ class Body:
         return value
 
     def needed_text(self, name: str) -> str:
-        """A string that must be there and not be empty."""
+        """A required string that isn't empty."""
         value = self.text(name)
         if value is None or not value.strip():
             raise WorkerError(f"{name} is needed, and must not be empty.", param=name, code="missing_parameter")
@@ -73,7 +69,7 @@ class Body:
     def number(
         self, name: str, default: float | None = None, low: float = -math.inf, high: float = math.inf
     ) -> float | None:
-        """A finite number from `low` to `high`, both included."""
+        """A finite number from `low` to `high`, inclusive."""
         value = self.values.get(name)
         if value is None or (self._form and value == ""):
             return default
@@ -94,7 +90,7 @@ class Body:
     @overload
     def whole(self, name: str, default: None = None, low: int = ..., high: int = ...) -> int | None: ...
     def whole(self, name: str, default: int | None = None, low: int = -(1 << 63), high: int = 1 << 63) -> int | None:
-        """A whole number from `low` to `high`, both included."""
+        """A whole number from `low` to `high`, inclusive."""
         value = self.number(name, default, low, high)
         if value is None:
             return None
@@ -103,7 +99,7 @@ class Body:
         return int(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
+        """A boolean."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -114,7 +110,7 @@ class Body:
         return value
 
     def choice(self, name: str, choices: Sequence[T], default: T) -> T:
-        """One of some words."""
+        """One of `choices`."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -124,7 +120,7 @@ class Body:
         raise self.wrong(name, f"one of {', '.join(choices)}")
 
     def texts(self, name: str, most: int) -> list[str]:
-        """A string, or a list of at most `most` strings; empty when it isn't there."""
+        """A string, or a list of at most `most` strings; empty if missing."""
         value = self.values.get(name)
         if value is None:
             return []
@@ -135,7 +131,7 @@ class Body:
         return texts
 
     def wrong(self, name: str, expected: str) -> WorkerError:
-        """The error for a field that is not what it must be."""
+        """The error for a field with a wrong value."""
         shown = repr(self.values.get(name))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         return WorkerError(f"{name} is {shown}, but must be {expected}.", param=name)

@@ -1,9 +1,9 @@
-"""Run a worker program so that it sees its own environment and this package, and nothing else of where llmux lives.
+"""Run a worker program so that it can import its own environment and this package, but none of the supervisor's packages.
 
     <venv>/bin/python -I bootstrap.py runtimes.<runtime>.worker '{"model": …, "host": …, "port": …}'
 
-The folder above `runtimes` may be the supervisor's own site-packages, so it must not be put on the path. Instead the
-package is made here, by hand, with its folder as the only place to look for its modules.
+The folder above `runtimes` may be the supervisor's site-packages, so it must not be on the path. Instead the package
+`runtimes` is created here by hand, with its own folder as the only place to search for its modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a worker says when it can't do what was asked: always `{"error": {"message", "type", "param", "code"}}`."""
+"""A worker's error responses: always `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse
 
 
 class WorkerError(Exception):
-    """A request that ends with an error its sender can act on. `param` names the field at fault."""
+    """An error that the client can act on. `param` names the field at fault."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class WorkerError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's word for this kind of error."""
+        """OpenAI's type for this kind of error."""
         if self.status in {401, 403}:
             return "authentication_error"
         if self.status == 429:
@@ -30,21 +30,21 @@ class WorkerError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> dict[str, object]:
-        """As it is sent, in an answer of its own or inside a stream."""
+        """The JSON of an error response or of an error event in a stream."""
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        """As an answer."""
+        """The error response."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         return JSONResponse(self.body(), self.status, headers)
 
 
 def unsupported(name: str, why: str) -> WorkerError:
-    """What the parameter asks for can't be done here."""
+    """The error for a parameter whose value this runtime doesn't support."""
     return WorkerError(f"{name}: {why}", code="unsupported_parameter", param=name)
 
 
 def queue_full(waiting: int) -> WorkerError:
-    """No turn for this request."""
+    """The error for a request that the full queue refuses."""
     message = f"This worker has {waiting} requests waiting already. Try again in a moment."
     return WorkerError(message, code="queue_full", status=503, retry_after_s=1)

@@ -1,4 +1,4 @@
-"""Requests that carry a file: multipart forms, with or without a Content-Length. Files go to disk, not into memory."""
+"""Multipart forms with a file, with or without a Content-Length. Large files are spooled to disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FIELDS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form's text fields, and its file if it has one. Whoever gets the file closes it."""
+    """A form's text fields, and its file if it has one. The caller closes the file."""
 
     fields: Body
     file: BinaryIO | None
@@ -28,8 +28,8 @@ class Form:
 async def read_form(request: Request, file_field: str, lists: frozenset[str] = frozenset()) -> Form:
     """The form in a request, with at most one file, in `file_field`.
 
-    A field named `x[]`, or in `lists`, is the list of all that were given; of any other the last counts. Empty fields
-    are as if they weren't there: browsers send them. Raises WorkerError.
+    A field named `x[]`, or in `lists`, is a list of all its values; of any other field the last value counts. Empty fields
+    count as missing: browsers send them. Raises WorkerError.
     """
     content_type = request.headers.get("content-type", "")
     if not content_type.lower().startswith("multipart/form-data"):

@@ -1,8 +1,8 @@
-"""Tables of request parameters: what a runtime does with each name an API knows, and with names that none does.
+"""Tables of request parameters: what a runtime does with each parameter of an API.
 
-A parameter is *used*, *ignored* (documented: it changes nothing about the answer's truth), or *refused*: asking for it
-is an error, except with the values that ask for what happens anyway. A name that the table doesn't have is refused too,
-so that nothing is silently wrong. docs/runtimes.md prints the tables.
+A parameter is *used*, *ignored* (it has no effect, and doesn't make the answer wrong), or *refused*: an error, except with
+values that ask for the default behaviour. Names that aren't in the table are refused too, so that nothing is silently
+wrong. docs/runtimes.md shows the tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Fate = Literal["used", "ignored", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What happens to a parameter. `note` is for people; `harmless` are the values that a refused one may have."""
+    """What happens to a parameter. `note` is for people; `harmless` are the values that a refused one accepts."""
 
     fate: Fate
     note: str = ""
@@ -33,12 +33,12 @@ def used(note: str = "") -> Parameter:
 
 
 def ignored(note: str) -> Parameter:
-    """It may be given and has no effect."""
+    """It is accepted and has no effect."""
     return Parameter("ignored", note)
 
 
 def refused(note: str, *harmless: Value) -> Parameter:
-    """It can't be done, and a request that wants it is told so."""
+    """It isn't supported; a request that needs it is an error."""
     return Parameter("refused", note, (None, *harmless))
 
 
@@ -46,7 +46,7 @@ Table = Mapping[str, Parameter]
 
 
 def check(table: Table, given: Mapping[str, object]) -> None:
-    """Raises WorkerError for the first parameter that this table refuses or doesn't have."""
+    """Raises WorkerError for the first parameter that this table refuses or lacks."""
     for name, value in given.items():
         parameter = table.get(name)
         if parameter is None:
@@ -58,5 +58,5 @@ def check(table: Table, given: Mapping[str, object]) -> None:
 
 
 def _same(value: object, allowed: Value) -> bool:
-    """Equal, and no bool taken for a number."""
+    """Equal, where a bool is not a number."""
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)

@@ -1,7 +1,7 @@
-"""One worker as an HTTP server: health that means "the model answers", metrics, a key, errors, a clean end.
+"""One worker as an HTTP server: health that means "the model answers", metrics, authentication, errors, clean shutdown.
 
-The port is open at once and `/health` answers 503 until the model has loaded and done its trial; a model that fails to
-load ends the program with 1, the reason on stderr. SIGTERM ends running requests within `GRACE_S`.
+The port is open at once, and `/health` answers 503 until the model has loaded and answered a trial request. If loading
+fails, the program exits with 1 and the reason is on stderr. SIGTERM ends running requests within `GRACE_S`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtimes.sdk.errors import WorkerError
-from runtimes.sdk.worker_pool import Lane
+from runtimes.sdk.worker_pool import WorkerPool
 
 KEY_VARIABLE = "LLMUX_WORKER_KEY"
 GRACE_S = 5
-LOOK_S = 0.05
+DISCONNECT_POLL_S = 0.05
 PUBLIC = frozenset({"/health"})
 
 T = TypeVar("T")
@@ -62,30 +62,30 @@ class Settings:
 
 
 class Meters:
-    """What `/metrics` tells. Workers add what they count themselves to `registry`."""
+    """The metrics of `/metrics`. Workers register their own in `registry`."""
 
-    def __init__(self, lane: Callable[[], Lane]) -> None:
+    def __init__(self, pool: WorkerPool) -> None:
         self.registry = CollectorRegistry()
         keys: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("llmux_worker_requests", "Requests answered.", ["path", "status"], **keys)
         self.seconds = Histogram("llmux_worker_request_seconds", "From request to end of answer.", ["path"], **keys)
         self.tokens_in = Counter("llmux_worker_prompt_tokens", "Tokens of prompts.", **keys)
         self.tokens_out = Counter("llmux_worker_generated_tokens", "Tokens generated.", **keys)
-        Gauge("llmux_worker_running", "Requests the model works on.", **keys).set_function(lambda: lane().running)
-        Gauge("llmux_worker_waiting", "Requests that wait for a turn.", **keys).set_function(lambda: lane().waiting)
+        Gauge("llmux_worker_running", "Requests the model works on.", **keys).set_function(lambda: pool.running)
+        Gauge("llmux_worker_waiting", "Requests that wait for a turn.", **keys).set_function(lambda: pool.waiting)
 
 
 class Worker(abc.ABC):
-    """A model and the endpoints it serves. `lane` and `meters` are there before `load` is called."""
+    """A model and the endpoints it serves. `pool` and `meters` exist before `load` is called."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.pool = Lane(settings.parallel, settings.queue)
-        self.meters = Meters(lambda: self.pool)
+        self.pool = WorkerPool(settings.parallel, settings.queue)
+        self.meters = Meters(self.pool)
 
     @abc.abstractmethod
     def load(self) -> None:
-        """Load the model and let it answer once. Blocks, in a thread. Raises whatever keeps it from serving."""
+        """Load the model and let it answer once. Runs in a thread and blocks. Raises whatever prevents serving."""
 
     @abc.abstractmethod
     def routes(self) -> Mapping[str, Endpoint]:
@@ -93,13 +93,13 @@ class Worker(abc.ABC):
 
 
 def serve(make: Callable[[Settings], Worker]) -> None:
-    """Run the program; returns never."""
+    """Run the program. Never returns."""
     settings = Settings.parse(sys.argv[1])
     key = os.environ.pop(KEY_VARIABLE, "")
     code = asyncio.run(_serve(make, settings, key))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads inside a model's libraries don't survive the interpreter's own end
+    os._exit(code)  # a normal exit can crash in threads of the model's libraries
 
 
 async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: str) -> int:
@@ -143,7 +143,7 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, with the exit code left to us: on its own it ends by the signal it got."""
+    """Uvicorn without its signal handlers, which would end the process by the signal instead of with our exit code."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
@@ -156,7 +156,7 @@ class _State:
 
 
 def application(worker: Worker, key: str, is_ready: Callable[[], bool]) -> ASGIApp:
-    """The worker's ASGI application, for `serve` and for tests."""
+    """The worker's ASGI application."""
 
     async def health(_request: Request) -> Response:
         if is_ready():
@@ -173,21 +173,21 @@ def application(worker: Worker, key: str, is_ready: Callable[[], bool]) -> ASGIA
     routes = [Route("/health", health), Route("/metrics", metrics), Route("/v1/models", models)]
     for name, endpoint in worker.routes().items():
         method, _, path = name.partition(" ")
-        routes.append(Route(path, _watched(endpoint), methods=[method]))
+        routes.append(Route(path, _cancellable(endpoint), methods=[method]))
     app = Starlette(
         routes=routes,
         exception_handlers={
             WorkerError: _worker_error,
             HTTPException: _http_error,
-            ClientDisconnect: _left,
+            ClientDisconnect: _disconnected,
             Exception: _bug,
         },
     )
-    return _Front(app, worker, key, is_ready)
+    return _Middleware(app, worker, key, is_ready)
 
 
-class _Front:
-    """Who may ask, when, and how long it took."""
+class _Middleware:
+    """Authentication, readiness, and metrics of each request."""
 
     def __init__(self, app: ASGIApp, worker: Worker, key: str, is_ready: Callable[[], bool]) -> None:
         self._app, self._meters, self._is_ready = app, worker.meters, is_ready
@@ -220,7 +220,7 @@ class _Front:
         except Exception:
             if not ended:
                 raise
-            traceback.print_exc()  # it was answered; raised further, it would close the connection under the next request
+            traceback.print_exc()  # the response is complete; raised further, it would close the connection under the next request
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "other")
@@ -228,25 +228,25 @@ class _Front:
             self._meters.seconds.labels(path).observe(time.monotonic() - began)
 
 
-def _watched(endpoint: Endpoint) -> Endpoint:
-    """An endpoint that is cancelled when its client leaves before the answer begins."""
+def _cancellable(endpoint: Endpoint) -> Endpoint:
+    """An endpoint that is cancelled when its client disconnects before the response begins."""
 
-    async def watched(request: Request) -> Response:
-        return await until_left(request, endpoint(request))
+    async def cancellable(request: Request) -> Response:
+        return await cancel_on_disconnect(request, endpoint(request))
 
-    return watched
+    return cancellable
 
 
-async def until_left(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Wait for the answer, or cancel it once the client is gone (raises ClientDisconnect).
+async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """Wait for the answer, or cancel it when the client disconnects (raises ClientDisconnect).
 
-    The connection is looked at only when `answer` has read the body: a look may take a message away from it.
+    The connection is polled only after `answer` has read the body: polling may consume one of its messages.
     """
     task = asyncio.ensure_future(answer)
     try:
         while not task.done():
-            await asyncio.wait((task,), timeout=LOOK_S)
-            if not task.done() and request._stream_consumed and await request.is_disconnected():  # noqa: SLF001  # starlette has no other way to tell
+            await asyncio.wait((task,), timeout=DISCONNECT_POLL_S)
+            if not task.done() and request._stream_consumed and await request.is_disconnected():  # noqa: SLF001  # starlette has no public way to tell
                 raise ClientDisconnect
         return task.result()
     finally:
@@ -263,7 +263,7 @@ def events(items: AsyncIterator[object]) -> StreamingResponse:
         except WorkerError as error:
             yield b"data: " + json.dumps(error.body()).encode() + b"\n\n"
             return
-        except Exception:  # noqa: BLE001  # the answer has begun: the client hears of it in the stream
+        except Exception:  # noqa: BLE001  # the response has begun: the client gets the error in the stream
             traceback.print_exc()
             yield b"data: " + json.dumps(_failure().body()).encode() + b"\n\n"
             return
@@ -273,7 +273,7 @@ def events(items: AsyncIterator[object]) -> StreamingResponse:
 
 
 async def started(items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The same items, once the first has come: what fails before it can still be an answer with a status of its own."""
+    """The same items, once the first is there: a failure before it can still become an error response."""
     nothing = object()
     first = await anext(items, nothing)
 
@@ -297,7 +297,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return WorkerError(message, code="not_found", status=error.status_code).response()
 
 
-async def _left(_request: Request, _error: Exception) -> Response:
+async def _disconnected(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)
 
 

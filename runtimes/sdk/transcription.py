@@ -1,7 +1,7 @@
-"""OpenAI's speech recognition, for any model that hears: the endpoints, their parameters, and all that isn't the model.
+"""OpenAI's speech recognition endpoints for any model: all of it but the model itself.
 
-A runtime's worker subclasses `TranscriptionWorker` and says how to `hear` samples, segment by segment. Reading the form,
-decoding, silence, languages, formats and streaming are here, so that every engine answers alike.
+A runtime's worker subclasses `TranscriptionWorker` and implements `transcribe`, which yields segments. Parsing the form,
+decoding, silence, languages, formats and streaming are here, so that every engine behaves alike.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a request asks of the model. `language` is a code that the model knows; None: find out."""
+class TranscriptionOptions:
+    """What a request asks of the model. `language` is a code that the model knows; None: detect it."""
 
     task: Task = "transcribe"
     language: str | None = None
@@ -46,19 +46,19 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What the model begins to answer. `language` is a code; None: it doesn't tell."""
+class SegmentStream:
+    """The segments as the model finds them. `language` is a code; None: unknown."""
 
     language: str | None
     segments: Iterator[Segment]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A whole request."""
+class _Request:
+    """A parsed request."""
 
     file: BinaryIO
-    wanted: Wanted
+    wanted: TranscriptionOptions
     format: Format
     granularities: Sequence[str]
     stream: bool
@@ -68,7 +68,7 @@ class TranscriptionWorker(Worker):
     """A speech recognition model. Options: `default_language`, `max_audio_s`."""
 
     parameters: Table = PARAMETERS
-    translates = True  # into English; may be found out by `load`
+    translates = True  # into English; `load` may change it
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -81,19 +81,19 @@ class TranscriptionWorker(Worker):
         """Codes of the languages it knows."""
 
     @abc.abstractmethod
-    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
-        """Begin to listen. Blocks, as each step of the segments does; looks at `cancel` as often as it can."""
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
+        """Begin. Blocks, as each step of the segments does; checks `cancel` as often as it can."""
 
     def routes(self) -> Mapping[str, Endpoint]:
         """OpenAI's two endpoints."""
         return {"POST /v1/audio/transcriptions": self._transcription, "POST /v1/audio/translations": self._translation}
 
     def try_out(self) -> None:
-        """Let the model hear half a second of noise; for the end of `load`. Raises whatever keeps it from hearing."""
+        """Transcribe half a second of noise, at the end of `load`. Raises whatever the model raises."""
         noise = np.random.default_rng(0).normal(0.0, 0.01, RATE // 2).astype(np.float32)
         language = self._default_language() or ("en" if "en" in self.languages() else None)
-        wanted = Wanted(language=language, temperature=0.2)  # above 0: what is said of noise is not tried again
-        for _segment in self.hear(noise, wanted, Cancel()).segments:
+        wanted = TranscriptionOptions(language=language, temperature=0.2)  # above 0: no retries at higher temperatures
+        for _segment in self.transcribe(noise, wanted, Cancel()).segments:
             pass
 
     async def _transcription(self, request: Request) -> Response:
@@ -109,47 +109,47 @@ class TranscriptionWorker(Worker):
         return await self._answer(request, "translate")
 
     async def _answer(self, request: Request, task: Task) -> Response:
-        asked = await self._asked(request, task)
-        if asked.stream:
-            return events(await started(self._events(asked)))
-        transcript = await self.pool.run(lambda cancel: self._whole(asked, cancel))
-        return await asyncio.to_thread(transcript.response, asked.format, asked.granularities)
+        parsed = await self._parse(request, task)
+        if parsed.stream:
+            return events(await started(self._events(parsed)))
+        transcript = await self.pool.run(lambda cancel: self._whole(parsed, cancel))
+        return await asyncio.to_thread(transcript.response, parsed.format, parsed.granularities)
 
-    async def _events(self, asked: _Asked) -> AsyncIterator[object]:
-        """OpenAI's events: a delta a segment, then all of it."""
+    async def _events(self, parsed: _Request) -> AsyncIterator[object]:
+        """OpenAI's events: a delta for each segment, then the whole text."""
         whole = ""
-        async for item in self.pool.stream(lambda cancel: self._pieces(asked, cancel)):
+        async for item in self.pool.stream(lambda cancel: self._pieces(parsed, cancel)):
             if isinstance(item, Segment):
                 delta = item.text if whole else item.text.lstrip()
                 whole += delta
                 yield {"type": "transcript.text.delta", "delta": delta}
         yield {"type": "transcript.text.done", "text": whole}
 
-    def _whole(self, asked: _Asked, cancel: Cancel) -> Transcript:
-        pieces = self._pieces(asked, cancel)
+    def _whole(self, parsed: _Request, cancel: Cancel) -> Transcript:
+        pieces = self._pieces(parsed, cancel)
         transcript = next(pieces)
         assert isinstance(transcript, Transcript)
         transcript.segments.extend(piece for piece in pieces if isinstance(piece, Segment))
         return transcript
 
-    def _pieces(self, asked: _Asked, cancel: Cancel) -> Iterator[Transcript | Segment]:
-        """An empty transcript as soon as the file is decoded and the model listens, then the segments for it."""
-        with asked.file as file:
+    def _pieces(self, parsed: _Request, cancel: Cancel) -> Iterator[Transcript | Segment]:
+        """An empty transcript once the file is decoded and the language known, then its segments."""
+        with parsed.file as file:
             samples = decode(file, longest_s=float(self.settings.options["max_audio_s"]), cancel=cancel)
         duration_s = len(samples) / RATE
         if is_silent(samples):
-            heard = Heard(asked.wanted.language, iter(()))
+            result = SegmentStream(parsed.wanted.language, iter(()))
         else:
-            heard = self.hear(samples, asked.wanted, cancel)
-        yield Transcript(asked.wanted.task, duration_s, heard.language)
-        for segment in heard.segments:
+            result = self.transcribe(samples, parsed.wanted, cancel)
+        yield Transcript(parsed.wanted.task, duration_s, result.language)
+        for segment in result.segments:
             cancel.check()
             if segment.text.strip():
                 start, end = min(segment.start, duration_s), min(segment.end, duration_s)
                 yield replace(segment, start=start, end=max(start, end), text=segment.text.rstrip())
         self._seconds.inc(duration_s)
 
-    async def _asked(self, request: Request, task: Task) -> _Asked:
+    async def _parse(self, request: Request, task: Task) -> _Request:
         form = await read_form(request, "file", _LISTS)
         try:
             return self._checked(form.fields, form.file, task)
@@ -158,7 +158,7 @@ class TranscriptionWorker(Worker):
                 form.file.close()
             raise
 
-    def _checked(self, fields: Body, file: BinaryIO | None, task: Task) -> _Asked:
+    def _checked(self, fields: Body, file: BinaryIO | None, task: Task) -> _Request:
         check(self.parameters, fields.values)
         if file is None:
             raise WorkerError(
@@ -174,9 +174,9 @@ class TranscriptionWorker(Worker):
         stream = fields.flag("stream")
         if stream and kind not in {"json", "text"}:
             raise unsupported("stream", f"{kind} is not streamed; leave out response_format, or stream.")
-        return _Asked(
+        return _Request(
             file=file,
-            wanted=Wanted(
+            wanted=TranscriptionOptions(
                 task=task,
                 language=self._language(fields.text("language")),
                 prompt=fields.text("prompt"),

@@ -1,7 +1,7 @@
-"""Turns for blocking model work: so many at once, a bounded number waiting, and an end for those whose client has left.
+"""Threads for blocking model work: a fixed number, a bounded queue, and cancellation when a client disconnects.
 
-The work runs in threads and gets a `Cancel` to look at between its steps. A turn ends when the thread's work has really
-ended, not when its client left: a model that can't be interrupted keeps its turn until it is done.
+The work gets a `Cancel` that it checks between its steps. A slot is free again when the work has really ended, not when its
+client disconnected: a model that can't be interrupted keeps its slot until it is done.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ T = TypeVar("T")
 
 
 class CancelledWorkError(Exception):
-    """Nobody waits for this work any more."""
+    """The work was cancelled: nobody waits for it."""
 
 
 class Cancel:
-    """Whether the work is still wanted. Threads look, the event loop sets."""
+    """A cancellation flag. The event loop sets it, threads check it."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """It isn't wanted any more."""
+        """Ask the work to end."""
         self._event.set()
 
     @property
     def is_set(self) -> bool:
-        """Should the work end?"""
+        """Whether the work should end."""
         return self._event.is_set()
 
     def check(self) -> None:
@@ -42,8 +42,8 @@ class Cancel:
             raise CancelledWorkError
 
 
-class Lane:
-    """`width` pieces of work at once, in threads of its own; at most `queue` wait."""
+class WorkerPool:
+    """`width` threads; at most `queue` calls wait for one."""
 
     def __init__(self, width: int, queue: int) -> None:
         self._free = asyncio.Semaphore(width)
@@ -53,9 +53,9 @@ class Lane:
         self.running = 0
 
     async def run(self, work: Callable[[Cancel], T], *, again: bool = False) -> T:
-        """Do it and return what it returns. Cancelling tells the work and doesn't wait for it.
+        """Run it and return its result. Cancelling sets the work's `Cancel` and doesn't wait for it.
 
-        `again`: for a request that has had a turn already; it is never refused. Raises WorkerError `queue_full`, and
+        `again`: for a request that has had a slot before; it is never refused. Raises WorkerError `queue_full`, and
         whatever the work raises.
         """
         cancel = Cancel()
@@ -68,11 +68,10 @@ class Lane:
             raise
 
     async def stream(self, work: Callable[[Cancel], Iterator[T]]) -> AsyncIterator[T]:
-        """What it yields, as it comes. Closing the iterator tells the work and doesn't wait for it.
+        """Its items as they come. Closing the iterator sets the work's `Cancel` and doesn't wait for it.
 
-        The work doesn't wait for a slow reader either, so what it yields must be little in all: text. Where it is much,
-        take a turn for each piece instead (`run`). Raises WorkerError `queue_full` before the first item, and whatever
-        the work raises.
+        There is no back pressure, so all items together must be small: text. For large ones call `run` for each piece.
+        Raises WorkerError `queue_full` before the first item, and whatever the work raises.
         """
         loop, cancel = asyncio.get_running_loop(), Cancel()
         items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""A kernel: compiled code for GPUs from a repository of the hub. Adapters name those a worker loads, and the worker too."""
+"""A kernel: compiled GPU code from a repository of the hub (runtimes/adapters/hub_kernels.py)."""
 
 from __future__ import annotations
 

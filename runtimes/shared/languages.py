@@ -32,7 +32,7 @@ _OTHER: Final = MappingProxyType(
 
 
 def code_of(text: str, known: Container[str]) -> str | None:
-    """The code meant by `en`, `EN`, `en-US` or `English`, if it is among `known`."""
+    """The code that `en`, `EN`, `en-US` or `English` means, if it is among `known`."""
     word = text.strip().lower()
     base = word.replace("_", "-").partition("-")[0]
     return next((code for code in (word, _OTHER.get(word), base, _OTHER.get(base)) if code and code in known), None)

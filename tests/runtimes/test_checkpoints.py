@@ -8,7 +8,7 @@ import pytest
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import config_of
-from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches, token_bytes
+from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.base import ModelUnusableError
 from tests.hf_folder import safetensors
 
@@ -43,6 +43,11 @@ QWEN3_5_TEXT = {
     "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
     "max_position_embeddings": 262144,
 }
+
+
+def token_bytes(layers):
+    """What one more token takes within every window."""
+    return sum(layer.token for layer in layers)
 
 
 def folder(path: Path, config: dict[str, object] | None = None) -> Path:

@@ -34,7 +34,7 @@ from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, start
 from runtimes.sdk.worker_pool import Cancel, CancelledWorkError
 from runtimes.shared.languages import code_of
 
-MOST_CHARACTERS: Final = 100_000
+MAX_CHARACTERS: Final = 100_000
 VOICES_KEPT: Final = 16
 TRIAL: Final = "Ready."
 TRIAL_STEPS: Final = 150  # 25 are a second of speech
@@ -132,8 +132,8 @@ class Speaker(Worker):
     def _asked(self, body: Body) -> Speech:
         """Raises WorkerError."""
         text = body.needed_text("input")
-        if len(text) > MOST_CHARACTERS:
-            raise WorkerError(f"input has {len(text)} characters; {MOST_CHARACTERS} are the most.", param="input")
+        if len(text) > MAX_CHARACTERS:
+            raise WorkerError(f"input has {len(text)} characters; {MAX_CHARACTERS} are the most.", param="input")
         seed = body.whole("seed", None, 0, (1 << 63) - 1)
         exaggeration = body.number("exaggeration", None, 0.25, 2)
         given = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-FIRST, MOST = 120, 300
+FIRST, MAX_CHARACTERS = 120, 300
 """Characters of the first piece and of any: the first decides when the listener hears something, the model speaks 40 s at
 most in one go."""
 
@@ -25,7 +25,7 @@ def pieces(text: str) -> list[str]:
     found: list[str] = []
     for sentence in _sentences(" ".join(text.split())):
         for part in _parts(sentence):
-            room = FIRST if len(found) <= 1 else MOST
+            room = FIRST if len(found) <= 1 else MAX_CHARACTERS
             if found and len(found[-1]) + 1 + len(part) <= room:
                 found[-1] += _space(found[-1]) + part
             else:
@@ -53,10 +53,10 @@ def _last_words(text: str, start: int, end: int) -> str:
 def _parts(sentence: str) -> list[str]:
     """A sentence that is too long is cut at a comma, else at a space, else anywhere."""
     found: list[str] = []
-    while len(sentence) > MOST:
-        head = sentence[:MOST]
-        cuts = [match.end() for match in _PAUSE.finditer(head) if match.end() > MOST // 3]
-        cut = cuts[-1] if cuts else head.rfind(" ") + 1 or MOST
+    while len(sentence) > MAX_CHARACTERS:
+        head = sentence[:MAX_CHARACTERS]
+        cuts = [match.end() for match in _PAUSE.finditer(head) if match.end() > MAX_CHARACTERS // 3]
+        cut = cuts[-1] if cuts else head.rfind(" ") + 1 or MAX_CHARACTERS
         found.append(sentence[:cut].strip())
         sentence = sentence[cut:].strip()
     return [*found, sentence] if sentence else found

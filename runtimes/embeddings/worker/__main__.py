@@ -18,9 +18,9 @@ from runtimes.sdk.body import Body
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.sdk.parameters import check
 from runtimes.sdk.server import Endpoint, Settings, Worker, serve
-from runtimes.sdk.worker_pool import Lane
+from runtimes.sdk.worker_pool import WorkerPool
 
-MOST_INPUTS = 2048
+MAX_INPUTS = 2048
 Vector = Any  # a numpy array: its type is only there in the worker's environment
 
 
@@ -33,7 +33,7 @@ class _Model(Worker):
         super().__init__(settings)
         self.options = settings.options
         self.limit = 0  # tokens of one input
-        self.counting = Lane(1, settings.queue)
+        self.counting = WorkerPool(1, settings.queue)
         self.tokenizer: Any = None  # a copy: one tokenizer can't be used by two threads at once
         self.batches: Batches[tuple[Any, int], Any] = Batches(
             lambda batch: self.pool.run(lambda _cancel: self.compute([item for item, _ in batch])),
@@ -133,8 +133,8 @@ class Embedder(_Model):
         items: list[Any] = given if isinstance(given, list) else [given]
         if items and all(_is_id(item) for item in items):
             items = [items]
-        if not 1 <= len(items) <= MOST_INPUTS:
-            raise WorkerError(f"input has {len(items)} items, but must have 1 to {MOST_INPUTS}.", param="input")
+        if not 1 <= len(items) <= MAX_INPUTS:
+            raise WorkerError(f"input has {len(items)} items, but must have 1 to {MAX_INPUTS}.", param="input")
         return [self._text(place, item) for place, item in enumerate(items)]
 
     def _text(self, place: int, item: object) -> str:
@@ -193,8 +193,8 @@ class Reranker(_Model):
 
 def _documents(body: Body) -> list[str]:
     given = body.values.get("documents")
-    if not isinstance(given, list) or not 1 <= len(given) <= MOST_INPUTS:
-        raise body.wrong("documents", f"a list of 1 to {MOST_INPUTS} texts")
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_INPUTS:
+        raise body.wrong("documents", f"a list of 1 to {MAX_INPUTS} texts")
     texts: list[str] = []
     for place, item in enumerate(given):
         text = item.get("text") if isinstance(item, dict) else item

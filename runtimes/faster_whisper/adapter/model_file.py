@@ -18,7 +18,7 @@ from runtimes.base import ModelUnusableError
 
 NAME: Final = "model.bin"
 VERSION: Final = 6
-MOST_VARIABLES: Final = 100_000
+MAX_VARIABLES: Final = 100_000
 VALUE_BYTES: Final = MappingProxyType({0: 4, 1: 1, 2: 2, 3: 4, 4: 2, 5: 2})
 """Bytes of a value by type: float32, int8, int16, int32, float16, bfloat16."""
 
@@ -75,7 +75,7 @@ def _read(stream: BinaryIO, file: Path) -> ModelFile:
         raise ModelUnusableError(f"{file} is not a model of CTranslate2 (version {version} instead of {VERSION})")
     specification = _text(stream)
     _revision, count = _take(stream, "<II")
-    if count > MOST_VARIABLES:
+    if count > MAX_VARIABLES:
         raise ModelUnusableError(f"{file} is not a model of CTranslate2")
     values: dict[int, int] = {}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -1,4 +1,1 @@
-"""Sound: from a client's file to samples, and from what was heard to the formats that clients ask for.
-
-For environments that have PyAV and NumPy.
-"""
+"""Audio files to samples, samples to audio files, and transcripts in the formats of the API. Needs PyAV and NumPy."""

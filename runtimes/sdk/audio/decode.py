@@ -1,8 +1,8 @@
-"""Any sound file of a client → samples as speech models take them: 16 kHz, mono, float32.
+"""A client's audio file → samples as speech models take them: 16 kHz, mono, float32.
 
-PyAV brings FFmpeg along, so no program is needed. The file decides which of FFmpeg's readers is used; those that
-open further files or addresses (playlists) are left out, or a client could have this machine read what only it can.
-A damaged file gives what can be decoded of it, as players do; without a single sample it is refused.
+PyAV includes FFmpeg, so no program is needed. FFmpeg chooses the demuxer by the file's content; those that open other files
+or URLs (playlists) are disabled, or a client could read files of this machine. Of a damaged file, whatever can be decoded
+is used, as players do; a file without a single sample is refused.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from runtimes.sdk.audio.samples import RATE, Samples
 from runtimes.sdk.errors import WorkerError
 from runtimes.sdk.worker_pool import Cancel
 
-_READERS: Final = "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,eac3,flac,flv,matroska,mov,mp3,mpeg,mpegts,mpegvideo,ogg,tta,voc,w64,wav,wv"
+_DEMUXERS: Final = "aac,ac3,aiff,amr,amrnb,amrwb,ape,asf,au,avi,caf,eac3,flac,flv,matroska,mov,mp3,mpeg,mpegts,mpegvideo,ogg,tta,voc,w64,wav,wv"
 _RATES: Final = range(2_000, 768_001)
 _BAD_PACKETS: Final = 1000
 
 
 def decode(file: BinaryIO, *, longest_s: float, cancel: Cancel) -> Samples:
-    """The samples of the file's first audio track, within [-1, 1] unless the file itself goes beyond.
+    """The samples of the file's first audio track, within [-1, 1] unless the file itself exceeds that.
 
-    Blocks, about a second for an hour of sound. Raises WorkerError `invalid_audio` for what is no sound, and
-    `audio_too_long`; CancelledWorkError.
+    Blocks, about a second for an hour of audio. Raises WorkerError `invalid_audio` and `audio_too_long`, and
+    CancelledWorkError.
     """
     if not file.read(1):
         raise _invalid("The file is empty.")
     file.seek(0)
-    pcm = bytearray()  # grows in place: an hour is 230 MB, which must not be there twice
+    pcm = bytearray()  # grows in place: an hour is 230 MB, which must not exist twice
     try:
         with av.open(
-            file, "r", metadata_errors="ignore", options={"format_whitelist": _READERS, "protocol_whitelist": "none"}
+            file, "r", metadata_errors="ignore", options={"format_whitelist": _DEMUXERS, "protocol_whitelist": "none"}
         ) as container:
             _read(container, pcm, int(longest_s * RATE) * 4, longest_s, cancel)
     except (av.error.FFmpegError, ValueError, OverflowError, UnicodeError) as error:
@@ -67,7 +67,11 @@ def _read(
             continue
         for frame in frames:
             assert isinstance(frame, av.AudioFrame)
-            if (frame.format.name, frame.layout.name, frame.sample_rate) != shape:  # files may change on the way
+            if (
+                frame.format.name,
+                frame.layout.name,
+                frame.sample_rate,
+            ) != shape:  # the format may change within a file
                 if resampler is not None:
                     _append(pcm, resampler.resample(None))
                 if frame.sample_rate not in _RATES:
@@ -75,7 +79,7 @@ def _read(
                 shape = (frame.format.name, frame.layout.name, frame.sample_rate)
                 resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
             assert resampler is not None
-            frame.pts = None  # gaps and jumps of a stream's clock are not sound
+            frame.pts = None  # ignore gaps and jumps in the timestamps
             _append(pcm, resampler.resample(frame))
             if len(pcm) > most_bytes:
                 raise WorkerError(

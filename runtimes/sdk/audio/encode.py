@@ -1,6 +1,6 @@
-"""Speech as it is made becomes a file as it is sent: samples in, bytes out, piece by piece.
+"""Streaming audio encoders: samples in, bytes of a file out, piece by piece.
 
-The formats are those of OpenAI's `/v1/audio/speech`. A streamed WAV's head says that its length isn't known.
+The formats are those of OpenAI's `/v1/audio/speech`. The header of a streamed WAV says that its length is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Samples = Any  # numpy float32, mono, -1 … 1
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a format is written. `codec` None: bare 16 bit samples, little-endian."""
+    """How a format is encoded. `codec` None: raw 16-bit samples, little-endian."""
 
     media_type: str
     container: str = ""
@@ -39,7 +39,7 @@ FORMATS: Final = MappingProxyType(
 
 
 class _Sink:
-    """A file that can only be written; what was written is taken away in pieces."""
+    """A write-only file whose content is taken away in pieces."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -55,7 +55,7 @@ class _Sink:
 
 
 class Encoder:
-    """One file in the making, mono. `rate` is samples a second, of what goes in and of the file."""
+    """Encodes one mono file. `rate` is the sample rate of input and file."""
 
     def __init__(self, name: str, rate: int) -> None:
         self._format, self._rate, self._written = FORMATS[name], rate, 0
@@ -70,7 +70,7 @@ class Encoder:
         self._resampler: Any = None
 
     def feed(self, samples: Samples) -> bytes:
-        """What can be sent once these are in; may be empty."""
+        """Encode these samples; the bytes that are ready, perhaps none."""
         whole = (np.clip(samples, -1, 1) * 32767).astype("<i2")
         if self._format.codec is None:
             return bytes(whole.tobytes())
@@ -92,7 +92,7 @@ class Encoder:
     def _encoded(self, frame: Any) -> bytes:
         if self._resampler is None:
             context = self._stream.codec_context
-            context.open()  # tells how many samples a frame of it has
+            context.open()  # sets frame_size
             self._resampler = av.AudioResampler(
                 format=context.format, layout="mono", rate=self._rate, frame_size=context.frame_size or None
             )
@@ -102,7 +102,7 @@ class Encoder:
 
 
 class Tempo:
-    """Faster or slower speech at the same pitch. `speed` 0.25 … 4."""
+    """Changes the speed and keeps the pitch. `speed` 0.25 … 4."""
 
     def __init__(self, speed: float, rate: int) -> None:
         self._rate, self._read = rate, 0
@@ -119,7 +119,7 @@ class Tempo:
         self._graph = graph
 
     def feed(self, samples: Samples) -> Samples:
-        """What comes out by now."""
+        """Convert these samples; those that are ready."""
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples, "<f4")[None], format="flt", layout="mono")
         frame.sample_rate, frame.pts = self._rate, self._read
         self._read += len(samples)
@@ -143,7 +143,7 @@ class Tempo:
 
 
 def _factors(speed: float) -> Iterator[float]:
-    """FFmpeg's filter slows down to a half at most, and above 2 it skips samples."""
+    """Factors whose product is `speed`: FFmpeg's filter goes down to 0.5 only, and skips samples above 2."""
     while speed < 0.5:
         yield 0.5
         speed /= 0.5

@@ -1,4 +1,4 @@
-"""What happens to each parameter of OpenAI's transcriptions and translations."""
+"""What the workers do with each parameter of OpenAI's transcriptions and translations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMETERS: Final[Table] = MappingProxyType(
         "known_speaker_references": refused("speakers are not told apart.", []),
     }
 )
-"""For models that can do all of it."""
+"""For models that support all of them."""
 
 COHERE: Final[Table] = MappingProxyType(
     {

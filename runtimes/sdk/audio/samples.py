@@ -1,4 +1,4 @@
-"""Sound as speech models take it: 16 kHz, mono, float32 within [-1, 1]."""
+"""Audio as speech models take it: 16 kHz, mono, float32 within [-1, 1]."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Samples = npt.NDArray[np.float32]
 
 RATE: Final = 16_000
 QUIET: Final = 10 ** (-70 / 20)
-"""Peaks below this are silence: ten of a 16-bit sample's 32768 steps, which no microphone's noise stays under."""
+"""Peaks below this are silence: ten of a 16-bit sample's 32768 steps, below any microphone's noise."""
 
 
 def is_silent(samples: Samples) -> bool:
-    """Nothing to be heard: models trained on speech make up words for it."""
+    """Whether there is nothing to hear: models trained on speech make up words for silence."""
     return samples.size == 0 or float(max(samples.max(), -samples.min())) < QUIET

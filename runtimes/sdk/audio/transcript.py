@@ -1,4 +1,4 @@
-"""What was heard, and how it is written: plain text, OpenAI's JSON in two lengths, subtitles as SRT and WebVTT."""
+"""Transcripts and their formats: plain text, OpenAI's JSON (short and verbose), SRT and WebVTT subtitles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMATS: Final[Sequence[Format]] = ("json", "text", "srt", "verbose_json", "vtt"
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word, without blanks around it. Times in seconds from the beginning of the file."""
+    """One word, without surrounding blanks. Times in seconds from the beginning of the file."""
 
     start: float
     end: float
@@ -27,10 +27,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A phrase. The texts of all, put one behind the other, are the whole: a blank between two belongs to the second.
+    """A phrase. The texts of all segments, concatenated, are the whole text: a blank between two belongs to the second.
 
-    Times in seconds from the beginning of the file; `seek` is where the window began in which it was heard. What a
-    model can't tell of `avg_logprob`, `no_speech_prob` and `compression_ratio` stays 0.
+    Times in seconds from the beginning of the file; `seek` is the beginning of the window it was found in. Where a model
+    doesn't provide `avg_logprob`, `no_speech_prob` or `compression_ratio`, they stay 0.
     """
 
     start: float
@@ -47,7 +47,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Transcript:
-    """Everything that was heard in a file of `duration_s` seconds. `language` is a code; None: nobody can tell."""
+    """The transcript of a file of `duration_s` seconds. `language` is a code; None: unknown."""
 
     task: Task
     duration_s: float
@@ -56,16 +56,16 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(segment.text for segment in self.segments).strip()
 
     @property
     def usage(self) -> dict[str, object]:
-        """As OpenAI counts what is paid by length."""
+        """As OpenAI reports usage that is billed by duration."""
         return {"type": "duration", "seconds": math.ceil(self.duration_s)}
 
     def response(self, kind: Format, granularities: Sequence[str]) -> Response:
-        """As an answer. `granularities` (segment, word) say what a verbose one holds."""
+        """The response. `granularities` (segment, word) say what verbose JSON includes."""
         match kind:
             case "text":
                 return Response(f"{self.text}\n", media_type="text/plain")
@@ -97,7 +97,7 @@ class Transcript:
         return answer
 
     def _subtitles(self, cue: Callable[[int, Segment, str], str]) -> str:
-        """Cues hold neither empty lines nor arrows, which would end them or begin others."""
+        """All cues, without empty lines and arrows in their text, which would end or begin a cue."""
         lines = [(segment, " ".join(segment.text.split()).replace("-->", "->")) for segment in self.segments]
         return "".join(cue(number, segment, line) for number, (segment, line) in enumerate(lines, 1) if line)
 

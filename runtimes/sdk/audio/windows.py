@@ -1,4 +1,4 @@
-"""Long sound in pieces, cut where it is quiet so that no word is cut in two."""
+"""Splits long audio where it is quiet, so that no word is cut in two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP: Final = RATE // 10
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece, and where it begins, in seconds."""
+    """A piece of audio, and where it begins, in seconds."""
 
     start_s: float
     samples: Samples
@@ -29,7 +29,7 @@ class Window:
 def windows(samples: Samples, longest_s: float, search_s: float) -> Iterator[Window]:
     """Pieces of at most `longest_s`, each cut at the quietest tenth of a second of its last `search_s`.
 
-    Pieces without any sound are left out.
+    Silent pieces are left out.
     """
     longest, search = int(longest_s * RATE), int(search_s * RATE)
     start = 0
@@ -43,7 +43,7 @@ def windows(samples: Samples, longest_s: float, search_s: float) -> Iterator[Win
 
 
 def _quietest(samples: Samples, first: int, last: int) -> int:
-    """The middle of the tenth of a second with the least energy; of several the last, for fewer pieces."""
+    """The middle of the tenth of a second with the least energy; the last of several, for fewer pieces."""
     steps = samples[first : first + (last - first) // STEP * STEP].reshape(-1, STEP)
     energy = np.square(steps).sum(axis=1)
     quietest = len(energy) - 1 - int(np.argmin(energy[::-1]))

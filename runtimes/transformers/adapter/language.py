@@ -24,7 +24,7 @@ from runtimes.transformers.shared.quantised import KERNELS
 
 MIB: Final = 1 << 20
 SWITCH: Final = "enable_thinking"
-MOST_CONTEXT: Final = 8192  # where the configuration doesn't say
+MAX_CONTEXT: Final = 8192  # where the configuration doesn't say
 PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
 GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 PLAIN_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -192,7 +192,7 @@ def _sees(folder: checkpoints.Folder) -> bool:
 
 
 def _context(config: TransformersConfig, folder: checkpoints.Folder) -> int:
-    return config.n_ctx or min(folder.config.context or MOST_CONTEXT, MOST_CONTEXT)
+    return config.n_ctx or min(folder.config.context or MAX_CONTEXT, MAX_CONTEXT)
 
 
 def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:

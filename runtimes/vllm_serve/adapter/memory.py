@@ -33,7 +33,7 @@ PROGRAM_MIB: Final = 1600  # API server, engine core and one executor on the hos
 PROCESS_MIB: Final = 610  # each further executor
 USUAL_CONTEXT: Final = 8192
 ROUNDING: Final = 1.1  # blocks are rounded up, and pages of unlike layers made equal
-LEAST_CACHE: Final = 16 * MIB
+MIN_CACHE: Final = 16 * MIB
 IMAGE_PIXELS: Final = 4_000_000  # of one image, where neither the configuration nor the model limits them
 
 _ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "distilbert", "mpnet", "new")
@@ -154,13 +154,13 @@ def dtype(config: VllmServeConfig, model: Config) -> str:
 def cache_needed(config: VllmServeConfig, model: Config, context: int) -> int:
     """Bytes for one request of `context` tokens, and the fixed states of all that run at once."""
     if _keeps_nothing(model):
-        return LEAST_CACHE
+        return MIN_CACHE
     width = CACHE_BYTES.get(config.kv_cache_dtype, 1.0)
     if config.kv_cache_dtype == "auto":
         width = VALUE_BYTES[dtype(config, model)]
     layers = layer_caches(model, value_bytes=width)
     longest = sum(_layer_bytes(layer, context, config) for layer in layers)
-    return int(longest * ROUNDING / config.processes) + LEAST_CACHE
+    return int(longest * ROUNDING / config.processes) + MIN_CACHE
 
 
 def _layer_bytes(layer: LayerCache, context: int, config: VllmServeConfig) -> int:

@@ -21,7 +21,7 @@ from runtimes.transformers.worker.chat.decoder import Decoder, Job
 from runtimes.transformers.worker.chat.guide import Guide, Guides
 from runtimes.transformers.worker.chat.model import Loaded, Options, load
 from runtimes.transformers.worker.chat.prompt import Prompt
-from runtimes.transformers.worker.chat.response_builder import Plain, Teller, parser_of
+from runtimes.transformers.worker.chat.response_builder import Plain, ResponseBuilder, parser_of
 from runtimes.transformers.worker.chat.sampling import Sampling
 from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 
@@ -56,54 +56,54 @@ class ChatWorker(Worker):
         body = await Body.of(request)
         parameters.check(CHAT, body.values)
         logprobs = requests.chat_logprobs(body)
-        wishes = requests.wishes(body, self.loaded, logprobs)
+        generation = requests.generation(body, self.loaded, logprobs)
         choice, said = tools.wanted(body, self.loaded), schema.wanted(body)
         arguments = requests.template_arguments(body, self.loaded)
 
         def begin(cancel: Cancel) -> tuple[Answer, Iterator[Any]]:
             prompt = prompts.chat(self.loaded, body.values.get("messages"), choice.offered, arguments)
             parser = parser_of(self.loaded, choice, thinking=prompt.thinking)
-            teller = Teller(self.loaded, parser, wishes.stops, choice.parallel)
+            builder = ResponseBuilder(self.loaded, parser, generation.stops, choice.parallel)
             guide = grammar.guide(self.guides, self.loaded, prompt, choice, said)
-            job = self._job(prompt, wishes, cancel, "messages", guide)
+            job = self._job(prompt, generation, cancel, "messages", guide)
             answer = Answer(
                 "chat",
                 self.settings.model,
                 self.loaded,
-                teller,
+                builder,
                 len(prompt.tokens),
                 logprobs is not None,
-                wishes.usage,
+                generation.usage,
             )
-            return answer, teller.read(job.results(), job.enough)
+            return answer, builder.read(job.results(), job.enough)
 
-        return await self._answered(wishes, begin)
+        return await self._answered(generation, begin)
 
     async def completions(self, request: Request) -> Response:
         """A text's continuation."""
         body = await Body.of(request)
         parameters.check(COMPLETIONS, body.values)
-        logprobs = body.whole("logprobs", None, 0, requests.MOST_LOGPROBS)
-        wishes = requests.wishes(body, self.loaded, logprobs)
+        logprobs = body.whole("logprobs", None, 0, requests.MAX_LOGPROBS)
+        generation = requests.generation(body, self.loaded, logprobs)
 
         def begin(cancel: Cancel) -> tuple[Answer, Iterator[Any]]:
             prompt = Prompt(self._plain(body))
-            teller = Teller(self.loaded, Plain(), wishes.stops)
-            job = self._job(prompt, wishes, cancel, "prompt")
+            builder = ResponseBuilder(self.loaded, Plain(), generation.stops)
+            job = self._job(prompt, generation, cancel, "prompt")
             answer = Answer(
                 "text",
                 self.settings.model,
                 self.loaded,
-                teller,
+                builder,
                 len(prompt.tokens),
                 logprobs is not None,
-                wishes.usage,
+                generation.usage,
             )
-            return answer, teller.read(job.results(), job.enough)
+            return answer, builder.read(job.results(), job.enough)
 
-        return await self._answered(wishes, begin)
+        return await self._answered(generation, begin)
 
-    async def _answered(self, wishes: requests.Wishes, begin: Any) -> Response:
+    async def _answered(self, generation: requests.Generation, begin: Any) -> Response:
         def chunks(cancel: Cancel) -> Iterator[Any]:
             answer, pieces = begin(cancel)
             yield from answer.chunks(pieces)
@@ -115,19 +115,19 @@ class ChatWorker(Worker):
             self._count(answer)
             return found
 
-        if wishes.stream:
+        if generation.stream:
             return events(await started(self.pool.stream(chunks)))
         return JSONResponse(await self.pool.run(whole))
 
     def _count(self, answer: Answer) -> None:
         self.meters.tokens_in.inc(answer.prompt)
-        self.meters.tokens_out.inc(answer.teller.told.tokens)
+        self.meters.tokens_out.inc(answer.builder.outcome.tokens)
 
     def _job(
-        self, prompt: Prompt, wishes: requests.Wishes, cancel: Cancel, param: str, guide: Guide | None = None
+        self, prompt: Prompt, generation: requests.Generation, cancel: Cancel, param: str, guide: Guide | None = None
     ) -> Job:
-        most = requests.room(wishes.most, len(prompt.tokens), self.options.n_ctx, param)
-        job = Job(prompt.tokens, most, wishes.sampling, cancel, self.loaded.ends, prompt.pictures, guide)
+        most = requests.room(generation.max_tokens, len(prompt.tokens), self.options.n_ctx, param)
+        job = Job(prompt.tokens, most, generation.sampling, cancel, self.loaded.ends, prompt.pictures, guide)
         self.decoder.submit(job)
         return job
 

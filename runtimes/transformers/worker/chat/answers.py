@@ -11,7 +11,7 @@ from typing import Any, Literal
 from runtimes.transformers.worker.chat.detokenize import BROKEN
 from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Piece, Text, Thought
 from runtimes.transformers.worker.chat.model import Loaded
-from runtimes.transformers.worker.chat.response_builder import Teller, Told
+from runtimes.transformers.worker.chat.response_builder import Outcome, ResponseBuilder
 from runtimes.transformers.worker.chat.sampling import Token
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ class Answer:
     kind: Literal["chat", "text"]
     model: str
     loaded: Loaded
-    teller: Teller
+    builder: ResponseBuilder
     prompt: int
     logprobs: bool
     usage: bool = False
@@ -40,16 +40,16 @@ class Answer:
             begun = True
             for piece in brought:
                 yield self._chunk(_delta(piece), self._taken(piece))
-        last: Json = self._chunk({}, self._taken(None), self.teller.told.finish)
+        last: Json = self._chunk({}, self._taken(None), self.builder.outcome.finish)
         yield last
         if self.usage:
-            yield {**self._head(chunk=True), "choices": [], "usage": usage(self.prompt, self.teller.told)}
+            yield {**self._head(chunk=True), "choices": [], "usage": usage(self.prompt, self.builder.outcome)}
 
     def whole(self, pieces: Iterable[list[Piece]]) -> Json:
         """As one object."""
         everything = [piece for brought in pieces for piece in brought]
         said = "".join(piece.text for piece in everything if isinstance(piece, Text))
-        choice: Json = {"index": 0, "finish_reason": self.teller.told.finish, "logprobs": self._taken(None)}
+        choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._taken(None)}
         if self.kind == "text":
             choice["text"] = said
         else:
@@ -61,7 +61,7 @@ class Answer:
             if calls:
                 message["tool_calls"] = calls
             choice["message"] = message
-        return {**self._head(chunk=False), "choices": [choice], "usage": usage(self.prompt, self.teller.told)}
+        return {**self._head(chunk=False), "choices": [choice], "usage": usage(self.prompt, self.builder.outcome)}
 
     def _head(self, *, chunk: bool) -> Json:
         name = "chat.completion.chunk" if chunk and self.kind == "chat" else "chat.completion"
@@ -85,7 +85,7 @@ class Answer:
         """The log probabilities that are due with this piece; None: with the end."""
         if not self.logprobs or not (piece is None or isinstance(piece, Text)):
             return None
-        tokens, self.teller.logprobs = self.teller.logprobs, []
+        tokens, self.builder.logprobs = self.builder.logprobs, []
         if piece is not None and not tokens:
             return None
         if self.kind == "chat":
@@ -93,13 +93,13 @@ class Answer:
         return _columns(self.loaded, tokens)
 
 
-def usage(prompt: int, told: Told) -> Json:
+def usage(prompt: int, outcome: Outcome) -> Json:
     """Tokens of prompt and answer, and how many of these were thoughts."""
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": told.tokens,
-        "total_tokens": prompt + told.tokens,
-        "completion_tokens_details": {"reasoning_tokens": told.thought},
+        "completion_tokens": outcome.tokens,
+        "total_tokens": prompt + outcome.tokens,
+        "completion_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
     }
 
 

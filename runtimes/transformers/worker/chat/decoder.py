@@ -35,7 +35,7 @@ class Job:
     """
 
     tokens: list[int]
-    most: int
+    max_tokens: int
     sampling: Sampling
     cancel: Cancel
     ends: frozenset[int]
@@ -157,7 +157,7 @@ class Decoder:
                 )
         except BaseException as error:
             self._reading.popleft()
-            job.end(_told(error))
+            job.end(_reported(error))
             if isinstance(error, Exception):
                 return
             raise
@@ -184,7 +184,7 @@ class Decoder:
             if guide is not None:
                 guide.advance(token.id)
         except Exception as error:  # noqa: BLE001  # it concerns this job alone
-            job.end(_told(error))
+            job.end(_reported(error))
             return False
         run.last = token.id
         run.made += 1
@@ -192,21 +192,21 @@ class Decoder:
         if token.id in job.ends:
             job.end("stop")
             return False
-        if run.made >= job.most:
+        if run.made >= job.max_tokens:
             job.end("length")
             return False
         return True
 
     def _fail(self, error: Exception) -> None:
-        told = _told(error)
+        reported = _reported(error)
         for run in (*self._reading, *self._going):
-            run.job.end(told)
+            run.job.end(reported)
         self._reading.clear()
         self._going.clear()
         self._batch = Batch(self._model)
 
 
-def _told(error: BaseException) -> BaseException:
+def _reported(error: BaseException) -> BaseException:
     """Out of memory is something the client can act on; the rest is a bug that the log shows."""
     if isinstance(error, torch.OutOfMemoryError):
         if torch.cuda.is_available():

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from runtimes.transformers.worker.chat import schema as schemas
+from runtimes.transformers.worker.chat import schema as json_schema
 from runtimes.transformers.worker.chat.formats.harmony import ENDS
 from runtimes.transformers.worker.chat.formats.tagged import CALL, CALLED, THINK, THOUGHT
-from runtimes.transformers.worker.chat.guide import Guide, Guides, Held
+from runtimes.transformers.worker.chat.guide import EmbeddedSchema, Guide, Guides
 from runtimes.transformers.worker.chat.model import Loaded
 from runtimes.transformers.worker.chat.prompt import Prompt
 from runtimes.transformers.worker.chat.schema import Schema
@@ -40,33 +40,33 @@ class _Form:
 def guide(guides: Guides, loaded: Loaded, prompt: Prompt, tools: Tools, said: Schema | None) -> Guide | None:
     """For an answer that has to call a tool, or what it says has to follow a schema; None for one that is free.
 
-    Where both are asked for the call wins; where it may call, or say something, it is held to one of them. Raises
+    Where both are asked for the call wins; where it may call, or say something, it is schemas to one of them. Raises
     WorkerError for schemas that can't be kept.
     """
     if not tools.must and said is None:
         return None
     form = _harmony(guides) if loaded.format == "harmony" else _tagged(guides, loaded, prompt)
-    held: list[Held] = []
+    schemas: list[EmbeddedSchema] = []
     bodies, rules = [], [*form.rules]
     if said is not None and not tools.must:
-        held.append(Held(schemas.dressed(said), "response_format", "an answer"))
+        schemas.append(EmbeddedSchema(json_schema.annotated(said), "response_format", "an answer"))
         bodies.append("answer")
-        rules += [f"answer: {form.answer}", f"said: %json {held[0].schema}"]
-    calls = [form.call(name, partial(_arguments, tools, name, held)) for name in tools.must or tools.schemas]
+        rules += [f"answer: {form.answer}", f"said: %json {schemas[0].schema}"]
+    calls = [form.call(name, partial(_arguments, tools, name, schemas)) for name in tools.must or tools.schemas]
     if calls:
         bodies.append("calls")
         further = f" ({form.between} call)*" if tools.parallel and form.between is not None else ""
         rules += [f"calls: call{further}", f"call: {' | '.join(calls)}"]
-    return guides.guide("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]), held)
+    return guides.guide("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]), schemas)
 
 
-def _arguments(tools: Tools, name: str, held: list[Held]) -> str:
-    """What isn't strict is held to as much of its schema as can be. Adds to `held`."""
-    schema, lenient = tools.schemas[name] or schemas.OBJECT, name not in tools.strict
+def _arguments(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
+    """What isn't strict is schemas to as much of its schema as can be. Adds to `schemas`."""
+    schema, lenient = tools.schemas[name] or json_schema.OBJECT, name not in tools.strict
     if not lenient:
-        schemas.check(schema, "tools")
-    held.append(Held(schemas.dressed(schema, lenient=lenient), "tools", f"the arguments of {name}"))
-    return f"%json {held[-1].schema}"
+        json_schema.check(schema, "tools")
+    schemas.append(EmbeddedSchema(json_schema.annotated(schema, lenient=lenient), "tools", f"the arguments of {name}"))
+    return f"%json {schemas[-1].schema}"
 
 
 def _harmony(guides: Guides) -> _Form:

@@ -3,7 +3,7 @@
 A schema of a few lines can take for ever to be made a grammar, exhaust the stack or the memory, or have so many meanings
 that a single step takes minutes. Nothing inside a process can stop llguidance at that, so it runs in one that can be lost:
 each fork has a bounded stack and memory, so much of the processor's time to make its grammar and so much for all its steps,
-and the kernel ends it when it takes more. Whoever asked finds the connection closed.
+and the kernel ends it when it takes more. Whoever request finds the connection closed.
 
 Run by guide.py, with a socket as standard input. The first message is `{"tokenizer": …, "ends": […]}`, its answer the
 tokens that are no text. Then sockets come, one for each grammar: `{"schemas": […], "grammar": …}`, answered by what is wrong
@@ -27,7 +27,7 @@ from llguidance import (  # type: ignore[import-not-found]  # its stubs are in t
     LLTokenizer,
 )
 
-MAKING_S: Final = 5.0
+COMPILE_S: Final = 5.0
 STEPS_S, STEP_S = 1.0, 0.01
 """Seconds of the processor's time: for steps that take long, in all; and what each step may take besides. An ordinary one
 takes a thousandth."""
@@ -43,9 +43,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=0) as control:
         parent = Connection(os.dup(0))
-        asked = json.loads(parent.recv_bytes())
+        request = json.loads(parent.recv_bytes())
         try:
-            tokens = LLTokenizer(asked["tokenizer"], eos_token=asked["ends"])
+            tokens = LLTokenizer(request["tokenizer"], eos_token=request["ends"])
         except ValueError as error:
             parent.send_bytes(FAILED + str(error).encode())
             return
@@ -56,47 +56,47 @@ def main() -> None:
             (descriptor,) = received
             if os.fork() == 0:
                 control.close()
-                _alone(Connection(descriptor), tokens)
+                _run_fork(Connection(descriptor), tokens)
             os.close(descriptor)
 
 
-def _alone(asking: Connection, tokens: Any) -> None:
+def _run_fork(client: Connection, tokens: Any) -> None:
     """In the fork. Returns never."""
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_STACK, STACK)):
             hard = resource.getrlimit(limit)[1]
             resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-        _follow(asking, tokens)
+        _serve(client, tokens)
     except (EOFError, OSError):
         pass  # nobody asks any more
     finally:
         os._exit(0)
 
 
-def _follow(asking: Connection, tokens: Any) -> None:
-    wanted = json.loads(asking.recv_bytes())
-    signal.setitimer(signal.ITIMER_PROF, MAKING_S)  # counts the processor's time; its signal ends the process
+def _serve(client: Connection, tokens: Any) -> None:
+    wanted = json.loads(client.recv_bytes())
+    signal.setitimer(signal.ITIMER_PROF, COMPILE_S)  # counts the processor's time; its signal ends the process
     for place, schema in enumerate(wanted["schemas"]):
-        wrong, told = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
         if wrong:
-            asking.send_bytes(FAILED + json.dumps([place, told[0]]).encode())
+            client.send_bytes(FAILED + json.dumps([place, messages[0]]).encode())
             return
     limits = LLParserLimits(verbose_errors=False)
     matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(wanted["grammar"]), log_level=0, limits=limits)
     if matcher.is_error():
-        asking.send_bytes(FAILED + json.dumps([None, matcher.get_error()]).encode())
+        client.send_bytes(FAILED + json.dumps([None, matcher.get_error()]).encode())
         return
-    asking.send_bytes(OK)
+    client.send_bytes(OK)
     left = STEPS_S
     while True:
         began = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, left + STEP_S)
         mask = matcher.compute_bitmask()
         left -= max(0.0, time.process_time() - began - STEP_S)
-        asking.send_bytes(FAILED + matcher.get_error().encode() if matcher.is_error() else OK + mask)
+        client.send_bytes(FAILED + matcher.get_error().encode() if matcher.is_error() else OK + mask)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        matcher.consume_token(int.from_bytes(asking.recv_bytes(), "little"))
+        matcher.consume_token(int.from_bytes(client.recv_bytes(), "little"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Holds a model to a grammar: of all tokens, only those that continue it may come next.
 
-llguidance follows the grammar and tells which tokens these are, in a process of its own for each answer (follower.py): what
+llguidance follows the grammar and tells which tokens these are, in a process of its own for each answer (connection.py): what
 a schema can make it do ends that answer, and no other. The next mask is computed while the model computes. It knows a
 model's tokens from the model's tokenizer, which it gets when the first grammar is asked for: about a second for a large
 vocabulary.
@@ -34,7 +34,7 @@ TOO_MUCH: Final = "following it takes more time or memory than there is for one 
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class EmbeddedSchema:
     """A schema that a grammar has in it, as JSON: the parameter it came in, and what it is about."""
 
     schema: str
@@ -45,8 +45,8 @@ class Held:
 class Guide:
     """One answer's way through a grammar."""
 
-    def __init__(self, follower: Connection) -> None:
-        self._follower = follower
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def allowed(self) -> torch.Tensor:
         """For each token of the vocabulary whether it may come next; those that end an answer only where it may end.
@@ -55,23 +55,23 @@ class Guide:
         much.
         """
         try:
-            told = self._follower.recv_bytes()
+            reply = self._connection.recv_bytes()
         except (EOFError, OSError):
             raise _unusable(TOO_MUCH) from None
-        if told[:1] != OK:
-            raise _unusable(told[1:].decode(errors="replace").partition("\n")[0])
-        return torch.from_numpy(np.unpackbits(np.frombuffer(told, np.uint8, offset=1), bitorder="little")).bool()
+        if reply[:1] != OK:
+            raise _unusable(reply[1:].decode(errors="replace").partition("\n")[0])
+        return torch.from_numpy(np.unpackbits(np.frombuffer(reply, np.uint8, offset=1), bitorder="little")).bool()
 
     def advance(self, token: int) -> None:
         """What came next. Raises WorkerError as `allowed` does."""
         try:
-            self._follower.send_bytes(token.to_bytes(4, "little"))
+            self._connection.send_bytes(token.to_bytes(4, "little"))
         except OSError:
             raise _unusable(TOO_MUCH) from None
 
     def close(self) -> None:
         """No more of it is wanted. Further calls do nothing."""
-        self._follower.close()
+        self._connection.close()
 
 
 class Guides:
@@ -79,29 +79,29 @@ class Guides:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded, self._lock = loaded, threading.Lock()
-        self._followers: _Followers | None = None
+        self._server: _GrammarServer | None = None
 
-    def guide(self, grammar: str, held: Sequence[Held] = ()) -> Guide:
-        """For one answer. `grammar` is Lark, as llguidance has it; `held` are the schemas in it. Raises WorkerError."""
+    def guide(self, grammar: str, schemas: Sequence[EmbeddedSchema] = ()) -> Guide:
+        """For one answer. `grammar` is Lark, as llguidance has it; `schemas` are the schemas in it. Raises WorkerError."""
         ours, theirs = Pipe()
         try:
             with theirs, self._lock:
                 self._started().take(theirs)
-            ours.send_bytes(json.dumps({"schemas": [one.schema for one in held], "grammar": grammar}).encode())
-            told = ours.recv_bytes()
+            ours.send_bytes(json.dumps({"schemas": [one.schema for one in schemas], "grammar": grammar}).encode())
+            reply = ours.recv_bytes()
         except (EOFError, OSError):
             ours.close()
-            param = held[0].param if held else None
+            param = schemas[0].param if schemas else None
             message = f"{param or 'The grammar'}: {TOO_MUCH}. Make the schema smaller or simpler."
             raise WorkerError(message, code="schema_unusable", param=param) from None
-        if told[:1] == OK:
+        if reply[:1] == OK:
             return Guide(ours)
         ours.close()
-        place, reason = json.loads(told[1:])
+        place, reason = json.loads(reply[1:])
         if place is None:
             raise WorkerError(f"This can't be made a grammar: {reason.partition(chr(10))[0]}", code="format_unusable")
-        wrong = held[place]
-        message = f"{wrong.param}: {wrong.what} can't be held to this schema: {reason}"
+        wrong = schemas[place]
+        message = f"{wrong.param}: {wrong.what} can't be schemas to this schema: {reason}"
         raise WorkerError(message, code="schema_unusable", param=wrong.param)
 
     def mark(self, text: str) -> int | None:
@@ -112,13 +112,13 @@ class Guides:
         with self._lock:
             return token if token in self._started().special else None
 
-    def _started(self) -> _Followers:
-        if self._followers is None or self._followers.gone:
-            self._followers = _Followers(self._loaded)
-        return self._followers
+    def _started(self) -> _GrammarServer:
+        if self._server is None or self._server.gone:
+            self._server = _GrammarServer(self._loaded)
+        return self._server
 
 
-class _Followers:
+class _GrammarServer:
     """The process that has a fork for each guide. Raises WorkerError for a tokenizer that it can't take."""
 
     def __init__(self, loaded: Loaded) -> None:
@@ -136,24 +136,24 @@ class _Followers:
             try:
                 asked = {"tokenizer": tokenizer.to_str(), "ends": sorted(loaded.ends)}
                 connection.send_bytes(json.dumps(asked).encode())
-                told = connection.recv_bytes()
+                reply = connection.recv_bytes()
             except (EOFError, OSError):
-                told = b"the program that follows grammars has ended; the worker's log says why"
-        if told[:1] != OK:
+                reply = b"the program that follows grammars has ended; the worker's log says why"
+        if reply[:1] != OK:
             ours.close()
             self._process.wait()
-            reason = told.removeprefix(b"-").decode()
+            reason = reply.removeprefix(b"-").decode()
             raise unsupported("response_format", f"this model's tokenizer can't be guided: {reason}")
-        self.special: frozenset[int] = frozenset(json.loads(told[1:]))
+        self.special: frozenset[int] = frozenset(json.loads(reply[1:]))
 
     @property
     def gone(self) -> bool:
         """Has it ended?"""
         return self._process.poll() is not None
 
-    def take(self, follower: Connection) -> None:
+    def take(self, connection: Connection) -> None:
         """Fork for who has the other end of this. Raises OSError."""
-        socket.send_fds(self._socket, [OK], [follower.fileno()])
+        socket.send_fds(self._socket, [OK], [connection.fileno()])
 
 
 def _unusable(reason: str) -> WorkerError:

@@ -13,11 +13,11 @@ from PIL import Image, ImageOps
 from runtimes.sdk.errors import WorkerError
 
 DATA: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
-MOST_PIXELS: Final = 50_000_000  # of a request: a small file may unfold into any number of them
+MAX_PIXELS: Final = 50_000_000  # of a request: a small file may unfold into any number of them
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow knows some that run programs, such as EPS
 
 
-def picture(url: object, pixels: int = MOST_PIXELS) -> Image.Image:
+def picture(url: object, pixels: int = MAX_PIXELS) -> Image.Image:
     """The picture of a data URL, of so many `pixels` at most. Raises WorkerError."""
     found = DATA.match(url) if isinstance(url, str) else None
     if found is None or not isinstance(url, str):
@@ -26,7 +26,7 @@ def picture(url: object, pixels: int = MOST_PIXELS) -> Image.Image:
         opened = Image.open(io.BytesIO(base64.b64decode(url[found.end() :], validate=True)), formats=FORMATS)
         if opened.width * opened.height > pixels:
             raise _wrong(
-                f"the picture has {opened.width} × {opened.height} pixels; {MOST_PIXELS} are the most in a request"
+                f"the picture has {opened.width} × {opened.height} pixels; {MAX_PIXELS} are the most in a request"
             )
         return ImageOps.exif_transpose(opened).convert("RGB")
     except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

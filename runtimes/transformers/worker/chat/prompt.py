@@ -15,7 +15,7 @@ from jinja2.exceptions import TemplateError  # type: ignore[import-not-found]  #
 from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.transformers.worker.chat.formats.tagged import THINK
 from runtimes.transformers.worker.chat.model import Loaded
-from runtimes.transformers.worker.chat.pictures import MOST_PIXELS, picture, prepared
+from runtimes.transformers.worker.chat.pictures import MAX_PIXELS, picture, prepared
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 EFFORT: Final = re.compile(r"\A\s*Reasoning: *(low|medium|high) *(?:\n+|\Z)")
@@ -97,7 +97,7 @@ def _content(loaded: Loaded, content: object, images: list[Any]) -> str | list[M
             if loaded.see is None:
                 raise WorkerError("This model takes no pictures.", code="modality_unsupported", param="messages")
             url = part.get("image_url")
-            left = MOST_PIXELS - sum(image.width * image.height for image in images)
+            left = MAX_PIXELS - sum(image.width * image.height for image in images)
             images.append(picture(url.get("url") if isinstance(url, dict) else url, left))
             parts.append({"type": "image"})
         else:

@@ -10,34 +10,34 @@ from runtimes.sdk.errors import WorkerError, unsupported
 from runtimes.transformers.worker.chat.model import Loaded
 from runtimes.transformers.worker.chat.sampling import Sampling
 
-MOST_STOPS: Final = 16
-MOST_LOGPROBS: Final = 20
+MAX_STOPS: Final = 16
+MAX_LOGPROBS: Final = 20
 SEEDS: Final = 1 << 63
-LEAST_TEMPERATURE: Final = 1e-4  # below it only the likeliest token has a chance, and scores overflow
+MIN_TEMPERATURE: Final = 1e-4  # below it only the likeliest token has a chance, and scores overflow
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Generation:
     """`most`: tokens to generate; None: what the context leaves. `usage`: tell it at the end of a stream."""
 
     sampling: Sampling
-    most: int | None
+    max_tokens: int | None
     stops: tuple[str, ...]
     stream: bool
     usage: bool
 
 
-def wishes(body: Body, loaded: Loaded, logprobs: int | None) -> Wishes:
+def generation(body: Body, loaded: Loaded, logprobs: int | None) -> Generation:
     """Raises WorkerError for fields that are not what they must be."""
     options = body.values.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise body.wrong("stream_options", "an object")
-    stops = body.texts("stop", MOST_STOPS)
+    stops = body.texts("stop", MAX_STOPS)
     if not all(stops):
         raise body.wrong("stop", "texts that are not empty")
-    return Wishes(
+    return Generation(
         sampling=_sampling(body, loaded, logprobs),
-        most=body.whole("max_completion_tokens", None, 1) or body.whole("max_tokens", None, 1),
+        max_tokens=body.whole("max_completion_tokens", None, 1) or body.whole("max_tokens", None, 1),
         stops=tuple(stops),
         stream=body.flag("stream"),
         usage=Body(options or {}).flag("include_usage"),
@@ -46,7 +46,7 @@ def wishes(body: Body, loaded: Loaded, logprobs: int | None) -> Wishes:
 
 def chat_logprobs(body: Body) -> int | None:
     """`logprobs: true` and `top_logprobs: n`, as chat has them."""
-    top = body.whole("top_logprobs", None, 0, MOST_LOGPROBS)
+    top = body.whole("top_logprobs", None, 0, MAX_LOGPROBS)
     if not body.flag("logprobs"):
         if top:
             raise WorkerError("top_logprobs needs logprobs: true.", param="top_logprobs")
@@ -94,7 +94,7 @@ def _sampling(body: Body, loaded: Loaded, logprobs: int | None) -> Sampling:
     penalty = body.number("repetition_penalty", None, 0.01, 10) or body.number("repeat_penalty", None, 0.01, 10)
     temperature = body.number("temperature", default("temperature", 1.0), 0, 10)
     return Sampling(
-        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0,
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0,
         top_p=body.number("top_p", default("top_p", 1.0), 0, 1),
         top_k=max(body.whole("top_k", int(default("top_k", 0)), -1), 0),
         min_p=body.number("min_p", default("min_p", 0.0), 0, 1),

@@ -45,16 +45,16 @@ def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:
 
 
 @dataclass(slots=True)
-class Told:
+class Outcome:
     """What is known once it has ended."""
 
     finish: Finish = "stop"
     tokens: int = 0
-    thought: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(slots=True)
-class Teller:
+class ResponseBuilder:
     """Reads one answer. `told` is filled as it goes; `logprobs` are those of the answer's tokens not yet taken.
 
     With each of these comes where its text begins, in characters of all that was generated.
@@ -64,7 +64,7 @@ class Teller:
     parser: Parser
     stops: Sequence[str] = ()
     parallel: bool = True
-    told: Told = field(default_factory=Told)
+    outcome: Outcome = field(default_factory=Outcome)
     logprobs: list[tuple[int, Token]] = field(default_factory=list)
 
     def read(self, results: Iterable[Token | Ending], enough: Cancel) -> Iterator[list[Piece]]:
@@ -73,10 +73,10 @@ class Teller:
         called, begin = False, 0
         for item in results:
             if isinstance(item, str):
-                self.told.finish = item
+                self.outcome.finish = item
                 break
-            self.told.tokens += 1
-            self.told.thought += self.parser.thinking
+            self.outcome.tokens += 1
+            self.outcome.reasoning_tokens += self.parser.thinking
             if item.id in self.loaded.ends or item.id in self.loaded.hidden:
                 continue
             new = text.feed(item.id)
@@ -96,8 +96,8 @@ class Teller:
                 break
         if not enough.is_set:
             yield merged(self._rest(text, stops))
-        if called and self.told.finish == "stop":
-            self.told.finish = "tool_calls"
+        if called and self.outcome.finish == "stop":
+            self.outcome.finish = "tool_calls"
 
     def _rest(self, text: Detokenizer, stops: Stops) -> Iterator[Piece]:
         yield from self._stopped([*self.parser.feed(text.end()), *self.parser.end()], stops)

@@ -70,7 +70,7 @@ def check(schema: Schema, param: str) -> None:
             raise unsupported(param, f"JSON Schema has no keyword {word!r}{hint}")
 
 
-def dressed(schema: Schema, *, lenient: bool = False) -> str:
+def annotated(schema: Schema, *, lenient: bool = False) -> str:
     """It as JSON, with how to write in it. `lenient`: what can't be kept is let be. Raises WorkerError."""
     try:
         return json.dumps({**schema, "x-guidance": {**_OPTIONS, "lenient": lenient}})

@@ -11,7 +11,7 @@ from transformers import AutoModelForSpeechSeq2Seq
 
 from runtimes.sdk.audio.samples import Samples
 from runtimes.sdk.server import serve
-from runtimes.sdk.transcription import Heard, TranscriptionWorker, Wanted
+from runtimes.sdk.transcription import SegmentStream, TranscriptionOptions, TranscriptionWorker
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.transformers.worker.transcribe.cohere import Cohere
 from runtimes.transformers.worker.transcribe.family import Family
@@ -40,9 +40,9 @@ class SpeechWorker(TranscriptionWorker):
         """Those of the model."""
         return self._family.languages()
 
-    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
         """By family."""
-        return self._family.hear(samples, wanted, cancel)
+        return self._family.transcribe(samples, wanted, cancel)
 
 
 if __name__ == "__main__":

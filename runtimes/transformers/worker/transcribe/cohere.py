@@ -20,7 +20,7 @@ from runtimes.sdk.audio.samples import RATE, Samples
 from runtimes.sdk.audio.transcript import Segment
 from runtimes.sdk.audio.windows import Window, windows
 from runtimes.sdk.errors import WorkerError
-from runtimes.sdk.transcription import Heard, Wanted
+from runtimes.sdk.transcription import SegmentStream, TranscriptionOptions
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.transformers.worker.transcribe.family import Family, mean_logprob, stopping
 
@@ -58,7 +58,7 @@ class Cohere(Family):
         """Those it was trained on."""
         return frozenset(LANGUAGES)
 
-    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
         """Raises WorkerError without a language."""
         language = wanted.language
         if language is None:
@@ -67,17 +67,21 @@ class Cohere(Family):
                 param="language",
                 code="missing_parameter",
             )
-        return Heard(language, self._segments(samples, wanted, language, cancel))
+        return SegmentStream(language, self._segments(samples, wanted, language, cancel))
 
-    def _segments(self, samples: Samples, wanted: Wanted, language: str, cancel: Cancel) -> Iterator[Segment]:
+    def _segments(
+        self, samples: Samples, wanted: TranscriptionOptions, language: str, cancel: Cancel
+    ) -> Iterator[Segment]:
         blank = ""
         for window in windows(samples, self._longest_s, min(self._search_s, self._longest_s / 2)):
             cancel.check()
-            segment = self._hear_window(window, wanted, language, blank, cancel)
+            segment = self._transcribe_window(window, wanted, language, blank, cancel)
             blank = "" if language in NO_SPACES else " "
             yield segment
 
-    def _hear_window(self, window: Window, wanted: Wanted, language: str, blank: str, cancel: Cancel) -> Segment:
+    def _transcribe_window(
+        self, window: Window, wanted: TranscriptionOptions, language: str, blank: str, cancel: Cancel
+    ) -> Segment:
         with torch.inference_mode():
             inputs = self._processor(audio=window.samples, language=language, sampling_rate=RATE)
             inputs.pop("audio_chunk_index", None)

@@ -11,7 +11,7 @@ import torch
 from runtimes.sdk.audio.parameters import PARAMETERS
 from runtimes.sdk.audio.samples import Samples
 from runtimes.sdk.parameters import Table
-from runtimes.sdk.transcription import Heard, Wanted
+from runtimes.sdk.transcription import SegmentStream, TranscriptionOptions
 from runtimes.sdk.worker_pool import Cancel
 
 
@@ -29,8 +29,8 @@ class Family(abc.ABC):
         """Codes of the languages it knows."""
 
     @abc.abstractmethod
-    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
-        """As `TranscriptionWorker.hear`."""
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
+        """As `TranscriptionWorker.transcribe`."""
 
 
 def stopping(cancel: Cancel) -> list[Callable[..., torch.Tensor]]:

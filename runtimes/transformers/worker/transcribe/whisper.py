@@ -21,19 +21,19 @@ from transformers.modeling_outputs import BaseModelOutput
 from runtimes.sdk.audio.samples import RATE, Samples, is_silent
 from runtimes.sdk.audio.transcript import Segment, Word
 from runtimes.sdk.errors import WorkerError
-from runtimes.sdk.transcription import Heard, Wanted
+from runtimes.sdk.transcription import SegmentStream, TranscriptionOptions
 from runtimes.sdk.worker_pool import Cancel
 from runtimes.transformers.worker.transcribe.alignment import Aligner
 from runtimes.transformers.worker.transcribe.family import Family, mean_logprob, stopping
 
 WINDOW: Final = 30 * RATE
-LEAST: Final = RATE // 10  # what is shorter holds no word
+MIN_SAMPLES: Final = RATE // 10  # what is shorter holds no word
 STAMP_S: Final = 0.02
 TEMPERATURES: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MOST_REPETITIVE: Final = 2.4  # times that a text may be shorter when compressed
-LEAST_SURE: Final = -1.0  # mean log probability of its tokens
+MAX_REPETITION: Final = 2.4  # times that a text may be shorter when compressed
+MIN_LOGPROB: Final = -1.0  # mean log probability of its tokens
 NO_SPEECH: Final = 0.6
-MOST_PROMPT: Final = 223  # tokens; half of what the decoder takes
+MAX_PROMPT: Final = 223  # tokens; half of what the decoder takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Window:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Decoded:
     """What was generated for a window."""
 
     tokens: tuple[int, ...]
@@ -89,21 +89,27 @@ class Whisper(Family):
         """All that have a token, or English."""
         return frozenset(self._codes) if self._multilingual else frozenset({"en"})
 
-    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
         """Without a language, the first window that isn't silent tells it."""
         seek = next((at for at in range(0, len(samples), WINDOW) if not is_silent(samples[at : at + WINDOW])), None)
         if seek is None:
-            return Heard(wanted.language, iter(()))
+            return SegmentStream(wanted.language, iter(()))
         first = self._encode(samples[seek : seek + WINDOW])
         language = (wanted.language or first.language) if self._multilingual else "en"
-        return Heard(language, self._segments(samples, seek, first, wanted, language, cancel))
+        return SegmentStream(language, self._segments(samples, seek, first, wanted, language, cancel))
 
     def _segments(
-        self, samples: Samples, seek: int, first: _Window, wanted: Wanted, language: str | None, cancel: Cancel
+        self,
+        samples: Samples,
+        seek: int,
+        first: _Window,
+        wanted: TranscriptionOptions,
+        language: str | None,
+        cancel: Cancel,
     ) -> Iterator[Segment]:
         prompt = self._prompt(wanted.prompt)
         window: _Window | None = first
-        while len(samples) - seek >= LEAST:
+        while len(samples) - seek >= MIN_SAMPLES:
             cancel.check()
             heard = samples[seek : seek + WINDOW]
             if is_silent(heard):
@@ -111,7 +117,7 @@ class Whisper(Family):
                 continue
             window = window or self._encode(heard)
             said = self._decode(window, wanted, language, prompt, cancel)
-            if window.no_speech > NO_SPEECH and said.logprob < LEAST_SURE:
+            if window.no_speech > NO_SPEECH and said.logprob < MIN_LOGPROB:
                 seek += WINDOW
             else:
                 phrases, used_s = self._phrases(said.tokens, window.duration_s)
@@ -133,10 +139,15 @@ class Whisper(Family):
             return _Window(states, len(samples) / RATE, float(chances[self._no_speech]), language)
 
     def _decode(
-        self, window: _Window, wanted: Wanted, language: str | None, prompt: torch.Tensor | None, cancel: Cancel
-    ) -> _Said:
+        self,
+        window: _Window,
+        wanted: TranscriptionOptions,
+        language: str | None,
+        prompt: torch.Tensor | None,
+        cancel: Cancel,
+    ) -> _Decoded:
         with torch.inference_mode():
-            best: _Said | None = None
+            best: _Decoded | None = None
             for temperature in (wanted.temperature,) if wanted.temperature else TEMPERATURES:
                 output = self._model.generate(
                     encoder_outputs=BaseModelOutput(last_hidden_state=window.states),
@@ -155,13 +166,13 @@ class Whisper(Family):
                 tokens = tokens[: tokens.index(self._end)] if self._end in tokens else tokens
                 text = self._text(tokens).strip().encode()
                 repetition = len(text) / len(zlib.compress(text)) if text else 0.0
-                said = _Said(tuple(tokens), logprob, repetition, temperature)
-                if (repetition <= MOST_REPETITIVE and logprob >= LEAST_SURE) or (
-                    window.no_speech > NO_SPEECH and logprob < LEAST_SURE
+                said = _Decoded(tuple(tokens), logprob, repetition, temperature)
+                if (repetition <= MAX_REPETITION and logprob >= MIN_LOGPROB) or (
+                    window.no_speech > NO_SPEECH and logprob < MIN_LOGPROB
                 ):
                     return said
-                if best is None or (repetition <= MOST_REPETITIVE, logprob) > (
-                    best.repetition <= MOST_REPETITIVE,
+                if best is None or (repetition <= MAX_REPETITION, logprob) > (
+                    best.repetition <= MAX_REPETITION,
                     best.logprob,
                 ):
                     best = said
@@ -186,7 +197,13 @@ class Whisper(Family):
         return phrases, used_s
 
     def _written(
-        self, phrases: list[_Phrase], window: _Window, said: _Said, begin_s: float, wanted: Wanted, language: str | None
+        self,
+        phrases: list[_Phrase],
+        window: _Window,
+        said: _Decoded,
+        begin_s: float,
+        wanted: TranscriptionOptions,
+        language: str | None,
     ) -> Iterator[Segment]:
         texts = [[token for token in phrase.tokens if token < self._end] for phrase in phrases]
         words: list[list[Word]] = [[] for _ in phrases]
@@ -223,4 +240,4 @@ class Whisper(Family):
             ids = self._tokenizer.get_prompt_ids(text, return_tensors="pt").to(self._model.device)
         except ValueError as error:
             raise WorkerError(f"prompt: {error}", param="prompt") from error
-        return torch.cat((ids[:1], ids[1:][-MOST_PROMPT:]))
+        return torch.cat((ids[:1], ids[1:][-MAX_PROMPT:]))

@@ -15,7 +15,7 @@ from runtimes.transformers.worker.chat.formats.pieces import (
     Text,
     Thought,
     earliest,
-    held,
+    partial_marker,
 )
 
 MESSAGE, START = "<|message|>", "<|start|>"
@@ -30,7 +30,7 @@ class HarmonyParser:
 
     def __init__(self, *, calls: bool) -> None:
         self._calls = calls
-        self._place = "header"  # header, body, between
+        self._state = "header"  # header, body, between
         self._kind = "header"  # text, thought, call
         self._buffer = ""
         self._count = -1
@@ -58,30 +58,30 @@ class HarmonyParser:
     def end(self) -> list[Piece]:
         """What was held back."""
         out: list[Piece] = []
-        if self._place == "body":
+        if self._state == "body":
             self._say(out, self._buffer)
         self._buffer = ""
         return out
 
     def _step(self, out: list[Piece]) -> bool:
-        if self._place == "header":
+        if self._state == "header":
             at = self._buffer.find(MESSAGE)
             if at < 0:
                 return False
             header, self._buffer = self._buffer[:at], self._buffer[at + len(MESSAGE) :]
-            self._place = "body"
+            self._state = "body"
             self._open(out, header)
             return True
-        markers = ENDS if self._place == "body" else (START,)
+        markers = ENDS if self._state == "body" else (START,)
         found = earliest(self._buffer, markers)
-        cut = len(self._buffer) - held(self._buffer, markers) if found is None else found[0]
+        cut = len(self._buffer) - partial_marker(self._buffer, markers) if found is None else found[0]
         said, self._buffer = self._buffer[:cut], self._buffer[cut:]
-        if self._place == "body":
+        if self._state == "body":
             self._say(out, said)
         if found is None:
             return False
         self._buffer = self._buffer[len(found[1]) :]
-        self._place, self._kind = ("header", "header") if found[1] == START else ("between", "header")
+        self._state, self._kind = ("header", "header") if found[1] == START else ("between", "header")
         return True
 
     def _open(self, out: list[Piece], header: str) -> None:

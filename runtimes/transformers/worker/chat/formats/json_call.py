@@ -18,7 +18,7 @@ class JsonCall:
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._place = "before"  # before, key, colon, value, after
+        self._state = "before"  # before, key, colon, value, after
         self._key = self._value = self._arguments = ""
         self._depth = 0
         self._in_string = self._escaped = False
@@ -29,13 +29,13 @@ class JsonCall:
     def feed(self, char: str) -> Iterator[Piece]:
         """One character further."""
         self.raw += char
-        match self._place:
+        match self._state:
             case "before":
-                self._place = "key" if char == "{" else "before"
+                self._state = "key" if char == "{" else "before"
             case "key":
                 yield from self._read_key(char)
             case "colon":
-                self._place = "value" if char == ":" else "colon"
+                self._state = "value" if char == ":" else "colon"
             case "value":
                 yield from self._read_value(char)
             case _:
@@ -49,7 +49,7 @@ class JsonCall:
     def _read_key(self, char: str) -> Iterator[Piece]:
         if self._in_string:
             if char == '"' and not self._escaped:
-                self._in_string, self._place = False, "colon"
+                self._in_string, self._state = False, "colon"
             else:
                 self._key += char
                 self._escaped = char == "\\" and not self._escaped
@@ -85,7 +85,7 @@ class JsonCall:
             yield from self._end_value()
 
     def _end_value(self) -> Iterator[Piece]:
-        value, self._value, self._place = self._value, "", "after"
+        value, self._value, self._state = self._value, "", "after"
         if self._key == "name" and self.name is None:
             try:
                 name = json.loads(value)
@@ -111,7 +111,7 @@ class JsonCall:
 
     def _after(self, char: str) -> Iterator[Piece]:
         if char == ",":
-            self._place = "key"
+            self._state = "key"
         elif char == "}":
             self.done = True
             yield from self.end()

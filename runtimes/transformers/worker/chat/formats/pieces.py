@@ -83,7 +83,7 @@ def earliest(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
     return None if not found else (min(found)[0], min(found)[2])
 
 
-def held(text: str, markers: Collection[str]) -> int:
+def partial_marker(text: str, markers: Collection[str]) -> int:
     """How many characters at the end may be the beginning of a marker."""
     longest = min(max(map(len, markers), default=1) - 1, len(text))
     for size in range(longest, 0, -1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtimes.transformers.worker.chat.formats.pieces import held
+from runtimes.transformers.worker.chat.formats.pieces import partial_marker
 
 
 class Stops:
@@ -27,7 +27,7 @@ class Stops:
             _, at, self.hit = min(found)  # the one that is complete first, as when it comes letter by letter
             self._tail = ""
             return text[:at]
-        keep = held(text, self._stops)
+        keep = partial_marker(text, self._stops)
         self._tail = text[len(text) - keep :]
         return text[: len(text) - keep]
 

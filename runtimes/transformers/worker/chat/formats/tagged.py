@@ -7,7 +7,7 @@ thoughts and before calls are the format's, not the answer's.
 from __future__ import annotations
 
 from runtimes.transformers.worker.chat.formats.json_call import JsonCall
-from runtimes.transformers.worker.chat.formats.pieces import Piece, Schemas, Text, Thought, earliest, held
+from runtimes.transformers.worker.chat.formats.pieces import Piece, Schemas, Text, Thought, earliest, partial_marker
 from runtimes.transformers.worker.chat.formats.xml_call import XmlCall
 
 THINK, THOUGHT, CALL, CALLED = "<think>", "</think>", "<tool_call>", "</tool_call>"
@@ -19,7 +19,7 @@ class TaggedParser:
     def __init__(self, *, thinking: bool, calls: bool, schemas: Schemas | None = None) -> None:
         self._schemas: Schemas = schemas or {}
         self._calls = calls
-        self._place = "thought" if thinking else "start"  # start, thought, text, call, called
+        self._state = "thought" if thinking else "start"  # start, thought, text, call, called
         self._buffer = self._blanks = ""
         self._fresh = True  # nothing but blanks has come in this place
         self._call: JsonCall | XmlCall | None = None
@@ -28,12 +28,12 @@ class TaggedParser:
     @property
     def thinking(self) -> bool:
         """Within a thought."""
-        return self._place == "thought"
+        return self._state == "thought"
 
     @property
     def answering(self) -> bool:
         """Within the answer, of which something has come."""
-        return self._place == "text" and not self._fresh
+        return self._state == "text" and not self._fresh
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
@@ -47,7 +47,7 @@ class TaggedParser:
         """What was held back."""
         out: list[Piece] = []
         rest, self._buffer = self._buffer, ""
-        match self._place:
+        match self._state:
             case "start" | "text":
                 if not self._fresh or rest.strip():
                     self._say(out, rest)
@@ -67,7 +67,7 @@ class TaggedParser:
 
     def _step(self, out: list[Piece]) -> bool:
         """Take one stretch from the buffer; False when more text is needed."""
-        match self._place:
+        match self._state:
             case "start":
                 return self._start()
             case "thought":
@@ -79,7 +79,7 @@ class TaggedParser:
             case _:
                 at = self._buffer.find(CALLED)
                 if at < 0:
-                    self._buffer = self._buffer[len(self._buffer) - held(self._buffer, (CALLED,)) :]
+                    self._buffer = self._buffer[len(self._buffer) - partial_marker(self._buffer, (CALLED,)) :]
                     return False
                 self._buffer = self._buffer[at + len(CALLED) :]
                 self._enter("text")
@@ -93,14 +93,14 @@ class TaggedParser:
         elif THINK.startswith(text):  # nothing but blanks, or the beginning of the tag
             return False
         else:
-            self._place = "text"
+            self._state = "text"
             self._fresh = False
         return True
 
     def _until(self, out: list[Piece], markers: tuple[str, ...], then: str) -> bool:
         found = earliest(self._buffer, markers)
         if found is None:
-            keep = held(self._buffer, markers) if markers else 0
+            keep = partial_marker(self._buffer, markers) if markers else 0
             cut = len(self._buffer) - keep
             said, self._buffer = self._buffer[:cut], self._buffer[cut:]
             self._say(out, said)
@@ -112,7 +112,7 @@ class TaggedParser:
         return True
 
     def _enter(self, place: str) -> None:
-        self._place, self._blanks, self._fresh = place, "", True
+        self._state, self._blanks, self._fresh = place, "", True
 
     def _say(self, out: list[Piece], text: str) -> None:
         """Give out text, but blanks only before something else, and none at the beginning."""
@@ -125,7 +125,7 @@ class TaggedParser:
         said = text.rstrip()
         self._blanks = text[len(said) :]
         if said:
-            out.append(Thought(said) if self._place == "thought" else Text(said))
+            out.append(Thought(said) if self._state == "thought" else Text(said))
 
     def _read_call(self, out: list[Piece]) -> bool:
         if self._call is None:
@@ -155,7 +155,7 @@ class TaggedParser:
             return False
         if self._call.name is None:
             out.append(Text(CALL + self._call.raw))
-            self._place = "text"
+            self._state = "text"
             self._fresh = False
         else:
             self._count += 1

@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Piece, Schemas, earliest, held
+from runtimes.transformers.worker.chat.formats.pieces import (
+    CallArguments,
+    CallStart,
+    Piece,
+    Schemas,
+    earliest,
+    partial_marker,
+)
 
 _ENDS = ("</parameter>", "\n<parameter=", "\n</function>")  # the closing tag is sometimes forgotten
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -27,7 +34,7 @@ class XmlCall:
     def __init__(self, index: int, schemas: Schemas) -> None:
         self._index, self._schemas = index, schemas
         self._buffer = self._value = ""
-        self._place = "function"  # function, between, value
+        self._state = "function"  # function, between, value
         self._types: frozenset[str] = frozenset()
         self._first = True
         self.raw = ""
@@ -40,27 +47,27 @@ class XmlCall:
         self.raw += text
         self._buffer += text
         while not self.done:
-            before = (self._place, len(self._buffer))
-            match self._place:
+            before = (self._state, len(self._buffer))
+            match self._state:
                 case "function":
                     yield from self._read_function()
                 case "between":
                     yield from self._read_between()
                 case _:
                     yield from self._read_value(last=False)
-            if before == (self._place, len(self._buffer)):
+            if before == (self._state, len(self._buffer)):
                 return
 
     def end(self) -> Iterator[Piece]:
         """No more comes."""
-        if self._place == "value" and not self.done:
+        if self._state == "value" and not self.done:
             yield from self._read_value(last=True)
 
     def _read_function(self) -> Iterator[Piece]:
         start, stop = self._buffer.find("<function="), self._buffer.find(">")
         if 0 <= start < stop:
             self.name = self._buffer[start + len("<function=") : stop].strip()
-            self._buffer, self._place = self._buffer[stop + 1 :], "between"
+            self._buffer, self._state = self._buffer[stop + 1 :], "between"
             yield CallStart(self._index, self.name)
 
     def _read_between(self) -> Iterator[Piece]:
@@ -77,7 +84,7 @@ class XmlCall:
             return
         key = self._buffer[at + len(tag) : stop].strip()
         self._types, self._value = self._types_of(key), ""
-        self._buffer, self._place = self._buffer[stop + 1 :], "value"
+        self._buffer, self._state = self._buffer[stop + 1 :], "value"
         lead = "{" if self._first else ", "
         self._first = False
         yield CallArguments(self._index, f"{lead}{json.dumps(key, ensure_ascii=False)}: ")
@@ -91,7 +98,9 @@ class XmlCall:
         elif last:
             cut = len(self._buffer)
         else:
-            cut = len(self._buffer) - max(held(self._buffer, _ENDS), held(self._buffer, ("\n</parameter>",)))
+            cut = len(self._buffer) - max(
+                partial_marker(self._buffer, _ENDS), partial_marker(self._buffer, ("\n</parameter>",))
+            )
         piece, self._buffer = self._buffer[:cut], self._buffer[cut:]
         if not self._value and (piece or found is not None):
             self._value = "\n"  # marks that the line break after the tag is behind us
@@ -105,7 +114,7 @@ class XmlCall:
         else:
             self._value += piece
         if found is not None:
-            self._place = "between"
+            self._state = "between"
             yield CallArguments(self._index, '"' if self._is_text else self._json(self._value[1:]))
 
     @property
