@@ -17,6 +17,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from runtimes.adapters.cuda import visible_devices
+from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
     Adapter,
     Endpoint,
@@ -183,10 +184,7 @@ class CommandAdapter(Adapter[CommandConfig]):
         """By chat template arguments, where the configuration says that the program knows them."""
         if not config.thinking:
             return None
-        return Thinking(
-            enabled={"chat_template_kwargs": {"enable_thinking": True}},
-            disabled={"chat_template_kwargs": {"enable_thinking": False}},
-        )
+        return CHAT_TEMPLATE
 
     def upstream_model(self, config: CommandConfig) -> str | None:
         """As configured."""

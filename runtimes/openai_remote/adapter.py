@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import Endpoint, ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec, Thinking
 
 DEFAULT_ENDPOINTS: Final = (
@@ -48,9 +49,7 @@ ThinkingField = Literal["thinking", "enable_thinking", "chat_template_kwargs", "
 _SWITCHES: Final[Mapping[ThinkingField, Thinking]] = {
     "thinking": Thinking({"thinking": {"type": "enabled"}}, {"thinking": {"type": "disabled"}}),
     "enable_thinking": Thinking({"enable_thinking": True}, {"enable_thinking": False}),
-    "chat_template_kwargs": Thinking(
-        {"chat_template_kwargs": {"enable_thinking": True}}, {"chat_template_kwargs": {"enable_thinking": False}}
-    ),
+    "chat_template_kwargs": CHAT_TEMPLATE,
     "reasoning": Thinking({"reasoning": {"enabled": True}}, {"reasoning": {"enabled": False}}),
     "reasoning_effort": Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"}),
 }

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from runtimes.chatterbox.shared import languages, voices
 from runtimes.chatterbox.worker import parameters
@@ -109,13 +109,8 @@ class Speaker(Worker):
         return Model
 
     def routes(self) -> Mapping[str, Endpoint]:
-        """Speech, and who can speak."""
-        return {"POST /v1/audio/speech": self.speech, "GET /v1/audio/voices": self.listing}
-
-    async def listing(self, _request: Request) -> Response:
-        """The names that a request may say."""
-        names = voices.names(self.path, self.folder, self.aliases)
-        return JSONResponse({"voices": [{"id": name, "name": name} for name in names]})
+        """Speech; the supervisor itself lists the voices."""
+        return {"POST /v1/audio/speech": self.speech}
 
     async def speech(self, request: Request) -> Response:
         """The file, or events with pieces of it, as it is made."""

@@ -33,9 +33,9 @@ class ModelFile:
     values: Mapping[int, int]
     shapes: Mapping[str, tuple[int, ...]]
 
-    def bytes_as(self, value_bytes: int | None) -> int:
-        """Its weights once each value takes this many bytes; None: as they are."""
-        return sum(count * (value_bytes or VALUE_BYTES[kind]) for kind, count in self.values.items())
+    def bytes_as(self, value_bytes: int) -> int:
+        """Its weights once each value takes this many bytes."""
+        return value_bytes * sum(self.values.values())
 
     @property
     def widest(self) -> int:

@@ -17,6 +17,7 @@ from typing import Final, Literal
 from pydantic import JsonValue
 
 from runtimes.adapters.cuda import visible_devices
+from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
     Adapter,
     Capabilities,
@@ -165,10 +166,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         """By chat template arguments, for models that answer in text."""
         if serves(config) != "text":
             return None
-        return Thinking(
-            enabled={"chat_template_kwargs": {"enable_thinking": True}},
-            disabled={"chat_template_kwargs": {"enable_thinking": False}},
-        )
+        return CHAT_TEMPLATE
 
     def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
         """Text, what the configuration says, and what the projector says of itself."""

@@ -12,6 +12,7 @@ import mmap
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,16 +67,8 @@ def read(path: Path) -> Metadata:
 
     Raises ModelUnusableError for a missing part, an unreadable file, or one that is no GGUF.
     """
-    try:
-        size = sum(part.stat().st_size for part in parts(path))
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as head:
-            return _metadata(_Reader(head), size)
-    except FileNotFoundError as error:
-        raise ModelUnusableError(f"{error.filename}: there is no such file") from error
-    except (struct.error, ValueError, RecursionError, OverflowError) as error:
-        raise ModelUnusableError(f"{path}: not a readable GGUF file ({error})") from error
-    except OSError as error:
-        raise ModelUnusableError(f"{path}: {error.strerror or error}") from error
+    with _opened(path) as reader:
+        return _metadata(reader, sum(part.stat().st_size for part in parts(path)))
 
 
 def chat_template(path: Path) -> str | None:
@@ -83,16 +76,23 @@ def chat_template(path: Path) -> str | None:
 
     Raises ModelUnusableError as `read` does.
     """
+    with _opened(path) as reader:
+        value = reader.find("tokenizer.chat_template")
+    return value if isinstance(value, str) else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Reader]:
+    """Raises ModelUnusableError for whatever goes wrong while the file is read."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as head:
-            value = _Reader(head).find("tokenizer.chat_template")
+            yield _Reader(head)
     except FileNotFoundError as error:
         raise ModelUnusableError(f"{error.filename}: there is no such file") from error
     except (struct.error, ValueError, RecursionError, OverflowError) as error:
         raise ModelUnusableError(f"{path}: not a readable GGUF file ({error})") from error
     except OSError as error:
         raise ModelUnusableError(f"{path}: {error.strerror or error}") from error
-    return value if isinstance(value, str) else None
 
 
 def _metadata(reader: _Reader, size: int) -> Metadata:

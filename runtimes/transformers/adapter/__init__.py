@@ -28,7 +28,7 @@ from runtimes.transformers.adapter.kind import Kind
 from runtimes.transformers.adapter.language import Language
 from runtimes.transformers.adapter.speech import Speech
 
-KINDS: Final[Mapping[str, Kind[TransformersConfig]]] = MappingProxyType({"llm": Language(), "asr": Speech()})
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType({"llm": Language(), "asr": Speech()})
 
 
 class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[TransformersConfig]):

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
+from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
 from runtimes.shared.kernel import Kernel
 from runtimes.transformers.adapter.config import TransformersConfig
@@ -33,7 +34,7 @@ STORED_BITS: Final = {"mxfp4": 4.25, "fp8": 8}  # what `quantization: none` can 
 VISION_TOKENS: Final = 4096  # patches of a large picture
 
 
-class Language(Kind[TransformersConfig]):
+class Language(Kind):
     """Chat and completions."""
 
     program = "runtimes.transformers.worker.chat"
@@ -160,12 +161,7 @@ class Language(Kind[TransformersConfig]):
             template = _template(config, checkpoints.read(config.path))
         except ModelUnusableError:
             template = SWITCH  # the folder isn't there yet
-        if SWITCH not in template:
-            return None
-        return Thinking(
-            enabled={"chat_template_kwargs": {SWITCH: True}},
-            disabled={"chat_template_kwargs": {SWITCH: False}},
-        )
+        return CHAT_TEMPLATE if SWITCH in template else None
 
 
 def _device_problems(config: TransformersConfig) -> Iterator[str]:

@@ -19,7 +19,7 @@ POSITIONS: Final = 1500  # of the encoder, for 30 s; CohereAsr has fewer
 STEPS: Final = 224  # whose scores are kept to tell how sure the text is: half of the most there can be
 
 
-class Speech(Kind[TransformersConfig]):
+class Speech(Kind):
     """Transcriptions and translations."""
 
     program = "runtimes.transformers.worker.transcribe"

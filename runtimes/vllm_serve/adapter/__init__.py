@@ -21,6 +21,7 @@ from pydantic import JsonValue
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
 from runtimes.adapters.cuda import visible_devices
+from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
     Adapter,
     Capabilities,
@@ -161,10 +162,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         """By chat template arguments, for models that answer in text."""
         if kind(config) != "text":
             return None
-        return Thinking(
-            enabled={"chat_template_kwargs": {"enable_thinking": True}},
-            disabled={"chat_template_kwargs": {"enable_thinking": False}},
-        )
+        return CHAT_TEMPLATE
 
     def upstream_model(self, config: VllmServeConfig) -> str | None:
         """The second of the names it is given, which is the same for every model."""

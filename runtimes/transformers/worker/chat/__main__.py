@@ -1,9 +1,9 @@
-"""The worker of language models: `/v1/chat/completions` and `/v1/completions`."""
+"""The worker program for language models: `/v1/chat/completions` and `/v1/completions`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +18,7 @@ from runtimes.transformers.worker.chat import prompt as prompts
 from runtimes.transformers.worker.chat import request as requests
 from runtimes.transformers.worker.chat.answers import Answer
 from runtimes.transformers.worker.chat.decoder import Decoder, Job
+from runtimes.transformers.worker.chat.formats.pieces import Parser, Piece
 from runtimes.transformers.worker.chat.guide import Guide, Guides
 from runtimes.transformers.worker.chat.model import Loaded, Options, load
 from runtimes.transformers.worker.chat.prompt import Prompt
@@ -25,9 +26,12 @@ from runtimes.transformers.worker.chat.response_builder import Plain, ResponseBu
 from runtimes.transformers.worker.chat.sampling import Sampling
 from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 
+Begun = tuple[Answer, Iterator[list[Piece]]]
+"""An answer, and the pieces it is built from as they are generated."""
+
 
 class ChatWorker(Worker):
-    """One language model. Requests are prepared and read in threads of the lane; the decoder generates for all."""
+    """One language model. The pool's threads prepare prompts and read results; the decoder generates for all requests."""
 
     loaded: Loaded
     decoder: Decoder
@@ -48,7 +52,7 @@ class ChatWorker(Worker):
         list(trial.results())
 
     def routes(self) -> Mapping[str, Endpoint]:
-        """What the adapter promises (language.py)."""
+        """The endpoints that the adapter lists (adapter/language.py)."""
         return {"POST /v1/chat/completions": self.chat, "POST /v1/completions": self.completions}
 
     async def chat(self, request: Request) -> Response:
@@ -57,25 +61,14 @@ class ChatWorker(Worker):
         parameters.check(CHAT, body.values)
         logprobs = requests.chat_logprobs(body)
         generation = requests.generation(body, self.loaded, logprobs)
-        choice, said = tools.wanted(body, self.loaded), schema.wanted(body)
+        choice, answer_schema = tools.wanted(body, self.loaded), schema.wanted(body)
         arguments = requests.template_arguments(body, self.loaded)
 
-        def begin(cancel: Cancel) -> tuple[Answer, Iterator[Any]]:
+        def begin(cancel: Cancel) -> Begun:
             prompt = prompts.chat(self.loaded, body.values.get("messages"), choice.offered, arguments)
+            guide = grammar.guide(self.guides, self.loaded, prompt, choice, answer_schema)
             parser = parser_of(self.loaded, choice, thinking=prompt.thinking)
-            builder = ResponseBuilder(self.loaded, parser, generation.stops, choice.parallel)
-            guide = grammar.guide(self.guides, self.loaded, prompt, choice, said)
-            job = self._job(prompt, generation, cancel, "messages", guide)
-            answer = Answer(
-                "chat",
-                self.settings.model,
-                self.loaded,
-                builder,
-                len(prompt.tokens),
-                logprobs is not None,
-                generation.usage,
-            )
-            return answer, builder.read(job.results(), job.enough)
+            return self._begin("chat", prompt, parser, generation, cancel, guide=guide, parallel=choice.parallel)
 
         return await self._answered(generation, begin)
 
@@ -86,24 +79,12 @@ class ChatWorker(Worker):
         logprobs = body.whole("logprobs", None, 0, requests.MAX_LOGPROBS)
         generation = requests.generation(body, self.loaded, logprobs)
 
-        def begin(cancel: Cancel) -> tuple[Answer, Iterator[Any]]:
-            prompt = Prompt(self._plain(body))
-            builder = ResponseBuilder(self.loaded, Plain(), generation.stops)
-            job = self._job(prompt, generation, cancel, "prompt")
-            answer = Answer(
-                "text",
-                self.settings.model,
-                self.loaded,
-                builder,
-                len(prompt.tokens),
-                logprobs is not None,
-                generation.usage,
-            )
-            return answer, builder.read(job.results(), job.enough)
+        def begin(cancel: Cancel) -> Begun:
+            return self._begin("text", Prompt(self._prompt_tokens(body)), Plain(), generation, cancel)
 
         return await self._answered(generation, begin)
 
-    async def _answered(self, generation: requests.Generation, begin: Any) -> Response:
+    async def _answered(self, generation: requests.Generation, begin: Callable[[Cancel], Begun]) -> Response:
         def chunks(cancel: Cancel) -> Iterator[Any]:
             answer, pieces = begin(cancel)
             yield from answer.chunks(pieces)
@@ -123,15 +104,29 @@ class ChatWorker(Worker):
         self.meters.tokens_in.inc(answer.prompt)
         self.meters.tokens_out.inc(answer.builder.outcome.tokens)
 
-    def _job(
-        self, prompt: Prompt, generation: requests.Generation, cancel: Cancel, param: str, guide: Guide | None = None
-    ) -> Job:
-        most = requests.room(generation.max_tokens, len(prompt.tokens), self.options.n_ctx, param)
-        job = Job(prompt.tokens, most, generation.sampling, cancel, self.loaded.ends, prompt.pictures, guide)
+    def _begin(
+        self,
+        kind: Literal["chat", "text"],
+        prompt: Prompt,
+        parser: Parser,
+        generation: requests.Generation,
+        cancel: Cancel,
+        *,
+        guide: Guide | None = None,
+        parallel: bool = True,
+    ) -> Begun:
+        """Submit the prompt to the decoder."""
+        param = "messages" if kind == "chat" else "prompt"
+        size = len(prompt.tokens)
+        limit = requests.room(generation.max_tokens, size, self.options.n_ctx, param)
+        job = Job(prompt.tokens, limit, generation.sampling, cancel, self.loaded.ends, prompt.pictures, guide)
         self.decoder.submit(job)
-        return job
+        builder = ResponseBuilder(self.loaded, parser, generation.stops, parallel)
+        logprobs = generation.sampling.logprobs is not None
+        answer = Answer(kind, self.settings.model, self.loaded, builder, size, logprobs, generation.usage)
+        return answer, builder.read(job.results(), job.enough)
 
-    def _plain(self, body: Body) -> list[int]:
+    def _prompt_tokens(self, body: Body) -> list[int]:
         given = body.values.get("prompt")
         if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
             given = given[0]

@@ -19,6 +19,7 @@ from transformers.integrations.hub_kernels import get_kernel
 from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
 
 from runtimes.transformers.shared.quantised import KERNELS
+from runtimes.transformers.worker.chat.formats.harmony import MARKERS
 
 Format = Literal["tagged", "harmony", "none"]
 PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
@@ -185,8 +186,6 @@ def _format(template: str) -> Format:
 
 def _markers(wanted: Format) -> set[str]:
     if wanted == "harmony":
-        from runtimes.transformers.worker.chat.formats.harmony import MARKERS  # noqa: PLC0415  # most models have no use for it
-
         return set(MARKERS)
     return OWN_MARKERS if wanted == "tagged" else set()
 
