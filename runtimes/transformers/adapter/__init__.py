@@ -1,4 +1,4 @@
-"""Hugging Face model folders on transformers. The model's `type` decides which worker program runs and who is asked."""
+"""Hugging Face model folders on transformers. The model's `type` decides which `Kind` answers and which program runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[Transfo
         return KINDS[config.type].program
 
     def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """The folder, what is in it, and keys that models of this type don't have."""
+        """Problems of the folder and its content, and keys that models of this type don't have."""
         return (*_foreign_keys(config), *KINDS[config.type].problems(config))
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
@@ -67,7 +67,7 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[Transfo
         return KINDS[config.type].kernels(config, described)
 
     def target_inflight(self, config: TransformersConfig) -> int:
-        """As many as it works on at once."""
+        """As many as it serves concurrently."""
         return KINDS[config.type].parallel(config) if config.target_inflight is None else config.target_inflight
 
     def endpoints(self, config: TransformersConfig) -> frozenset[Endpoint]:
@@ -75,7 +75,7 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[Transfo
         return KINDS[config.type].endpoints
 
     def estimate(self, config: TransformersConfig) -> Estimate | None:
-        """From the files' heads; None when they don't tell."""
+        """From the files' headers; None if they don't suffice."""
         try:
             return KINDS[config.type].estimate(config)
         except ModelUnusableError:
@@ -94,7 +94,7 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[Transfo
         return KINDS[config.type].capabilities(config)
 
     def overridable(self, config: TransformersConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """How much it takes and how fast it is; never files."""
+        """Keys for memory and speed, never files."""
         return self.constraints(*KINDS[config.type].overridable)
 
 

@@ -1,4 +1,4 @@
-"""What a transformers model can say in the configuration. Keys that only one type of model has stand apart below."""
+"""The configuration keys of a transformers model; those of only one type of model stand in a group of their own."""
 
 from __future__ import annotations
 

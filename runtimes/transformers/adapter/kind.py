@@ -1,4 +1,4 @@
-"""What the adapter asks about a model of one type. There is one `Kind` for each type that this runtime serves."""
+"""What differs between the types of models that this runtime serves: one `Kind` each."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from runtimes.transformers.adapter.config import TransformersConfig
 
 
 class Kind(abc.ABC):
-    """Everything that differs between models of one type and another. Stateless."""
+    """The part of the adapter for one type of model. Stateless."""
 
-    program: ClassVar[str]  # the worker, as `python -m` would name it
+    program: ClassVar[str]  # the worker program's name, as for `python -m`
     keys: ClassVar[frozenset[str]]  # configuration keys that only models of this type have
     overridable: ClassVar[tuple[str, ...]]
     endpoints: ClassVar[frozenset[Endpoint]]
 
     @abc.abstractmethod
     def problems(self, config: TransformersConfig) -> Iterator[str]:
-        """Why it can't start, each a sentence naming the key. Reads metadata only."""
+        """Reasons why it can't start, each naming its key. Reads metadata only."""
 
     @abc.abstractmethod
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """The worker's own settings. Raises ModelUnusableError."""
+        """The settings of this worker beside the common ones. Raises ModelUnusableError."""
 
     def parallel(self, config: TransformersConfig) -> int:
-        """Requests its worker works on at once."""
+        """Requests that its worker serves concurrently."""
         return config.parallel
 
     @abc.abstractmethod
     def estimate(self, config: TransformersConfig) -> Estimate:
-        """Memory it will take. Raises ModelUnusableError where the files don't tell."""
+        """Memory it will take. Raises ModelUnusableError if the files don't suffice."""
 
     @abc.abstractmethod
     def inputs(self, config: TransformersConfig) -> frozenset[Modality] | None:
-        """What it takes as input."""
+        """Its input modalities."""
 
     @abc.abstractmethod
     def capabilities(self, config: TransformersConfig) -> Capabilities:
@@ -52,5 +52,5 @@ class Kind(abc.ABC):
     def kernels(
         self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
     ) -> tuple[Kernel, ...]:
-        """What its worker loads from the hub's kernels on a GPU; see hub_kernels.UsesKernels."""
+        """Kernels that its worker loads on a GPU, see hub_kernels.UsesKernels."""
         return ()

@@ -1,8 +1,8 @@
 """Language models: what their folder says about them, before anything is loaded.
 
-Memory is weights in the type they are loaded in, the caches of `parallel` requests of `n_ctx` tokens, the activations of
-one step, and the program. Of the largest layer there are two more caches: a step makes it anew, one token longer, and
-attention repeats it for the heads that share it. tests/runtimes compares that with what real workers take.
+Memory is the weights in the type they are loaded in, the caches of `parallel` requests of `n_ctx` tokens, the activations
+of one step, and the program. The largest layer's cache counts three times: a step copies it, one token longer, and
+attention repeats it for the heads that share it. tests/runtimes compares the sum with the memory of real workers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from runtimes.transformers.shared.quantised import KERNELS
 
 MIB: Final = 1 << 20
 SWITCH: Final = "enable_thinking"
-MAX_CONTEXT: Final = 8192  # where the configuration doesn't say
+MAX_CONTEXT: Final = 8192  # unless configured
 PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
 GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 PLAIN_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 SHRUNK_BITS: Final = {"fp8": 8, "mxfp4": 4.25, "bitsandbytes-8bit": 8, "bitsandbytes-4bit": 4.5}
-STORED_BITS: Final = {"mxfp4": 4.25, "fp8": 8}  # what `quantization: none` can undo
+STORED_BITS: Final = {"mxfp4": 4.25, "fp8": 8}  # methods that `quantization: none` can dequantise
 VISION_TOKENS: Final = 4096  # patches of a large picture
 
 
@@ -46,7 +46,7 @@ class Language(Kind):
     overridable = ("dtype", "parallel", "threads", "n_ctx", "quantization", "prefill_tokens", "image_pixels")
 
     def problems(self, config: TransformersConfig) -> Iterator[str]:
-        """Without a model in the folder, or with one that doesn't generate text."""
+        """No model in the folder, or one that doesn't generate text."""
         try:
             folder = checkpoints.read(config.path)
         except ModelUnusableError as error:
@@ -73,7 +73,7 @@ class Language(Kind):
             yield f"quantization: the files are quantised by {stored} already"
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError for what this device can't do."""
+        """Raises ModelUnusableError for what this device doesn't support."""
         folder = checkpoints.read(config.path)
         on_gpu = context.device.kind != "host" and config.device_map != "cpu"
         if not on_gpu:
@@ -99,7 +99,7 @@ class Language(Kind):
     def kernels(
         self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
     ) -> tuple[Kernel, ...]:
-        """By the configuration, or where it leaves that open by what the files are quantised by."""
+        """By the configured quantisation method, else by that of the files."""
         if config.device_map == "cpu":
             return ()
         stated = config.quantization
@@ -116,7 +116,7 @@ class Language(Kind):
         cache = cache_bytes(layers, context, config.parallel)
         cache += 2 * max((cache_bytes((layer,), context, config.parallel) for layer in layers), default=0)
         activations = activation_bytes(folder.config, tokens=step, value_bytes=width, outputs=config.parallel)
-        if _sees(folder):
+        if _takes_images(folder):
             activations += _vision_bytes(folder, config, width)
         parts = {
             "weights": weights,
@@ -132,12 +132,12 @@ class Language(Kind):
         )
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
-        """Text, and pictures where the model has eyes and the folder says how they are prepared."""
+        """Text; images too if the model has a vision encoder and the folder its preprocessor."""
         try:
-            sees = _sees(checkpoints.read(config.path))
+            images = _takes_images(checkpoints.read(config.path))
         except ModelUnusableError:
-            sees = False
-        return frozenset({"text", "image"}) if sees else frozenset({"text"})
+            images = False
+        return frozenset({"text", "image"}) if images else frozenset({"text"})
 
     def capabilities(self, config: TransformersConfig) -> Capabilities:
         """From configuration and chat template."""
@@ -156,7 +156,7 @@ class Language(Kind):
         )
 
     def thinking(self, config: TransformersConfig) -> Thinking | None:
-        """By an argument of the chat template, where it has that one; gpt-oss can only be told how much to think."""
+        """By an argument of the chat template, where it has it. gpt-oss only has levels of effort."""
         try:
             template = _template(config, checkpoints.read(config.path))
         except ModelUnusableError:
@@ -174,12 +174,12 @@ def _device_problems(config: TransformersConfig) -> Iterator[str]:
 
 
 def _decodes(folder: checkpoints.Folder) -> bool:
-    """Of the classes that are conditioned on something, those with a language model behind eyes; no encoder-decoders."""
+    """Whether a ForConditionalGeneration class is a language model with a vision encoder, not an encoder-decoder."""
     return folder.config.text is not folder.config.values and not folder.config.values.get("is_encoder_decoder")
 
 
-def _sees(folder: checkpoints.Folder) -> bool:
-    """Pictures are taken by models of the Qwen-VL kind: patches, merged, one token for each merged patch."""
+def _takes_images(folder: checkpoints.Folder) -> bool:
+    """Only models like Qwen-VL are supported: one token for each merged patch."""
     try:
         found = json.loads((folder.path / "preprocessor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -198,14 +198,14 @@ def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
 
 
 def _writes_calls(config: TransformersConfig, template: str) -> bool:
-    """Whether the worker can tell its calls from text: by the marks in the template, unless the configuration says."""
+    """Whether the worker can parse its tool calls: by markers in the template, unless configured."""
     if config.tool_format != "auto":
         return config.tool_format != "none"
     return any(mark in template for mark in ("<|channel|>", "<tool_call>", "</think>"))
 
 
 def _value_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:
-    """Of a value in caches and activations."""
+    """Bytes of a value in caches and activations."""
     dtype = folder.config.dtype if config.dtype == "auto" else config.dtype
     return PLAIN_BYTES.get(dtype or "", 4)
 
@@ -222,7 +222,7 @@ def _weight_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int
 
 
 def _vision_bytes(folder: checkpoints.Folder, config: TransformersConfig, width: int) -> int:
-    """One large picture's patches in the widest layer of the encoder."""
+    """The patches of one large image in the widest layer of the encoder."""
     found = folder.config.values.get("vision_config")
     sizes = found if isinstance(found, dict) else {}
     hidden, inner = (

@@ -16,7 +16,7 @@ MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 480  # interpreter, torch, transformers, PyAV, and the spectrum of a window
 ARCHITECTURES: Final = frozenset({"WhisperForConditionalGeneration", "CohereAsrForConditionalGeneration"})
 POSITIONS: Final = 1500  # of the encoder, for 30 s; CohereAsr has fewer
-STEPS: Final = 224  # whose scores are kept to tell how sure the text is: half of the most there can be
+STEPS: Final = 224  # whose scores are kept for avg_logprob: half of the maximum
 
 
 class Speech(Kind):
@@ -28,7 +28,7 @@ class Speech(Kind):
     overridable = ("dtype", "parallel", "threads", "default_language", "max_audio_s")
 
     def problems(self, config: TransformersConfig) -> Iterator[str]:
-        """No such model in the folder, a language that there is not."""
+        """No speech recognition model in the folder, an unknown language."""
         try:
             found = checkpoints.read(config.path).config
         except ModelUnusableError as error:
@@ -40,7 +40,7 @@ class Speech(Kind):
         yield from speech_recognition.problems(config.default_language)
 
     def parallel(self, config: TransformersConfig) -> int:
-        """One, unless it is said: a recording takes all cores."""
+        """One unless configured: one recording takes all cores."""
         return config.parallel if "parallel" in config.model_fields_set else 1
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
@@ -55,13 +55,13 @@ class Speech(Kind):
         }
 
     def estimate(self, config: TransformersConfig) -> Estimate:
-        """Weights, what a window takes on the way, program. Raises ModelUnusableError."""
+        """Weights, activations of a window, program. Raises ModelUnusableError."""
         folder = checkpoints.read(config.path)
         model = folder.config
         dtype = model.dtype if config.dtype == "auto" else config.dtype
         weights = folder.weights.bytes_as(dtype)
         width = checkpoints.VALUE_BYTES.get(dtype or "", 4)
-        encoded = POSITIONS * model.width * 8 * width  # a layer's states and what its feed-forward part makes of them
+        encoded = POSITIONS * model.width * 8 * width  # a layer's states and its feed-forward activations
         kept = POSITIONS * model.layers * 2 * model.width * width  # keys and values for the decoder
         work = self.parallel(config) * (encoded + kept + STEPS * model.vocabulary * 4)
         mib = -(-(weights + work) // MIB) + PROGRAM_MIB
@@ -69,9 +69,9 @@ class Speech(Kind):
         return Estimate(mib, "computed", detail)
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
-        """Sound."""
+        """Audio."""
         return frozenset({"audio"})
 
     def capabilities(self, config: TransformersConfig) -> Capabilities:
-        """It hears; it takes no conversations."""
+        """Those of speech recognition."""
         return speech_recognition.CAPABILITIES

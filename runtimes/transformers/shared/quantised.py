@@ -1,8 +1,8 @@
-"""Which kernels of the hub transformers computes quantised weights with: for the adapter, `llmux pull` and the worker.
+"""The kernels that transformers needs for quantised weights: for the adapter, `llmux pull` and the worker.
 
-These are the repositories and versions that the pinned transformers asks for by itself; a test compares them with it. For
-FP8 it would take `deep-gemm` as well where it finds a data centre's GPU and a CUDA compiler; the worker keeps it from
-that (model.py), so that a model computes alike on every machine and with nothing else to fetch.
+These are the repositories and versions that the pinned transformers asks for; a test compares them. For FP8 it would also
+use `deep-gemm` on a data centre GPU with a CUDA compiler. The worker prevents that (model.py), so that a model computes
+alike on every machine and nothing else has to be downloaded.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ KERNELS: Final[Mapping[str, tuple[Kernel, ...]]] = MappingProxyType(
         "mxfp4": (Kernel("kernels-community/gpt-oss-triton-kernels", 1),),
     }
 )
-"""By method, as config.json and the configuration call it."""
+"""By quantisation method, as named in config.json and the configuration."""

@@ -1,4 +1,4 @@
-"""What this runtime does with each request parameter of the language model endpoints."""
+"""What the worker does with each parameter of the language model endpoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The worker of language models. `worker` is the program; the modules below it know nothing of HTTP.
+"""The worker for language models. `__main__` is the program; the other modules know nothing of HTTP.
 
-A request goes through `request` (what is asked), `prompt` (messages to tokens), `grammar` (what may be said), `decoder`
-(tokens to further tokens, for all requests at once), `detokenize` and `formats` (tokens to text, thoughts and tool calls),
-and `answers` (OpenAI's JSON).
+A request passes through `request` (its parameters), `prompt` (messages to tokens), `grammar` (constraints on the output),
+`decoder` (generation, for all requests at once), `response_builder` with `detokenize` and `formats` (tokens to text, reasoning
+and tool calls), and `answers` (OpenAI's JSON).
 """

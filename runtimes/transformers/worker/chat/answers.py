@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer being written. `prompt`: its prompt's tokens; `logprobs`: they are wanted."""
+    """One answer in OpenAI's JSON. `prompt`: tokens of its prompt; `logprobs`: whether to include them."""
 
     kind: Literal["chat", "text"]
     model: str
@@ -82,7 +82,7 @@ class Answer:
         return {**self._head(chunk=True), "choices": [choice]}
 
     def _taken(self, piece: Piece | None) -> Json | None:
-        """The log probabilities that are due with this piece; None: with the end."""
+        """The log probabilities due with this piece; without a piece, at the end."""
         if not self.logprobs or not (piece is None or isinstance(piece, Text)):
             return None
         tokens, self.builder.logprobs = self.builder.logprobs, []
@@ -94,7 +94,7 @@ class Answer:
 
 
 def usage(prompt: int, outcome: Outcome) -> Json:
-    """Tokens of prompt and answer, and how many of these were thoughts."""
+    """Tokens of prompt and answer, and how many of these were reasoning."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": outcome.tokens,
@@ -144,7 +144,7 @@ def _described(loaded: Loaded, token: Token) -> Json:
 
 
 def _columns(loaded: Loaded, tokens: Sequence[tuple[int, Token]]) -> Json:
-    """The form that completions have. Offsets are in the answer's text, over all chunks of a stream."""
+    """The form of completions. Offsets are positions in the answer's text, across all chunks of a stream."""
     return {
         "tokens": [loaded.decode([token.id]) for _, token in tokens],
         "token_logprobs": [max(token.logprob, -9999.0) for _, token in tokens],

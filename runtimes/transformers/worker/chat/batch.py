@@ -1,8 +1,8 @@
-"""Several sequences in one forward pass: their caches lie in one, aligned at the right, each as long as the longest.
+"""Several sequences in one forward pass: one cache, aligned at the right, as wide as the longest sequence.
 
-A sequence's own tokens are its last columns; what is left of them is padding, which a mask hides. So every step adds one
-column for all, masks of windows hold as they are, and what joins or leaves costs a copy then, and nothing in between.
-States of recurrent layers have no columns and are only stacked.
+A sequence's tokens are its last columns; a mask hides the padding to their left. So each step adds one column for all,
+sliding-window masks stay valid, and only joining and leaving copy the cache. Recurrent layers have states without columns,
+which are stacked.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _KNOWN = (
 
 
 def can_be_batched(cache: DynamicCache) -> bool:
-    """Whether this is a cache that `Batch` can put together with others."""
+    """Whether `Batch` can join this cache with others."""
     return all(type(layer) in _KNOWN for layer in cache.layers)
 
 
 class Batch:
-    """The caches of all sequences that are being continued. `lengths` are their tokens; rows keep their order."""
+    """The caches of all sequences under generation. `lengths` are their tokens; rows keep their order."""
 
     def __init__(self, model: Any) -> None:  # whatever class of transformers
         self._model = model
         self._cache: DynamicCache | None = None
         self.lengths: list[int] = []
-        self._shifts: list[int] = []  # what positions are more than the count of tokens (pictures)
+        self._shifts: list[int] = []  # positions minus tokens (images)
 
     def join(self, cache: DynamicCache, length: int, shift: int = 0) -> None:
-        """Add a sequence whose prompt is in `cache`, which is taken over. It is the last row."""
+        """Add a sequence, whose prompt is in `cache`, as the last row. Takes ownership of the cache."""
         if self._cache is None:
             self._cache = cache
         else:
@@ -55,7 +55,7 @@ class Batch:
         self._shifts.append(shift)
 
     def leave(self, rows: Sequence[int]) -> None:
-        """Take these rows out; the others close up."""
+        """Remove these rows; the others move up."""
         keep = [row for row in range(len(self.lengths)) if row not in rows]
         if len(keep) == len(self.lengths):
             return
@@ -69,7 +69,7 @@ class Batch:
             _select(layer, keep, max(self.lengths))
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """One token further in every row. Returns the scores of the next ones, a row each."""
+        """Add one token to every row. Returns the scores of the next tokens, one row each."""
         assert self._cache is not None
         device = self._model.device
         width = max(self.lengths)
@@ -92,7 +92,7 @@ class Batch:
         return scores
 
 
-def _stack(mine: Any, other: Any, width: int) -> None:  # layers have no common type that says this
+def _stack(mine: Any, other: Any, width: int) -> None:  # the layers have no common type for this
     with torch.inference_mode():
         if isinstance(mine, DynamicLayer) and mine.is_initialized:
             columns = min(width, mine.sliding_window - 1) if isinstance(mine, DynamicSlidingWindowLayer) else width
@@ -126,7 +126,7 @@ def _select(layer: Any, keep: Sequence[int], width: int) -> None:
 
 
 def _aligned(values: torch.Tensor, columns: int) -> torch.Tensor:
-    """Exactly so many columns (the last but one dimension): cut off or padded at the left."""
+    """Exactly `columns` (the last but one dimension): cut or padded at the left."""
     missing = columns - values.shape[-2]
     if missing <= 0:
         return values[..., -missing:, :]

@@ -1,7 +1,7 @@
-"""The one thread that runs the model: it reads new prompts piece by piece and continues all the others between them.
+"""The one thread that runs the model: it reads new prompts in chunks and generates for all other requests in between.
 
-A `Job` is handed in from any thread and gets its tokens through a queue. Whether anybody still wants it is looked at
-before every step, so a job whose client has left is gone one token later.
+A `Job` is submitted from any thread and gets its tokens through a queue. Cancellation is checked before every step, so a
+job whose client disconnected ends one token later.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Ending = Literal["stop", "length"]
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A prompt to continue. `pictures`: what the model takes beside tokens; `most`: tokens to generate at most.
+    """A prompt to continue. `pictures`: model inputs beside the tokens; `max_tokens`: limit of generated tokens.
 
-    It ends early when its client has left (`cancel`) or its reader has `enough`.
+    It ends early when its client disconnects (`cancel`) or its reader has `enough`.
     """
 
     tokens: list[int]
@@ -46,17 +46,17 @@ class Job:
 
     @property
     def unwanted(self) -> bool:
-        """Nobody waits for more of it."""
+        """Whether nobody waits for more tokens."""
         return self.cancel.is_set or self.enough.is_set
 
     def end(self, how: Ending | BaseException) -> None:
-        """There is no more of it."""
+        """Report the end to the reader."""
         if self.guide is not None:
             self.guide.close()
         self.out.put(how)
 
     def results(self) -> Iterator[Token | Ending]:
-        """Tokens as they come, then how it ended. Raises what went wrong."""
+        """Tokens as they come, then how it ended. Raises the job's error."""
         while True:
             item = self.out.get()
             if isinstance(item, BaseException):
@@ -78,7 +78,7 @@ class _Run:
 
 
 class Decoder:
-    """`width` jobs at once at most; further ones wait. `chunk`: tokens of a prompt read in one step."""
+    """At most `width` jobs at once; others wait. `chunk`: tokens of a prompt read in one step."""
 
     def __init__(self, model: Any, *, width: int, chunk: int) -> None:  # whatever class of transformers
         self._model, self._width, self._chunk = model, width, chunk
@@ -93,7 +93,7 @@ class Decoder:
         threading.Thread(target=self._live, name="decoder", daemon=True).start()
 
     def submit(self, job: Job) -> None:
-        """Begin as soon as there is room. Returns at once."""
+        """Start it as soon as there is room. Returns at once."""
         self._new.put(job)
 
     def _live(self) -> None:
@@ -105,11 +105,11 @@ class Decoder:
                     self._read()
                 if self._going:
                     self._continue()
-            except Exception as error:  # noqa: BLE001  # one bad step must not end the worker: its jobs hear of it
+            except Exception as error:  # noqa: BLE001  # a failed step must not end the worker: its jobs get the error
                 self._fail(error)
 
     def _take_in(self) -> None:
-        """New jobs; waits for one when there is nothing else to do."""
+        """Take new jobs; wait for one when there is nothing else to do."""
         while not self._new.empty() or not (self._waiting or self._reading or self._going):
             self._waiting.append(self._new.get())
         while self._waiting and len(self._reading) + len(self._going) < self._width:
@@ -142,7 +142,7 @@ class Decoder:
             self._going = [run for row, run in enumerate(self._going) if row not in rows]
 
     def _read(self) -> None:
-        """A piece of the first prompt that isn't read yet; its first token once it is."""
+        """Read a chunk of the first unread prompt; choose its first token after the last chunk."""
         run = self._reading[0]
         job = run.job
         stop = len(job.tokens) if job.pictures else min(run.read + self._chunk, len(job.tokens))
@@ -170,14 +170,14 @@ class Decoder:
         if self._advance(run, output.logits[0, -1]):
             self._batch.join(run.cache, stop, run.shift)
             self._going.append(run)
-        self._reading.popleft()  # not before: where joining fails, this one hears of it, too
+        self._reading.popleft()  # last: if joining fails, this job gets the error too
 
     def _continue(self) -> None:
         scores = self._batch.step([run.last for run in self._going])
         self._leave([row for row, run in enumerate(self._going) if not self._advance(run, scores[row])])
 
     def _advance(self, run: _Run, scores: torch.Tensor) -> bool:
-        """Choose the next token and hand it on; False when that was the last, or there is none to choose."""
+        """Choose the next token and deliver it; False if it was the last, or none is possible."""
         job, guide = run.job, run.job.guide
         try:
             token = run.sampler.pick(scores, None if guide is None else guide.allowed())
@@ -207,7 +207,7 @@ class Decoder:
 
 
 def _reported(error: BaseException) -> BaseException:
-    """Out of memory is something the client can act on; the rest is a bug that the log shows."""
+    """The client can act on an out-of-memory error; anything else is a bug and goes to the log."""
     if isinstance(error, torch.OutOfMemoryError):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Tokens to text as they come. A character that is cut between tokens waits for the rest of it."""
+"""Tokens to text as they come. A character split across tokens waits for its last token."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PATIENCE: Final = 8  # tokens: a character has at most four bytes, so after this
 
 
 class Detokenizer:
-    """`decode` gives the text of a whole list of tokens; only short lists are decoded, whatever the length of the text.
+    """`decode` gives the text of a list of tokens. Only short lists are decoded, however long the text.
 
-    Two or three tokens before the new ones are decoded with them, because some tokenizers write a token differently at the
+    New tokens are decoded together with the two or three before them: some tokenizers write a token differently at the
     beginning of a text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._known = 0  # of these, so many are given out
+        self._known = 0  # how many of these are in the output
         self._text = ""  # their text
 
     def feed(self, token: int) -> str:
@@ -31,7 +31,7 @@ class Detokenizer:
         return self._give(text)
 
     def end(self) -> str:
-        """What still waits; a character that stayed incomplete is U+FFFD."""
+        """The rest; an incomplete character is U+FFFD."""
         return self._give(self._decode(self._ids)) if len(self._ids) > self._known else ""
 
     def _give(self, text: str) -> str:

@@ -1,7 +1,7 @@
-"""What a model may say, as a grammar in llguidance's dialect of Lark: a thought where it has any, then an answer in a
-format, or calls of tools, in the form of its family.
+"""What a model may generate, as a grammar in llguidance's dialect of Lark: reasoning where the model has it, then an answer
+that follows a schema, or tool calls, in the format of the model's family.
 
-The marks around thoughts and calls are tokens of their own in most vocabularies; where they aren't, they are spelt.
+The markers around reasoning and calls are single tokens in most vocabularies; otherwise they are spelt out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from runtimes.transformers.worker.chat.tools import Tools
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a family writes. `start` has the rule `body` in it, `answer` the rule `said`; `rules` are its own.
+    """The format of a family. `start` refers to the rule `body`, `answer` to the rule `said`; `rules` are further ones.
 
-    `call` is a call's rule, of its name and of what gives the rule of arguments that are JSON. `between` two calls; None:
-    there is but one.
+    `call` makes the rule of a call, from its name and a function that makes the rule of its arguments. `between` separates
+    two calls; None: there can be only one.
     """
 
     start: str
@@ -38,10 +38,10 @@ class _Form:
 
 
 def guide(guides: Guides, loaded: Loaded, prompt: Prompt, tools: Tools, said: Schema | None) -> Guide | None:
-    """For an answer that has to call a tool, or what it says has to follow a schema; None for one that is free.
+    """The guide of an answer that must call a tool or follow a schema; None for a free one.
 
-    Where both are asked for the call wins; where it may call, or say something, it is schemas to one of them. Raises
-    WorkerError for schemas that can't be kept.
+    A required call wins over a schema. If calls are optional, the answer is a call or follows the schema. Raises WorkerError
+    for unsupported schemas.
     """
     if not tools.must and said is None:
         return None
@@ -61,7 +61,7 @@ def guide(guides: Guides, loaded: Loaded, prompt: Prompt, tools: Tools, said: Sc
 
 
 def _arguments(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
-    """What isn't strict is schemas to as much of its schema as can be. Adds to `schemas`."""
+    """The rule of a call's arguments; adds their schema to `schemas`. One that isn't strict is enforced as far as possible."""
     schema, lenient = tools.schemas[name] or json_schema.OBJECT, name not in tools.strict
     if not lenient:
         json_schema.check(schema, "tools")
@@ -84,7 +84,7 @@ def _harmony(guides: Guides) -> _Form:
 
 
 def _tagged(guides: Guides, loaded: Loaded, prompt: Prompt) -> _Form:
-    """Also for models without any format of their own, which have no thoughts and no calls."""
+    """Also for models without a format, which have neither reasoning nor calls."""
     call, called = _mark(guides, CALL), _mark(guides, CALLED)
 
     def as_json(name: str, arguments: Callable[[], str]) -> str:
@@ -111,7 +111,7 @@ def _mark(guides: Guides, text: str) -> str:
 
 
 def _until(guides: Guides, name: str, mark: str, *others: str) -> str:
-    """Rules for a text without any of these marks, which would be read as such where they are spelt, too, and the first."""
+    """Rules for a text without any of these markers, spelt out or not, followed by the first."""
     spelt = [re.escape(text).replace("/", r"\/") for text in (mark, *others)]
     if guides.mark(mark) is None:
         return f"{name}[lazy]: /(?s:.*){spelt[0]}/"

@@ -1,13 +1,14 @@
-"""The program that follows grammars: it learns a model's tokens once, and forks for each grammar that it is handed.
+"""The grammar server: a program that loads a model's tokenizer once, and forks for each grammar.
 
-A schema of a few lines can take for ever to be made a grammar, exhaust the stack or the memory, or have so many meanings
-that a single step takes minutes. Nothing inside a process can stop llguidance at that, so it runs in one that can be lost:
-each fork has a bounded stack and memory, so much of the processor's time to make its grammar and so much for all its steps,
-and the kernel ends it when it takes more. Whoever request finds the connection closed.
+A schema of a few lines can compile for ever, exhaust the stack or the memory, or be so ambiguous that a single step takes
+minutes. llguidance can't be interrupted, so it runs in a process that may be killed: each fork has limits for stack, memory,
+CPU time to compile its grammar and CPU time for all its steps, and the kernel kills it beyond them. The client finds its
+connection closed.
 
-Run by guide.py, with a socket as standard input. The first message is `{"tokenizer": …, "ends": […]}`, its answer the
-tokens that are no text. Then sockets come, one for each grammar: `{"schemas": […], "grammar": …}`, answered by what is wrong
-with it; after that, a mask of what may come next for each token (four bytes) that came. Ends with its standard input.
+guide.py runs it with a socket as standard input. The first message is `{"tokenizer": …, "ends": […]}`; the reply lists the
+special tokens. Then it receives one socket for each grammar. On that socket the client sends `{"schemas": […], "grammar": …}`
+and gets an error or `OK`, then a mask of the allowed next tokens after each token (four bytes) that it sends. The server
+exits at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -29,17 +30,16 @@ from llguidance import (  # type: ignore[import-not-found]  # its stubs are in t
 
 COMPILE_S: Final = 5.0
 STEPS_S, STEP_S = 1.0, 0.01
-"""Seconds of the processor's time: for steps that take long, in all; and what each step may take besides. An ordinary one
-takes a thousandth."""
+"""CPU seconds: for slow steps in total, and in addition for each step. An ordinary step takes a thousandth."""
 MEMORY: Final = 2 << 30
 STACK: Final = 8 << 20
 OK, FAILED = b"+", b"-"
 
 
 def main() -> None:
-    """Returns when its parent has gone."""
+    """Serve until the parent exits."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # its parent still answers those who are being answered
+        signal.signal(number, signal.SIG_IGN)  # the parent finishes running requests first
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=0) as control:
         parent = Connection(os.dup(0))
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _run_fork(client: Connection, tokens: Any) -> None:
-    """In the fork. Returns never."""
+    """Runs in the fork. Never returns."""
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_STACK, STACK)):
@@ -69,14 +69,14 @@ def _run_fork(client: Connection, tokens: Any) -> None:
             resource.setrlimit(limit, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
         _serve(client, tokens)
     except (EOFError, OSError):
-        pass  # nobody asks any more
+        pass  # the client closed its connection
     finally:
         os._exit(0)
 
 
 def _serve(client: Connection, tokens: Any) -> None:
     wanted = json.loads(client.recv_bytes())
-    signal.setitimer(signal.ITIMER_PROF, COMPILE_S)  # counts the processor's time; its signal ends the process
+    signal.setitimer(signal.ITIMER_PROF, COMPILE_S)  # counts CPU time; its signal kills the process
     for place, schema in enumerate(wanted["schemas"]):
         wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))
         if wrong:

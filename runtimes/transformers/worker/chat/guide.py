@@ -1,9 +1,8 @@
-"""Holds a model to a grammar: of all tokens, only those that continue it may come next.
+"""Constrains a model's output to a grammar: only tokens that continue it are allowed.
 
-llguidance follows the grammar and tells which tokens these are, in a process of its own for each answer (connection.py): what
-a schema can make it do ends that answer, and no other. The next mask is computed while the model computes. It knows a
-model's tokens from the model's tokenizer, which it gets when the first grammar is asked for: about a second for a large
-vocabulary.
+llguidance computes the allowed tokens in a process for each answer (grammar_server.py), so that a bad schema ends its own
+answer and no other. It computes the next mask while the model computes. The server loads the model's tokenizer for the
+first grammar: about a second for a large vocabulary.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from runtimes.transformers.worker.chat.model import Loaded
 
 PROGRAM: Final = Path(__file__).with_name("grammar_server.py")
 OK: Final = b"+"
-TOO_MUCH: Final = "following it takes more time or memory than there is for one request"
+TOO_EXPENSIVE: Final = "following it takes more time or memory than there is for one request"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSchema:
-    """A schema that a grammar has in it, as JSON: the parameter it came in, and what it is about."""
+    """A schema within a grammar, as JSON; the request parameter it came in, and what it describes."""
 
     schema: str
     param: str
@@ -49,33 +48,32 @@ class Guide:
         self._connection = connection
 
     def allowed(self) -> torch.Tensor:
-        """For each token of the vocabulary whether it may come next; those that end an answer only where it may end.
+        """For each token of the vocabulary whether it may come next, end tokens included.
 
-        To be asked once for each token. Raises WorkerError where nothing can, or following the grammar has become too
-        much.
+        Call it once for each token. Raises WorkerError if no token is allowed, or the grammar has become too expensive.
         """
         try:
             reply = self._connection.recv_bytes()
         except (EOFError, OSError):
-            raise _unusable(TOO_MUCH) from None
+            raise _unusable(TOO_EXPENSIVE) from None
         if reply[:1] != OK:
             raise _unusable(reply[1:].decode(errors="replace").partition("\n")[0])
         return torch.from_numpy(np.unpackbits(np.frombuffer(reply, np.uint8, offset=1), bitorder="little")).bool()
 
     def advance(self, token: int) -> None:
-        """What came next. Raises WorkerError as `allowed` does."""
+        """Report the chosen token. Raises WorkerError as `allowed` does."""
         try:
             self._connection.send_bytes(token.to_bytes(4, "little"))
         except OSError:
-            raise _unusable(TOO_MUCH) from None
+            raise _unusable(TOO_EXPENSIVE) from None
 
     def close(self) -> None:
-        """No more of it is wanted. Further calls do nothing."""
+        """End the fork. Further calls do nothing."""
         self._connection.close()
 
 
 class Guides:
-    """Makes guides for one model. For use by several threads."""
+    """Makes guides for one model. Thread-safe."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded, self._lock = loaded, threading.Lock()
@@ -92,7 +90,7 @@ class Guides:
         except (EOFError, OSError):
             ours.close()
             param = schemas[0].param if schemas else None
-            message = f"{param or 'The grammar'}: {TOO_MUCH}. Make the schema smaller or simpler."
+            message = f"{param or 'The grammar'}: {TOO_EXPENSIVE}. Make the schema smaller or simpler."
             raise WorkerError(message, code="schema_unusable", param=param) from None
         if reply[:1] == OK:
             return Guide(ours)
@@ -101,11 +99,11 @@ class Guides:
         if place is None:
             raise WorkerError(f"This can't be made a grammar: {reason.partition(chr(10))[0]}", code="format_unusable")
         wrong = schemas[place]
-        message = f"{wrong.param}: {wrong.what} can't be schemas to this schema: {reason}"
+        message = f"{wrong.param}: {wrong.what} can't be held to this schema: {reason}"
         raise WorkerError(message, code="schema_unusable", param=wrong.param)
 
     def mark(self, text: str) -> int | None:
-        """The token that is this text and no part of any other; None where it is written like other text."""
+        """The special token for this text; None where it is written as ordinary text."""
         token = self._loaded.one(text)
         if token is None:
             return None
@@ -119,7 +117,7 @@ class Guides:
 
 
 class _GrammarServer:
-    """The process that has a fork for each guide. Raises WorkerError for a tokenizer that it can't take."""
+    """The process that forks for each guide. Raises WorkerError for a tokenizer that it can't load."""
 
     def __init__(self, loaded: Loaded) -> None:
         if not isinstance(loaded.tokenizer, transformers.PreTrainedTokenizerFast):
@@ -148,11 +146,11 @@ class _GrammarServer:
 
     @property
     def gone(self) -> bool:
-        """Has it ended?"""
+        """Whether the process has exited."""
         return self._process.poll() is not None
 
     def take(self, connection: Connection) -> None:
-        """Fork for who has the other end of this. Raises OSError."""
+        """Fork for this connection. Raises OSError."""
         socket.send_fds(self._socket, [OK], [connection.fileno()])
 
 

@@ -1,6 +1,6 @@
-"""Loads a model folder: which class, which types, which devices, which tokenizer, and how it writes.
+"""Loads a model folder: model class, types, devices, tokenizer, output format.
 
-Imports are by the name of the model's own class, so that nothing of the other four hundred families is loaded.
+The model's class is imported by name, so that none of the other four hundred families is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_MARKERS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the adapter decided (language.py). `name` is the model's in the configuration."""
+    """The worker's options (adapter/language.py). `name` is the model's name in the configuration."""
 
     name: str
     path: str
@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is ready. `xml_calls`: its calls are tags rather than JSON. `see`: its image processor."""
+    """A loaded model. `xml_calls`: it writes calls as tags rather than JSON. `see`: its image processor."""
 
     model: Any
     tokenizer: Any
@@ -56,27 +56,27 @@ class Loaded:
     xml_calls: bool
     knows_tools: bool
     ends: frozenset[int]
-    hidden: frozenset[int]  # special tokens that are no part of any text
+    hidden: frozenset[int]  # special tokens that belong to no text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Their text as it is, special tokens included."""
+        """Their text, special tokens included."""
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def encode(self, text: str) -> list[int]:
-        """A text's tokens, and none added."""
+        """A text's tokens, without added special tokens."""
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
     def one(self, text: str) -> int | None:
-        """The token that is this text; None where there is no such single one."""
+        """The single token of this text; None if it has several."""
         tokens = self.encode(text)
         return tokens[0] if len(tokens) == 1 else None
 
 
 def load(options: Options) -> Loaded:
-    """Blocks for as long as it takes. Raises whatever transformers raises, and SystemExit for what it doesn't have."""
-    transformers.utils.logging.disable_progress_bar()  # a log is no terminal
+    """Load the model. Blocks. Raises whatever transformers raises, and SystemExit for what isn't supported."""
+    transformers.utils.logging.disable_progress_bar()  # the output is a log
     config = transformers.AutoConfig.from_pretrained(options.path)
     names = config.architectures or []
     kind = getattr(transformers, names[0], None) if names else None
@@ -119,7 +119,7 @@ def _arguments(options: Options, config: Any) -> dict[str, Any]:
 
 
 def _quantization(options: Options, config: Any) -> Any:
-    """How to quantise, or to undo it; None: as the files are."""
+    """How to quantise or dequantise; None: as stored."""
     stored = getattr(config, "quantization_config", None) or {}
     method = stored.get("quant_method") if isinstance(stored, Mapping) else stored.quant_method
     if options.quantization != "none":
@@ -144,7 +144,7 @@ def _quantization(options: Options, config: Any) -> Any:
 
 
 def _check_kernels(method: str, model: str) -> None:
-    """Raises SystemExit where transformers would fail later, or silently compute plain weights, several times as large."""
+    """Raises SystemExit where transformers would fail later, or silently use dequantised weights, several times as large."""
     if method == "bitsandbytes" and importlib.util.find_spec("bitsandbytes") is None:
         raise SystemExit(
             f"quantization: {method} needs the package bitsandbytes, which this environment doesn't have."
@@ -170,7 +170,7 @@ def _check_kernels(method: str, model: str) -> None:
             raise SystemExit(
                 "quantization: fp8 needs a GPU of compute capability 8.9 or more; use another, or set quantization: none."
             )
-        os.environ["TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR"] = "1"  # or it asks for one more kernel with every layer
+        os.environ["TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR"] = "1"  # otherwise every layer asks for one more kernel
 
 
 def _template(tokenizer: Any) -> str:
@@ -191,7 +191,7 @@ def _markers(wanted: Format) -> set[str]:
 
 
 def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end an answer: the model's own, the tokenizer's, and those that end harmony's turns."""
+    """Tokens that end an answer: the model's, the tokenizer's, and those that end harmony's turns."""
     ids = model.generation_config.eos_token_id
     found = set(ids if isinstance(ids, list) else [ids]) | {tokenizer.eos_token_id}
     vocabulary = tokenizer.get_added_vocab()

@@ -1,4 +1,4 @@
-"""Pictures in messages: data URLs only, decoded and prepared for the model. Nothing is ever fetched."""
+"""Images in messages: data URLs only, decoded and prepared for the model. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from PIL import Image, ImageOps
 from runtimes.sdk.errors import WorkerError
 
 DATA: Final = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
-MAX_PIXELS: Final = 50_000_000  # of a request: a small file may unfold into any number of them
-FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow knows some that run programs, such as EPS
+MAX_PIXELS: Final = 50_000_000  # of a request: a small file may decompress to any number of pixels
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # Pillow runs programs for some others, such as EPS
 
 
 def picture(url: object, pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture of a data URL, of so many `pixels` at most. Raises WorkerError."""
+    """The image of a data URL, of at most `pixels`. Raises WorkerError."""
     found = DATA.match(url) if isinstance(url, str) else None
     if found is None or not isinstance(url, str):
         raise _wrong("a picture must be a data URL such as data:image/png;base64,…; addresses are not fetched")
@@ -34,10 +34,10 @@ def picture(url: object, pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def prepared(see: Any, pictures: list[Image.Image]) -> tuple[dict[str, Any], list[int]]:
-    """What the model takes, and how many tokens each picture is. Raises WorkerError."""
+    """The model's inputs, and the number of tokens of each image. Raises WorkerError."""
     try:
         features = dict(see(pictures, return_tensors="pt"))
-    except ValueError as error:  # shapes that it can't do
+    except ValueError as error:  # unsupported shapes
         raise _wrong(f"the picture can't be used: {error}") from error
     return features, [int(grid.prod()) // see.merge_size**2 for grid in features["image_grid_thw"]]
 

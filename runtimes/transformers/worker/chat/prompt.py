@@ -1,4 +1,4 @@
-"""Messages to tokens: checked, put into the shape that chat templates know, rendered, and pictures counted in."""
+"""Messages to tokens: validate them, bring them into the form that chat templates expect, render, and add images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`thinking`: it ends within a thought. `pictures`: what the model takes beside the tokens."""
+    """`thinking`: it ends within reasoning. `pictures`: model inputs beside the tokens."""
 
     tokens: list[int]
     thinking: bool = False
@@ -109,7 +109,7 @@ def _content(loaded: Loaded, content: object, images: list[Any]) -> str | list[M
 
 
 def _call(call: object) -> Message:
-    """A call of an earlier turn; templates want its arguments as an object, clients send JSON text."""
+    """A call of an earlier turn. Templates expect its arguments as an object, clients send JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise WorkerError("messages: a tool call needs a function with a name.", param="messages")
@@ -125,7 +125,7 @@ def _call(call: object) -> Message:
 
 
 def _take_effort(turns: list[Message], extra: dict[str, object]) -> None:
-    """`Reasoning: high` before a system prompt is how gpt-oss is told; its template has an argument for that."""
+    """gpt-oss clients write `Reasoning: high` before the system prompt; the chat template has an argument for it."""
     first = turns[0]
     found = EFFORT.match(first["content"]) if first["role"] in {"system", "developer"} else None
     if found is None:
@@ -139,7 +139,7 @@ def _take_effort(turns: list[Message], extra: dict[str, object]) -> None:
 def _with_pictures(
     loaded: Loaded, tokens: list[int], features: dict[str, Any], counts: list[int], thinking: bool
 ) -> tuple[list[int], bool, Mapping[str, Any]]:
-    """Each picture's placeholder repeated for each of its tokens."""
+    """The tokens with each image's placeholder repeated for each of the image's tokens."""
     place = loaded.model.config.image_token_id
     if tokens.count(place) != len(counts):
         message = "messages: the text has marks of pictures in it, or the chat template leaves pictures out."

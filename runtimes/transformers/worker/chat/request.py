@@ -1,4 +1,4 @@
-"""What a request asks of the generation: how to choose tokens, how many, and where to stop."""
+"""A request's parameters of generation: sampling, limits, stop strings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_TEMPERATURE: Final = 1e-4  # below it only the likeliest token has a chance,
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """`most`: tokens to generate; None: what the context leaves. `usage`: tell it at the end of a stream."""
+    """`max_tokens` None: what the context leaves. `usage`: report it at the end of a stream."""
 
     sampling: Sampling
     max_tokens: int | None
@@ -28,7 +28,7 @@ class Generation:
 
 
 def generation(body: Body, loaded: Loaded, logprobs: int | None) -> Generation:
-    """Raises WorkerError for fields that are not what they must be."""
+    """Raises WorkerError for wrong fields."""
     options = body.values.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise body.wrong("stream_options", "an object")
@@ -45,7 +45,7 @@ def generation(body: Body, loaded: Loaded, logprobs: int | None) -> Generation:
 
 
 def chat_logprobs(body: Body) -> int | None:
-    """`logprobs: true` and `top_logprobs: n`, as chat has them."""
+    """Chat's `logprobs: true` and `top_logprobs: n`."""
     top = body.whole("top_logprobs", None, 0, MAX_LOGPROBS)
     if not body.flag("logprobs"):
         if top:
@@ -55,7 +55,7 @@ def chat_logprobs(body: Body) -> int | None:
 
 
 def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
-    """What goes to the chat template. Raises WorkerError for an effort that it doesn't know."""
+    """Arguments for the chat template. Raises WorkerError for an effort that it doesn't know."""
     arguments = body.values.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict):
         raise body.wrong("chat_template_kwargs", "an object")
@@ -73,7 +73,7 @@ def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
 
 
 def room(asked: int | None, prompt: int, context: int, param: str) -> int:
-    """Tokens that may be generated. Raises WorkerError where the prompt leaves no room."""
+    """Tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
     if prompt >= context:
         message = (
             f"This model's context is {context} tokens, and the prompt has {prompt}. Shorten it, or raise n_ctx if the"
@@ -85,10 +85,10 @@ def room(asked: int | None, prompt: int, context: int, param: str) -> int:
 
 def _sampling(body: Body, loaded: Loaded, logprobs: int | None) -> Sampling:
     defaults = loaded.model.generation_config
-    drawn = bool(defaults.do_sample)  # only then its numbers are the maker's advice
+    sampled = bool(defaults.do_sample)  # otherwise its numbers are not meant for sampling
 
     def default(name: str, otherwise: float) -> Any:
-        value = getattr(defaults, name, None) if drawn else None
+        value = getattr(defaults, name, None) if sampled else None
         return otherwise if value is None else value
 
     penalty = body.number("repetition_penalty", None, 0.01, 10) or body.number("repeat_penalty", None, 0.01, 10)

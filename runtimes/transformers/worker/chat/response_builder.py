@@ -1,4 +1,4 @@
-"""From tokens to what is told of them: text, thoughts, calls, log probabilities, counts, and why it ended."""
+"""Builds a response from tokens: text, reasoning, calls, log probabilities, counts, finish reason."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Plain:
-    """No format at all: everything is the answer."""
+    """No format: everything is the answer."""
 
     thinking = False
     answering = True
 
     def feed(self, text: str) -> list[Piece]:
-        """As it is."""
+        """Unchanged."""
         return [Text(text)]
 
     def end(self) -> list[Piece]:
@@ -36,7 +36,7 @@ class Plain:
 
 
 def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:
-    """What takes this model's answers apart."""
+    """The parser for this model's answers."""
     if loaded.format == "harmony":
         return HarmonyParser(calls=bool(tools.offered))
     if loaded.format == "tagged":
@@ -46,7 +46,7 @@ def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:
 
 @dataclass(slots=True)
 class Outcome:
-    """What is known once it has ended."""
+    """Finish reason and token counts."""
 
     finish: Finish = "stop"
     tokens: int = 0
@@ -55,9 +55,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class ResponseBuilder:
-    """Reads one answer. `told` is filled as it goes; `logprobs` are those of the answer's tokens not yet taken.
+    """Builds one response. `outcome` is updated as it goes; `logprobs` are those of the answer's tokens not yet taken.
 
-    With each of these comes where its text begins, in characters of all that was generated.
+    Each of these has its offset in the generated text, in characters.
     """
 
     loaded: Loaded
@@ -68,7 +68,7 @@ class ResponseBuilder:
     logprobs: list[tuple[int, Token]] = field(default_factory=list)
 
     def read(self, results: Iterable[Token | Ending], enough: Cancel) -> Iterator[list[Piece]]:
-        """For each token what it brought, which may be nothing. Sets `enough` when no more is wanted."""
+        """The pieces of each token, perhaps none. Sets `enough` when no more tokens are needed."""
         text, stops = Detokenizer(self.loaded.decode), Stops(self.stops)
         called, begin = False, 0
         for item in results:
@@ -106,7 +106,7 @@ class ResponseBuilder:
 
     @staticmethod
     def _stopped(pieces: Iterable[Piece], stops: Stops) -> Iterator[Piece]:
-        """Stop strings hold in the answer, and end everything after them."""
+        """Cut at a stop string, which counts in the answer only, not in reasoning or calls."""
         for piece in pieces:
             if stops.hit is not None:
                 return

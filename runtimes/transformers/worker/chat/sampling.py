@@ -1,7 +1,7 @@
-"""From the scores of all tokens to the next one, for one request: penalties, bias, temperature, cuts, and chance.
+"""From the scores of all tokens to the next one, for one request: penalties, bias, temperature, truncation, sampling.
 
-Transformers' own processors do what they can do; OpenAI's presence and frequency penalties are not among them. Each
-request has a random generator of its own, so its seed decides alone, whoever else is being answered.
+transformers' logits processors are used where they exist; they lack OpenAI's presence and frequency penalties. Each request
+has its own random generator, so its result depends on its seed and not on other requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.generation.logits_process import (
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a request wants. `logprobs`: how many other likely tokens to tell with each; None: not even its own."""
+    """Sampling parameters. `logprobs`: how many alternatives to report for each token; None: no log probabilities."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -40,7 +40,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; its and its rivals' log probabilities, before penalties and temperature, where asked for."""
+    """One generated token; if requested, its and the alternatives' log probabilities before penalties and temperature."""
 
     id: int
     logprob: float = 0.0
@@ -66,11 +66,11 @@ class Sampler:
         )
 
     def pick(self, scores: torch.Tensor, allowed: torch.Tensor | None = None) -> Token:
-        """The next token, from a row of scores (one a token of the vocabulary). `allowed`: a flag for each token.
+        """The next token, from the scores of all tokens. `allowed`: a flag for each token.
 
-        A row may be longer than that, for some models pad it, or shorter; what is beyond either is not allowed.
+        Their lengths may differ, since some models pad the scores; tokens without a flag are not allowed.
         """
-        raw = scores.float().to(self._device)  # the head may lie on another GPU than the beginning
+        raw = scores.float().to(self._device)  # the output layer may be on another GPU
         scores = self._adjusted(raw)
         if allowed is not None:
             allowed = torch.nn.functional.pad(allowed, (0, len(scores) - len(allowed)))

@@ -1,4 +1,4 @@
-"""JSON Schemas that answers are held to. A keyword that can't be kept is refused by name; none is silently left out."""
+"""JSON Schemas for structured output. An unsupported keyword is refused by name; none is silently ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTING: Final = """
 $comment contentEncoding contentMediaType contentSchema default deprecated description discriminator example examples
 externalDocs readOnly title writeOnly
 """
-_WORDS: Final = frozenset(_SAYING.split())  # what is valid: llguidance keeps them, or refuses them by name
+_WORDS: Final = frozenset(_SAYING.split())  # constraints: llguidance enforces them, or refuses them by name
 _KNOWN: Final = _WORDS | frozenset(_NOTING.split())
 _HOLDING: Final = """
 additionalItems additionalProperties allOf anyOf contains else if items not oneOf prefixItems propertyNames then
@@ -31,12 +31,12 @@ unevaluatedItems unevaluatedProperties
 """
 _HELD: Final = frozenset(_HOLDING.split())  # a schema, or a list of them
 _NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_OPTIONS: Final = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}  # some, or a weak model does nothing else for ever
+_OPTIONS: Final = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}  # limited, or a weak model generates blanks for ever
 OBJECT: Final[Schema] = {"type": "object"}
 
 
 def wanted(body: Body) -> Schema | None:
-    """What `response_format` asks for; None: any text. Raises WorkerError for what can't be kept."""
+    """The schema in `response_format`; None: any text. Raises WorkerError for an unsupported one."""
     given = body.values.get("response_format")
     if given is None:
         return None
@@ -71,7 +71,7 @@ def check(schema: Schema, param: str) -> None:
 
 
 def annotated(schema: Schema, *, lenient: bool = False) -> str:
-    """It as JSON, with how to write in it. `lenient`: what can't be kept is let be. Raises WorkerError."""
+    """The schema as JSON with llguidance's options. `lenient`: ignore what isn't supported. Raises WorkerError."""
     try:
         return json.dumps({**schema, "x-guidance": {**_OPTIONS, "lenient": lenient}})
     except RecursionError:
@@ -79,7 +79,7 @@ def annotated(schema: Schema, *, lenient: bool = False) -> str:
 
 
 def _words(schema: Schema) -> Iterator[str]:
-    """The keywords of it and of all schemas in it."""
+    """The keywords of the schema and its subschemas."""
     left: list[object] = [schema]
     while left:
         one = left.pop()

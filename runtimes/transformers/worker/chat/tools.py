@@ -1,4 +1,4 @@
-"""What a request says about tools: which ones, and whether the model may, must, or must not call one."""
+"""A request's tools, and whether the model may, must, or must not call one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAME: Final = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`offered` go into the prompt. `must`: names of which one has to be called; empty: as the model likes.
+    """`offered` go into the prompt. `must`: one of these must be called; empty: the model decides.
 
-    `schemas` of the arguments are by name; `strict` are those that have to be kept wherever a call is asked for.
+    `schemas` of the arguments are by name; `strict` ones are enforced whenever a call is required.
     """
 
     offered: tuple[Mapping[str, Any], ...] = ()
@@ -29,7 +29,7 @@ class Tools:
 
 
 def wanted(body: Body, loaded: Loaded) -> Tools:
-    """Raises WorkerError for tools that are none, and for choices that can't be kept."""
+    """Raises WorkerError for invalid tools and unsupported choices."""
     given = body.values.get("tools") or []
     if not isinstance(given, list):
         raise body.wrong("tools", "a list of tools")

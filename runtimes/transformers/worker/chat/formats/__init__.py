@@ -1,5 +1,5 @@
-"""How models write thoughts, answers and tool calls, taken apart while they are being written.
+"""Streaming parsers for the formats in which models write reasoning, answers and tool calls.
 
-A parser gets the text in whatever pieces it comes and gives the same result for every way of cutting it. What can't be
-told yet (half a marker, blanks that may stand before one) is held back until it can.
+A parser gives the same result however the text is cut into pieces. What is ambiguous (half a marker, blanks that may
+precede one) is held back until it is certain.
 """

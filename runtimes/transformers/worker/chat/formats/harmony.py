@@ -1,7 +1,7 @@
 """Harmony, the format of gpt-oss: messages with a header each, `<|channel|>analysis<|message|>…<|end|>`.
 
-The channel `analysis` is thought, `final` the answer, `commentary` a call when it is addressed `to=functions.name` and a
-word beside the answer when it isn't. The prompt ends with `<|start|>assistant`, so what is generated begins in a header.
+The channel `analysis` is reasoning, `final` the answer, `commentary` a call if addressed `to=functions.name`, otherwise a
+preamble to the answer. The prompt ends with `<|start|>assistant`, so the generated text begins in a header.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARKERS = (MESSAGE, "<|channel|>", "<|constrain|>", *ENDS)
 
 
 class HarmonyParser:
-    """`calls`: functions were offered; else calls are thoughts, for nobody could carry them out."""
+    """`calls`: functions were offered; otherwise calls count as reasoning, since nobody could execute them."""
 
     def __init__(self, *, calls: bool) -> None:
         self._calls = calls
@@ -35,7 +35,7 @@ class HarmonyParser:
         self._buffer = ""
         self._count = -1
         self._said = self._pause = False
-        self._fresh = True  # nothing has come of this message
+        self._fresh = True  # nothing of this message so far
 
     @property
     def thinking(self) -> bool:
@@ -44,7 +44,7 @@ class HarmonyParser:
 
     @property
     def answering(self) -> bool:
-        """Within the answer, of which something has come."""
+        """Within the answer, after its first text."""
         return self._kind == "text" and not self._fresh
 
     def feed(self, text: str) -> list[Piece]:
@@ -96,7 +96,7 @@ class HarmonyParser:
             self._kind = "thought"
         else:
             self._kind = "text"
-            self._pause = self._said  # a word beside the answer, then the answer
+            self._pause = self._said  # between preamble and answer
 
     def _say(self, out: list[Piece], text: str) -> None:
         if not text:

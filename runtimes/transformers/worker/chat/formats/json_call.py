@@ -1,4 +1,4 @@
-"""A call as one JSON object, `{"name": …, "arguments": …}`, whose arguments are passed on while they are being written."""
+"""A call as one JSON object, `{"name": …, "arguments": …}`, whose arguments are streamed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonCall:
-    """Fed character by character; `done` once the object has ended.
+    """Takes single characters; `done` once the object has ended.
 
-    `raw` is all it was fed, for the caller to give out as text when nothing came of it.
+    `raw` is its whole input, which the caller outputs as text if it was no call.
     """
 
     def __init__(self, index: int) -> None:
@@ -27,7 +27,7 @@ class JsonCall:
         self.done = False
 
     def feed(self, char: str) -> Iterator[Piece]:
-        """One character further."""
+        """The next character."""
         self.raw += char
         match self._state:
             case "before":
@@ -42,7 +42,7 @@ class JsonCall:
                 yield from self._after(char)
 
     def end(self) -> Iterator[Piece]:
-        """No more comes."""
+        """The text has ended."""
         if self.name is not None and not self._arguments:
             yield from self._give("{}" if self.done else "")
 
@@ -71,7 +71,7 @@ class JsonCall:
             self._in_string, self._escaped = True, False
         elif char in "{[":
             self._depth += 1
-        elif self._depth == 0 and (char in ",}" or char.isspace()):  # after a number or a word
+        elif self._depth == 0 and (char in ",}" or char.isspace()):  # after a number or a literal
             yield from self._end_value()
             yield from self._after(char)
             return
@@ -103,7 +103,7 @@ class JsonCall:
                 except ValueError:
                     return
             elif self.name is not None:
-                return  # given out already
+                return  # streamed already
             if self.name is None:
                 self._arguments = value
             else:

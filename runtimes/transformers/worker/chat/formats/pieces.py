@@ -1,4 +1,4 @@
-"""What a parser gives: pieces of the answer, of thoughts, and of calls, in order."""
+"""The output of parsers: pieces of the answer, of reasoning, and of calls, in order."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ Schemas = Mapping[str, Mapping[str, object]]
 
 
 class Parser(Protocol):
-    """Takes generated text apart."""
+    """Splits generated text into pieces."""
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next belongs to a thought, as far as can be told."""
+        """Whether the next text belongs to reasoning, as far as is known."""
 
     @property
     def answering(self) -> bool:
-        """Whether what came last belongs to the answer."""
+        """Whether the last text belongs to the answer."""
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
 
     def end(self) -> list[Piece]:
-        """The rest, when no more text comes."""
+        """The rest, when the text has ended."""
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same with neighbours of one kind joined, and nothing empty."""
+    """The same with neighbours of one kind joined, without empty pieces."""
     out: list[Piece] = []
     for piece in pieces:
         last = out[-1] if out else None
@@ -77,14 +77,14 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def earliest(text: str, markers: Iterable[str]) -> tuple[int, str] | None:
-    """Where the first of these markers begins, and which; the longest of those at one place."""
+    """Position of the first marker, and which it is; the longest of several at one position."""
     found = [(text.find(marker), -len(marker), marker) for marker in markers]
     found = [item for item in found if item[0] >= 0]
     return None if not found else (min(found)[0], min(found)[2])
 
 
 def partial_marker(text: str, markers: Collection[str]) -> int:
-    """How many characters at the end may be the beginning of a marker."""
+    """How many characters at the end of `text` may be the beginning of a marker."""
     longest = min(max(map(len, markers), default=1) - 1, len(text))
     for size in range(longest, 0, -1):
         tail = text[-size:]

@@ -1,4 +1,4 @@
-"""Stop strings: the answer ends before the first of them, and no part of one is ever given out."""
+"""Stop strings: the answer ends before the first of them, and no part of one is output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtimes.transformers.worker.chat.formats.pieces import partial_marker
 
 
 class Stops:
-    """Text passes until a stop string comes, in whatever pieces. `hit` is the one that came."""
+    """Passes text until a stop string, however the text is cut. `hit` is the stop string that was found."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -16,7 +16,7 @@ class Stops:
         self.hit: str | None = None
 
     def feed(self, text: str) -> str:
-        """What may be given out now."""
+        """The text that can be output now."""
         if self.hit is not None:
             return ""
         if not self._stops:
@@ -24,7 +24,7 @@ class Stops:
         text = self._tail + text
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, at, self.hit = min(found)  # the one that is complete first, as when it comes letter by letter
+            _, at, self.hit = min(found)  # the one that is complete first, as if read letter by letter
             self._tail = ""
             return text[:at]
         keep = partial_marker(text, self._stops)
@@ -32,6 +32,6 @@ class Stops:
         return text[: len(text) - keep]
 
     def end(self) -> str:
-        """What was held back in case it became a stop string."""
+        """The text held back as the possible beginning of a stop string."""
         tail, self._tail = self._tail, ""
         return tail

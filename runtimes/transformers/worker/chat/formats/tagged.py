@@ -1,7 +1,7 @@
-"""Thoughts between `<think>` tags and calls between `<tool_call>` tags: Qwen3, Qwen3.5, Qwen3-Coder and their kin.
+"""Reasoning in `<think>` tags and calls in `<tool_call>` tags: Qwen3, Qwen3.5, Qwen3-Coder and similar models.
 
-A prompt may end within a thought already. What stands in a `<tool_call>` is JSON or tags, as it begins. Blanks around
-thoughts and before calls are the format's, not the answer's.
+The prompt may end within reasoning. A `<tool_call>` contains JSON or tags, recognised by how it begins. Blanks around
+reasoning and before calls belong to the format, not to the answer.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ THINK, THOUGHT, CALL, CALLED = "<think>", "</think>", "<tool_call>", "</tool_cal
 
 
 class TaggedParser:
-    """`thinking`: the prompt ends within a thought. `calls`: look for calls; else they are text like any other."""
+    """`thinking`: the prompt ends within reasoning. `calls`: parse calls; otherwise they are plain text."""
 
     def __init__(self, *, thinking: bool, calls: bool, schemas: Schemas | None = None) -> None:
         self._schemas: Schemas = schemas or {}
         self._calls = calls
         self._state = "thought" if thinking else "start"  # start, thought, text, call, called
         self._buffer = self._blanks = ""
-        self._fresh = True  # nothing but blanks has come in this place
+        self._fresh = True  # only blanks so far in this state
         self._call: JsonCall | XmlCall | None = None
         self._count = 0
 
@@ -32,7 +32,7 @@ class TaggedParser:
 
     @property
     def answering(self) -> bool:
-        """Within the answer, of which something has come."""
+        """Within the answer, after its first text."""
         return self._state == "text" and not self._fresh
 
     def feed(self, text: str) -> list[Piece]:
@@ -66,7 +66,7 @@ class TaggedParser:
         return out
 
     def _step(self, out: list[Piece]) -> bool:
-        """Take one stretch from the buffer; False when more text is needed."""
+        """Parse the buffer up to the next state; False when more text is needed."""
         match self._state:
             case "start":
                 return self._start()
@@ -90,7 +90,7 @@ class TaggedParser:
         if text.startswith(THINK):
             self._buffer = text[len(THINK) :]
             self._enter("thought")
-        elif THINK.startswith(text):  # nothing but blanks, or the beginning of the tag
+        elif THINK.startswith(text):  # only blanks, or the beginning of the tag
             return False
         else:
             self._state = "text"
@@ -115,7 +115,7 @@ class TaggedParser:
         self._state, self._blanks, self._fresh = place, "", True
 
     def _say(self, out: list[Piece], text: str) -> None:
-        """Give out text, but blanks only before something else, and none at the beginning."""
+        """Output text, without blanks at its beginning and end."""
         if self._fresh:
             text = text.lstrip()
         if not text:

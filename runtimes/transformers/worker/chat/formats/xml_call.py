@@ -1,6 +1,6 @@
-"""A call as tags, `<function=name><parameter=key>value</parameter></function>`, made into JSON while it is being written.
+"""A call as tags, `<function=name><parameter=key>value</parameter></function>`, converted to JSON as it comes.
 
-A parameter's type comes from the function's schema: text is passed on as it comes, other values when they are whole.
+A parameter's type comes from the function's schema: strings are streamed, other values are output when complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtimes.transformers.worker.chat.formats.pieces import (
     partial_marker,
 )
 
-_ENDS = ("</parameter>", "\n<parameter=", "\n</function>")  # the closing tag is sometimes forgotten
+_ENDS = ("</parameter>", "\n<parameter=", "\n</function>")  # models sometimes omit the closing tag
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "integer": int,
     "number": (int, float),
@@ -29,7 +29,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 class XmlCall:
-    """Fed text; `done` once the function has ended, `rest` is what came after that."""
+    """Takes text; `done` once the function has ended, `rest` is the text after it."""
 
     def __init__(self, index: int, schemas: Schemas) -> None:
         self._index, self._schemas = index, schemas
@@ -43,7 +43,7 @@ class XmlCall:
         self.done = False
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """Further text."""
+        """The next text."""
         self.raw += text
         self._buffer += text
         while not self.done:
@@ -59,7 +59,7 @@ class XmlCall:
                 return
 
     def end(self) -> Iterator[Piece]:
-        """No more comes."""
+        """The text has ended."""
         if self._state == "value" and not self.done:
             yield from self._read_value(last=True)
 
@@ -103,7 +103,7 @@ class XmlCall:
             )
         piece, self._buffer = self._buffer[:cut], self._buffer[cut:]
         if not self._value and (piece or found is not None):
-            self._value = "\n"  # marks that the line break after the tag is behind us
+            self._value = "\n"  # the line break after the tag has been skipped
             piece = piece.removeprefix("\n")
         if found is not None and found[1] == "</parameter>":
             piece = piece.removesuffix("\n")
@@ -122,7 +122,7 @@ class XmlCall:
         return self._types == {"string"}
 
     def _types_of(self, key: str) -> frozenset[str]:
-        """JSON types that the function's schema allows; empty when it doesn't say."""
+        """JSON types that the function's schema allows; empty if unknown."""
         properties = self._schemas.get(self.name or "", {}).get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
         return frozenset(_types(schema))
@@ -141,7 +141,7 @@ class XmlCall:
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(word)  # NaN and Infinity are no JSON
+    raise ValueError(word)  # NaN and Infinity are not JSON
 
 
 def _types(schema: object) -> Iterator[str]:
