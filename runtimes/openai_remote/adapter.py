@@ -1,9 +1,8 @@
-"""A model that somebody else runs: an OpenAI-compatible API, reached with a key of ours.
+"""A remote model: an OpenAI-compatible API that somebody else runs.
 
-There is no process and no memory here; what a request needs is an address, a key and the name the model has there. The key
-stands in an environment variable of the daemon, which the configuration only names, and is read when the model is
-connected. Requests leave this machine and may cost money, so one has to say `allow_remote`, unless the model's
-configuration says it for all of them.
+It has no process and no memory here; a request needs an address, a key and the model's name there. The configuration names
+the environment variable of the daemon that holds the key, which is read when the model connects. Requests leave this machine
+and may cost money, so each must set `allow_remote`, unless the model's configuration allows all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker kit, run as the real process that every worker of ours is."""
+"""The worker SDK, run as the real process that every worker of ours is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker on the kit that has no model: what it does is said by the request."""
+"""A worker on the SDK that has no model: what it does is said by the request."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LIGHTEST = "faster_whisper"
 
 @pytest.fixture(scope="module")
 def interpreter() -> Path:
-    """A worker's Python, as installed for a user; the kit is the same for all runtimes."""
+    """A worker's Python, as installed for a user; the SDK is the same for all runtimes."""
     return environments.installed(LIGHTEST) / LIGHTEST / "bin" / "python"
 
 
@@ -43,7 +43,7 @@ def worker(python: Path, module: str, *words: str, **variables: str) -> subproce
 
 
 class TestInterpreter:
-    """A worker's Python sees its own environment, the standard library and the kit."""
+    """A worker's Python sees its own environment, the standard library and the SDK."""
 
     def test_its_path(self, interpreter):
         told = worker(interpreter, "site", PYTHONPATH=str(REPOSITORY), PYTHONHOME="/nowhere")

@@ -1,4 +1,4 @@
-"""The languages of the multilingual variant. Looked at on both sides, so the library isn't imported here."""
+"""The languages of the multilingual variant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LANGUAGES: Final = tuple(_CODES.split())
 
 
 def expected(given: str, known: Collection[str]) -> str:
-    """What would have been right, the nearest first where there is one near."""
+    """The valid codes, for an error message, with a suggestion if one is similar."""
     words = {word: language for language in sorted(known) for word in (language, NAMES[language])}
     near = difflib.get_close_matches(given.strip().lower(), words, 1)
     hint = f" (did you mean {words[near[0]]}, {NAMES[words[near[0]]].title()}?)" if near else ""

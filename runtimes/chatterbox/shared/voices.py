@@ -1,6 +1,4 @@
-"""Voices are files: a clip of a few seconds in a folder is a voice of its name. Looked at on both sides, so nothing is
-imported here.
-"""
+"""Voices are files: a clip of a few seconds in a folder is the voice of that name."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ BUILT_IN_FILE: Final = "conds.pt"
 
 
 def clips(folder: Path | None) -> dict[str, Path]:
-    """Clip by voice, sorted by name. A folder that can't be read has none."""
+    """Clips by voice, sorted by name. A missing folder has none."""
     if folder is None or not folder.is_dir():
         return {}
     found = [file for file in sorted(folder.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
@@ -22,6 +20,6 @@ def clips(folder: Path | None) -> dict[str, Path]:
 
 
 def names(model: Path, folder: Path | None, aliases: Mapping[str, str]) -> list[str]:
-    """Every name that a request may say: clips, the model's own voice, aliases."""
+    """All valid names of voices: clips, the model's own voice, aliases."""
     own = [BUILT_IN] if (model / BUILT_IN_FILE).is_file() else []
     return list(dict.fromkeys([*clips(folder), *own, *aliases]))

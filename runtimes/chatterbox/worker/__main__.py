@@ -1,11 +1,10 @@
 """The speech worker: Chatterbox behind `/v1/audio/speech`.
 
-A request's text is spoken in pieces (sentences.py), each encoded and sent as soon as it is made. Each takes a turn of its
-own, and the next one is made when the listener has taken the one before the last: who listens slowly, or not at all, holds
-up nobody else and makes nothing pile up. The library keeps one prepared voice in the model; preparing one takes seconds, so
-the last ones used are kept here. It can't be interrupted, but its token model is a torch module that is called once a
-token: a hook in front of it ends the work of those who left. What that model reads and generates is counted.
-The library's watermark stays in all that is made.
+A request's text is synthesised in pieces (sentences.py); each is encoded and sent as soon as it is ready. Each piece waits
+for the model anew, and is synthesised only after the client has read the one before the last: slow clients delay nobody, and
+nothing piles up. The library keeps one prepared voice in the model; preparing a voice takes seconds, so recent ones are cached
+here. The library can't be interrupted, but it calls a torch module for each token: a hook on that module ends cancelled work,
+and its tokens are counted. The library's watermark stays in the audio.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ TRIAL_STEPS: Final = 150  # 25 are a second of speech
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """What is asked for. `keywords` go to the library."""
+    """A parsed request. `keywords` go to the library."""
 
     texts: list[str]
     voice: str | None
@@ -55,7 +54,7 @@ class Speech:
 
 @dataclass(slots=True)
 class Turn:
-    """A call of the library: whether it is still wanted, and the tokens of text it read and of speech it generated."""
+    """One call of the library: its cancellation, the text tokens it read and the speech tokens it generated."""
 
     cancel: Cancel = field(default_factory=Cancel)
     read: int = 0
@@ -72,12 +71,14 @@ class Speaker(Worker):
         self.path = Path(options["path"])
         self.folder = Path(options["voices"]) if options["voices"] else None
         self.aliases: Mapping[str, str] = options["aliases"]
-        self.prepared: OrderedDict[str, Any] = OrderedDict()  # the library's conditionals, by voice; last used last
+        self.prepared: OrderedDict[str, Any] = (
+            OrderedDict()
+        )  # the library's conditionals by voice, least recently used first
         self.languages: Mapping[str, str] = {}
         self.turn: Turn | None = None  # there is one at a time
 
     def load(self) -> None:
-        """Raises what the library raises, and FileNotFoundError without any voice."""
+        """Raises whatever the library raises, and FileNotFoundError without any voice."""
         import torch  # noqa: PLC0415  # seconds: not before the port is open
 
         self.torch: Any = torch
@@ -99,7 +100,7 @@ class Speaker(Worker):
             self.model.generate(TRIAL, **language)
 
     def _class(self) -> Any:
-        """The library's model class; each variant is a module of its own."""
+        """The library's model class; each variant has its own module."""
         if self.variant == "turbo":
             from chatterbox.tts_turbo import ChatterboxTurboTTS as Model  # noqa: PLC0415  # as above
         elif self.variant == "multilingual":
@@ -113,7 +114,7 @@ class Speaker(Worker):
         return {"POST /v1/audio/speech": self.speech}
 
     async def speech(self, request: Request) -> Response:
-        """The file, or events with pieces of it, as it is made."""
+        """The audio file, or events with pieces of it, while it is synthesised."""
         body = await Body.of(request)
         check(parameters.SPEECH[self.variant], body.values)
         speech = self._asked(body)
@@ -167,7 +168,7 @@ class Speaker(Worker):
         return found
 
     def _named(self, body: Body) -> str:
-        """The voice asked for. Raises WorkerError for one that isn't there."""
+        """The requested voice. Raises WorkerError for an unknown one."""
         given = body.values.get("voice")
         name = given.get("id") if isinstance(given, dict) else given
         known = voices.names(self.path, self.folder, self.aliases)
@@ -181,7 +182,7 @@ class Speaker(Worker):
         return str(name)
 
     async def _file(self, speech: Speech, turns: list[Turn]) -> AsyncIterator[bytes]:
-        """Pieces of the file, each made when the one before has been taken. `turns` are those that it took."""
+        """Pieces of the file, each made after the one before was read. Appends the calls to `turns`."""
         encoder = Encoder(speech.format, self.model.sr)
         tempo = Tempo(speech.speed, self.model.sr) if speech.speed != 1 else None
         for place in range(len(speech.texts)):
@@ -195,7 +196,7 @@ class Speaker(Worker):
     def _piece(
         self, speech: Speech, place: int, encoder: Encoder, tempo: Tempo | None, turns: list[Turn], cancel: Cancel
     ) -> bytes:
-        """What one of the texts adds to the file. In the model's thread."""
+        """Synthesise one of the texts; the bytes that it adds to the file. Runs in the model's thread."""
         turn = Turn(cancel)
         with self._working(turn):
             self._voice(str(speech.voice), speech.preparation)
@@ -207,7 +208,7 @@ class Speaker(Worker):
         return encoder.feed(samples if tempo is None else tempo.feed(samples))
 
     def _voice(self, name: str, preparation: Mapping[str, Any]) -> None:
-        """Make the model speak with it. Raises WorkerError for a clip that can't be used."""
+        """Set the model's voice. Raises WorkerError for a clip that can't be used."""
         key = f"{name} {dict(preparation)}" if preparation.get("norm_loudness") is False else name
         if key not in self.prepared:
             clip = voices.clips(self.folder).get(name)
@@ -240,7 +241,7 @@ class Speaker(Worker):
             self.turn.cancel.check()
 
     def _counted(self, inference: Callable[..., Any]) -> Callable[..., Any]:
-        """The library's own function, and what it read and generated is counted."""
+        """The library's function, with its tokens counted."""
 
         def counted(*, text_tokens: Any, **further: Any) -> Any:
             made = inference(text_tokens=text_tokens, **further)
@@ -255,7 +256,7 @@ class Speaker(Worker):
 
 
 class _Trial(Cancel):
-    """Ends by itself: a model that finds no end must not keep the worker from being ready."""
+    """Ends the trial after some steps: a model that finds no end must not prevent readiness."""
 
     steps = 0
 

@@ -1,4 +1,4 @@
-"""What the speech worker does with each parameter of a request."""
+"""What the worker does with each parameter of a speech request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Long text in pieces that can be spoken one after the other: whole sentences, none too long, the first one short.
+"""Splits long text into pieces that are synthesised one by one: whole sentences, none too long, the first one short.
 
-Speech of the first piece is on its way to the listener while the next one is made. The pieces together are the text, with
-its white space made single spaces.
+The first piece is sent while the next one is synthesised. The pieces together are the text, with white space normalised.
 """
 
 from __future__ import annotations
@@ -9,19 +8,18 @@ from __future__ import annotations
 import re
 
 FIRST, MAX_CHARACTERS = 120, 300
-"""Characters of the first piece and of any: the first decides when the listener hears something, the model speaks 40 s at
-most in one go."""
+"""Characters of the first piece, which decides the latency, and of any: the model generates at most 40 s at once."""
 
 _END = re.compile(r"""(?<=[.!?…])["'»”’)\]]*\s+(?=["'«„“‘(\[¿¡]*[\w])|(?<=[。！？])""")
 _PAUSE = re.compile(r"(?<=[,;:–—])\s+|(?<=[、，；：])")
 _SHORT = re.compile(
     r"(?:^|\s)(?:\w|Dr|Mrs?|Ms|Prof|St|Jr|Sr|Nr|No|Hr|Fr|\d+|z\. ?B|d\. ?h|u\. ?a|e\.g|i\.e|ca|bzw|vgl|vs)\.$"
 )
-"""What a full stop after doesn't end a sentence: initials, titles, ordinal numbers, abbreviations."""
+"""Words after which a full stop ends no sentence: initials, titles, ordinal numbers, abbreviations."""
 
 
 def pieces(text: str) -> list[str]:
-    """The text's pieces, in order; empty for a text without anything to say."""
+    """The text's pieces, in order; none for a blank text."""
     found: list[str] = []
     for sentence in _sentences(" ".join(text.split())):
         for part in _parts(sentence):
@@ -45,13 +43,13 @@ def _sentences(text: str) -> list[str]:
 
 
 def _last_words(text: str, start: int, end: int) -> str:
-    """As much of it as `_SHORT` looks at: a text of nothing but abbreviations is long for each of them."""
+    """As much as `_SHORT` needs. Searching the whole text would be quadratic in a list of abbreviations."""
     last = text.rfind(" ", start, end)
     return text[max(start, text.rfind(" ", start, max(last, start))) : end]
 
 
 def _parts(sentence: str) -> list[str]:
-    """A sentence that is too long is cut at a comma, else at a space, else anywhere."""
+    """A long sentence is cut at a comma, else at a space, else anywhere."""
     found: list[str] = []
     while len(sentence) > MAX_CHARACTERS:
         head = sentence[:MAX_CHARACTERS]

@@ -25,7 +25,7 @@ Vector = Any  # a numpy array: its type is only there in the worker's environmen
 
 
 class _Model(Worker):
-    """What embedding and reranking share: a tokenizer, batches of texts, one thread for the model."""
+    """Common to embedding and reranking: a tokenizer, batches of texts, one thread for the model."""
 
     paths: ClassVar[tuple[str, ...]]
 
@@ -34,7 +34,7 @@ class _Model(Worker):
         self.options = settings.options
         self.limit = 0  # tokens of one input
         self.counting = WorkerPool(1, settings.queue)
-        self.tokenizer: Any = None  # a copy: one tokenizer can't be used by two threads at once
+        self.tokenizer: Any = None  # a copy, since tokenizers aren't thread-safe
         self.batches: Batches[tuple[Any, int], Any] = Batches(
             lambda batch: self.pool.run(lambda _cancel: self.compute([item for item, _ in batch])),
             lambda sized: sized[1],
@@ -44,10 +44,10 @@ class _Model(Worker):
 
     @abc.abstractmethod
     def compute(self, batch: Sequence[Any]) -> Sequence[Any]:
-        """What the model says of each. Blocks."""
+        """The model's result for each item. Blocks."""
 
     async def count(self, *columns: Sequence[str]) -> list[int]:
-        """Tokens of each text, or of each pair, with the special ones."""
+        """The number of tokens of each text or pair, special tokens included."""
 
         def counted() -> list[int]:
             encoded = self.tokenizer(*map(list, columns), truncation=False, return_attention_mask=False, verbose=False)
@@ -56,7 +56,7 @@ class _Model(Worker):
         return await self.counting.run(lambda _cancel: counted())
 
     def fit(self, counts: Sequence[int], body: Body, name: str) -> list[int]:
-        """Their sizes in the model. Raises WorkerError for one that is too long, unless it may be cut."""
+        """Their sizes in the model. Raises WorkerError for one that is too long, unless it may be truncated."""
         cut = body.flag("truncate", self.options["truncate"])
         for place, count in enumerate(counts):
             if count > self.limit and not cut:
@@ -69,7 +69,7 @@ class _Model(Worker):
         return [min(count, self.limit) for count in counts]
 
     def keywords(self) -> dict[str, Any]:
-        """How every model is loaded."""
+        """Arguments for loading a model."""
         import torch  # noqa: PLC0415  # seconds: not before the port is open
 
         dtype = self.options["dtype"]

@@ -1,8 +1,8 @@
-"""Dynamic batching: what several requests want of one model is computed together, fairly, and only while it is wanted.
+"""Dynamic batching: the items of concurrent requests are computed together, and fairly.
 
-While the model computes one batch, requests gather. The next batch takes items from all of them in turn, so that a request
-of a thousand texts doesn't hold up one of a single text. A batch is bounded by its padded size: the number of items times
-the size of the largest. Requests whose client left give up what is not computed yet.
+While the model computes one batch, requests queue. The next batch takes items from all of them in turn, so that a request of
+a thousand texts doesn't delay one of a single text. A batch is bounded by its padded size: the number of items times the size
+of the largest. When a client disconnects, the rest of its items is dropped.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class _Request(Generic[In, Out]):
 
 
 class Batches(Generic[In, Out]):
-    """Computes lists of items. `size` tells an item's size, `most` bounds a batch in it, `queue` the waiting requests."""
+    """Computes lists of items. `size` gives an item's size, `most` limits a batch's, `queue` the waiting requests."""
 
     def __init__(self, compute: Compute[In, Out], size: Callable[[In], int], most: int, queue: int) -> None:
         self._compute, self._size, self._most, self._queue = compute, size, most, queue
-        self._waiting: deque[_Request[In, Out]] = deque()  # those with items that no batch has taken
+        self._waiting: deque[_Request[In, Out]] = deque()  # requests with items that are in no batch yet
         self._working: asyncio.Task[None] | None = None
 
     async def of(self, items: Sequence[In]) -> list[Out]:
-        """The results, in the items' order. Cancelling gives up what no batch has taken yet.
+        """The results, in the items' order. Cancelling drops the items that are in no batch yet.
 
         Raises WorkerError `queue_full`, and whatever the computation raises.
         """
@@ -67,7 +67,7 @@ class Batches(Generic[In, Out]):
                 batch = self._next()
                 try:
                     results = await self._compute([item for _, _, item in batch])
-                except Exception as error:  # noqa: BLE001  # handed to those who asked for it
+                except Exception as error:  # noqa: BLE001  # passed to the requests of this batch
                     for request in {id(request): request for request, _, _ in batch}.values():
                         self._fail(request, error)
                 else:

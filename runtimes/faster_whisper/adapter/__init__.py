@@ -1,4 +1,4 @@
-"""Whisper models on CTranslate2, by way of faster-whisper: several times as fast as transformers, on CPUs and NVIDIA cards."""
+"""Whisper models on CTranslate2, with faster-whisper: several times as fast as transformers, on CPUs and NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtimes.faster_whisper.adapter import estimate, model_file
 from runtimes.faster_whisper.adapter.config import FasterWhisperConfig
 
 OVERRIDABLE: Final = ("compute_type", "beam_size", "vad", "parallel", "threads", "default_language", "max_audio_s")
-CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path alone
+CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path only
 
 
 class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
@@ -30,7 +30,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     program = "runtimes.faster_whisper.worker"
 
     def check(self, config: FasterWhisperConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """A folder that holds no such model, a language that there is not."""
+        """A folder without a Whisper model, an unknown language."""
         return (*_path_problems(config.path), *speech_recognition.problems(config.default_language))
 
     def options(self, config: FasterWhisperConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
@@ -57,22 +57,22 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
         return dataclasses.replace(spec, library_path=tuple(folders))
 
     def estimate(self, config: FasterWhisperConfig) -> Estimate | None:
-        """From model.bin's own list of what is in it; None where it can't be read."""
+        """From the variables listed in model.bin; None if it can't be read."""
         try:
             return estimate.footprint(config, model_file.read(config.path))
         except ModelUnusableError:
             return None
 
     def inputs(self, config: FasterWhisperConfig) -> frozenset[Modality]:
-        """Sound."""
+        """Audio."""
         return frozenset({"audio"})
 
     def capabilities(self, config: FasterWhisperConfig) -> Capabilities:
-        """It hears; it takes no conversations."""
+        """Those of speech recognition."""
         return speech_recognition.CAPABILITIES
 
     def overridable(self, config: FasterWhisperConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """How much it takes, how fast and in which language it is; never files."""
+        """Keys for memory, speed and language, never files."""
         return self.constraints(*OVERRIDABLE)
 
 
@@ -85,5 +85,5 @@ def _path_problems(path: Path) -> Iterator[str]:
     if model.specification != "WhisperSpec":
         yield f"path: {path} holds a {model.specification.removesuffix('Spec')} model; this runtime serves Whisper"
     if not (path / "tokenizer.json").is_file():
-        # without it faster-whisper would ask the hub
+        # without it faster-whisper would download one
         yield f"path: there is no tokenizer.json in {path}; copy it from the model it was converted from"

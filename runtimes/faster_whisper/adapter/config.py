@@ -1,4 +1,4 @@
-"""What a faster_whisper model can say in the configuration."""
+"""The configuration keys of a faster_whisper model."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Memory a faster-whisper worker takes: weights + what one window of 30 s takes on the way + the program.
+"""Memory a faster-whisper worker takes: weights + activations of one window of 30 s + the program.
 
-- weights: each value as wide as `compute_type` makes it; quantised ones keep their scales.
+- weights: the width of a value depends on `compute_type`; quantised ones keep their scales.
 - encoder: 1500 positions of the widest layer's activations, and the scores of its attention (64 values a head).
 - decoder: keys and values of the encoder's output and of the text so far, for each beam.
 
-Long files take a megabyte more for each second of a piece, two minutes at most, for a moment and in host memory.
+Long files briefly take another megabyte of host memory for each second of a piece, of at most two minutes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def footprint(config: FasterWhisperConfig, model: ModelFile) -> Estimate:
 
 
 def value_bytes(config: FasterWhisperConfig, model: ModelFile) -> int:
-    """Bytes of a weight once loaded. Without a card, processors compute half floats as whole ones."""
+    """Bytes of a weight once loaded. CPUs convert float16 and bfloat16 to float32."""
     kind = config.compute_type
     if kind.startswith("int8"):
         return 1

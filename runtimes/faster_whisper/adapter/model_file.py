@@ -1,4 +1,4 @@
-"""CTranslate2's model.bin, looked at without loading it: names, shapes, types and sizes of its variables.
+"""CTranslate2's model.bin, read without loading it: names, shapes, types and sizes of its variables.
 
 The format (`ctranslate2/specs/model_spec.py`, version 6), little-endian: version (u32), name of the specification (u16
 length, bytes), its revision (u32), number of variables (u32), and for each its name, rank (u8), dimensions (u32 each),
@@ -22,12 +22,12 @@ MAX_VARIABLES: Final = 100_000
 VALUE_BYTES: Final = MappingProxyType({0: 4, 1: 1, 2: 2, 3: 4, 4: 2, 5: 2})
 """Bytes of a value by type: float32, int8, int16, int32, float16, bfloat16."""
 
-WEIGHTS: Final = frozenset({0, 1, 2, 4, 5})  # that loading in another type converts
+WEIGHTS: Final = frozenset({0, 1, 2, 4, 5})  # types that are converted when the model is loaded in another
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What a model.bin says. `values` counts the weights by type; `shapes` are those of all variables."""
+    """The content of a model.bin. `values` counts the weights by type; `shapes` are those of all variables."""
 
     specification: str
     values: Mapping[int, int]
@@ -49,7 +49,7 @@ class ModelFile:
 
 
 def read(folder: Path) -> ModelFile:
-    """The model in this folder. Blocks on a seek for each variable. Raises ModelUnusableError, saying what is wrong."""
+    """The model in this folder. Blocks on a seek for each variable. Raises ModelUnusableError with the reason."""
     if not folder.is_dir():
         raise ModelUnusableError(f"{folder}: there is no such folder")
     file = folder / NAME

@@ -1,8 +1,8 @@
 """GGUF models on llama.cpp's own HTTP server: a `llama-server` binary, or the one inside the `xllamacpp` wheel.
 
 Which program: the configured `binary`, else `llama-server` on PATH, else the embedded server in the runtime's own venv.
-Both get the same settings (config.py). The worker's key travels in LLAMA_API_KEY; llama.cpp's automatic fitting to free
-memory is off, because the supervisor has already counted this worker's memory and it must take exactly that.
+Both get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's automatic fitting to free memory is
+off: the worker must take exactly the memory that the supervisor has reserved for it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     spreads = True
 
     def check(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Files that are missing or no GGUF, contradicting keys, options that aren't the user's to set."""
+        """Files that are missing or not GGUF, contradicting keys, options that llmux sets."""
         return (*_file_problems(config), *_key_problems(config), *_extra_args_problems(config))
 
     def launch(self, config: LlamaServerConfig, context: LaunchContext) -> LaunchSpec:
@@ -128,7 +128,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         return LaunchSpec(
             argv=(str(program), *words),
             env={
-                "LLAMA_ARG_FIT": "off",  # by environment: programs older than the option ignore it
+                "LLAMA_ARG_FIT": "off",  # in the environment, where older programs ignore it
                 "LLAMA_ARG_UI": "off",
                 **config.env,
                 **(visible_devices(context.devices) if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
@@ -143,7 +143,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         )
 
     def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
-        """What llama.cpp serves in this mode. Never its model management, nor what changes the worker for everybody."""
+        """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""
         kind = serves(config)
         if kind == "embeddings":
             return _ALWAYS | _EMBEDDINGS
@@ -152,24 +152,24 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         return _ALWAYS | _TEXT | (_AUDIO if "audio" in config.modalities else frozenset())
 
     def estimate(self, config: LlamaServerConfig) -> Estimate | None:
-        """Weights, KV cache, buffers from the files' metadata; None when the file isn't there or no GGUF."""
+        """Weights, KV cache and buffers from the files' metadata; None if the file is missing or not GGUF."""
         try:
             return estimate.footprint(config)
         except ModelUnusableError:
             return None
 
     def target_inflight(self, config: LlamaServerConfig) -> int:
-        """One request a slot."""
+        """One request per slot."""
         return config.parallel if config.target_inflight is None else config.target_inflight
 
     def thinking(self, config: LlamaServerConfig) -> Thinking | None:
-        """By chat template arguments, for models that answer in text."""
+        """By a chat template argument, for models that generate text."""
         if serves(config) != "text":
             return None
         return CHAT_TEMPLATE
 
     def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
-        """Text, what the configuration says, and what the projector says of itself."""
+        """Text, the configured modalities, and those of the projector."""
         found: set[Modality] = {"text", *config.modalities}
         if config.mmproj is not None:
             try:
@@ -178,11 +178,11 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
                 return frozenset(found)
             vision, audio = (projector.get(f"clip.has_{kind}_encoder") for kind in ("vision", "audio"))
             found |= {"audio"} if audio else set()
-            found |= {"image"} if vision or not audio else set()  # the first projectors knew no other kind
+            found |= {"image"} if vision or not audio else set()  # old projectors, which are for images, don't say so
         return frozenset(found)
 
     def capabilities(self, config: LlamaServerConfig) -> Capabilities:
-        """From the model's metadata; tools and thinking from what its chat template mentions."""
+        """From the model's metadata; tools and thinking from words in its chat template."""
         inputs = self.inputs(config)
         modalities: list[Modality] = ["text", "image", "audio"]
         found = tuple(kind for kind in modalities if kind in inputs)
@@ -205,11 +205,11 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         )
 
     def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """How much it takes and how fast it is; never files, programs, or free arguments."""
+        """Keys for memory and speed; never files, programs, or free arguments."""
         return self.constraints(*OVERRIDABLE)
 
     def memory_definition(self, config: LlamaServerConfig) -> str:
-        """The configuration, and the size of the files: a file that was replaced takes another amount."""
+        """The configuration and the sizes of the files, since a replaced file takes other memory."""
         sizes = [part.stat().st_size for path in _models(config) for part in gguf_meta.parts(path) if part.is_file()]
         return f"{super().memory_definition(config)} {sizes}"
 
@@ -235,7 +235,7 @@ def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary
 
 
 def _pooling(config: LlamaServerConfig) -> str | None:
-    """llama.cpp refuses /v1/embeddings without pooling, and only files of embedding models name theirs."""
+    """llama.cpp refuses /v1/embeddings without pooling, which only the files of embedding models name."""
     if config.pooling is not None or serves(config) != "embeddings":
         return config.pooling
     metadata = gguf_meta.read(config.path)
@@ -243,7 +243,7 @@ def _pooling(config: LlamaServerConfig) -> str | None:
 
 
 def _chat_template(config: LlamaServerConfig) -> str | None:
-    """The template that renders its prompts; None where the file has none. Raises ModelUnusableError."""
+    """The model's chat template; None without one. Raises ModelUnusableError."""
     if config.chat_template is not None:
         return config.chat_template
     if config.chat_template_file is not None and config.chat_template_file.is_file():

@@ -1,8 +1,7 @@
-"""What a llama_server model can say in the configuration, and how each key is spelt for either program.
+"""The configuration keys of a llama_server model, and the option of each key.
 
-One settings dictionary (`settings()`) is derived from the configuration; the binary gets it as command line options
-(`FLAGS`), the embedded server as one JSON object for launcher.py. Both therefore understand the same keys, and only
-`extra_args` is left to the binary alone.
+`settings()` derives one dictionary from the configuration. The binary gets it as command line options (`FLAGS`), the embedded
+server as one JSON object for worker/launcher.py. So both understand the same keys; only `extra_args` needs the binary.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 from runtimes.base import ModelConfig
 
 ALL_LAYERS = 999
-"""More layers than any model has: older programs know no word for "all", every one takes a large number."""
+"""More layers than any model has: older programs don't know `all`, every one takes a large number."""
 
 
 def _switch(value: object) -> object:

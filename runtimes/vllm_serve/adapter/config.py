@@ -1,8 +1,8 @@
-"""What a vllm_serve model can say in the configuration, and how each key is spelt for `vllm serve`.
+"""The configuration keys of a vllm_serve model, and the option of each key of `vllm serve`.
 
-`FLAGS` has one option for each key that is one; what describes speculative decoding travels together, as the JSON of
-`--speculative-config`. Whatever has no key goes into `extra_args`, but not under the names that are llmux's own or that
-have a key: argparse takes beginnings of options, underscores and `--option.key` as well, so those are looked through.
+`FLAGS` has the option of each key; the keys for speculative decoding are passed together, as the JSON of
+`--speculative-config`. Other options go into `extra_args`, except those that llmux sets or that have a key. argparse also
+accepts abbreviated options, underscores and `--option.key`, so these are checked too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CACHE_BYTES: Final = MappingProxyType(
     {"nvfp4": 0.5625, "nvfp4_4over6": 0.5625, "nvfp4_ds_mla": 0.5625, "int4_per_token_head": 0.5625}
     | {"float16": 2.0, "bfloat16": 2.0}
 )
-"""Bytes of a cached value by cache type; those that are not listed have one byte, `auto` is the model's own type."""
+"""Bytes of a cached value by cache type; types that aren't listed take one byte, `auto` is the model's own type."""
 
 
 class VllmServeConfig(ModelConfig):
@@ -314,7 +314,7 @@ def settings(config: VllmServeConfig, *, context: int | None, cache_bytes: int) 
 
 
 def speculative(config: VllmServeConfig) -> dict[str, JsonValue] | None:
-    """What --speculative-config says; None without speculative decoding."""
+    """The value of --speculative-config; None without speculative decoding."""
     named = {name: getattr(config, key) for key, name in SPECULATIVE.items()}
     return {name: value for name, value in named.items() if value is not None} or None
 

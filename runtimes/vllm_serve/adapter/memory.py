@@ -41,7 +41,7 @@ _ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What vLLM is told about memory. `terms`: the parts of the footprint, in bytes; empty where nothing is known."""
+    """vLLM's memory settings. `terms`: the parts of the footprint, in bytes; empty if unknown."""
 
     context: int | None
     cache_bytes: int
@@ -54,12 +54,12 @@ class Plan:
 
 
 def place(config: VllmServeConfig) -> Path | None:
-    """The model's folder; None for a Hugging Face name that is not in the cache."""
+    """The model's folder; None for a Hugging Face name that isn't in the cache."""
     return config.path if config.path is not None else cached(config.model or "", config.revision)
 
 
 def description(config: VllmServeConfig) -> Config | None:
-    """What the model's config.json says; None where it isn't there yet. Raises ModelUnusableError."""
+    """The model's config.json; None before the model was downloaded. Raises ModelUnusableError."""
     folder = place(config)
     if folder is None:
         return None
@@ -124,7 +124,7 @@ def plan(config: VllmServeConfig) -> Plan:
 
 
 def estimate(config: VllmServeConfig) -> Estimate | None:
-    """The footprint in words; None where the model's files aren't there."""
+    """The footprint; None if the model's files are missing."""
     try:
         found = plan(config)
     except ModelUnusableError:
@@ -145,14 +145,14 @@ def context(config: VllmServeConfig, model: Config) -> int:
 
 
 def dtype(config: VllmServeConfig, model: Config) -> str:
-    """The type the weights are loaded in, as vLLM chooses it."""
+    """The type of the loaded weights, as vLLM chooses it."""
     if config.dtype != "auto":
         return {"half": "float16", "float": "float32"}.get(config.dtype, config.dtype)
     return model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
 
 
 def cache_needed(config: VllmServeConfig, model: Config, context: int) -> int:
-    """Bytes for one request of `context` tokens, and the fixed states of all that run at once."""
+    """Bytes for one request of `context` tokens, and the fixed states of all concurrent requests."""
     if _keeps_nothing(model):
         return MIN_CACHE
     width = CACHE_BYTES.get(config.kv_cache_dtype, 1.0)
@@ -164,18 +164,18 @@ def cache_needed(config: VllmServeConfig, model: Config, context: int) -> int:
 
 
 def _layer_bytes(layer: LayerCache, context: int, config: VllmServeConfig) -> int:
-    """A window is kept beside the tokens of the step that are about to enter it."""
+    """A sliding window is kept together with the tokens of the step that enter it."""
     tokens = context if layer.window is None else min(context, layer.window + config.max_num_batched_tokens)
     return layer.token * tokens + layer.state * config.max_num_seqs
 
 
 def _keeps_nothing(model: Config) -> bool:
-    """Encoders see a text as a whole, once."""
+    """Encoders read a text in one pass and need no cache."""
     return model.model_type in _ENCODERS
 
 
 def _draft_bytes(config: VllmServeConfig) -> int:
-    """The draft model's weights; a draft that is part of the model, or not there yet, adds nothing."""
+    """The draft model's weights; 0 for a draft within the model, or one that isn't downloaded yet."""
     if config.speculative_model is None:
         return 0
     folder = cached(config.speculative_model)

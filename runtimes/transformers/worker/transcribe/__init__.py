@@ -1,1 +1,1 @@
-"""The worker for speech recognition: one class for each family of models, behind the endpoints of `kit.transcription`."""
+"""The worker for speech recognition: a class for each family of models, behind the endpoints of `sdk.transcription`."""

@@ -1,4 +1,4 @@
-"""The program: load the model, find out its family, and serve it."""
+"""The worker program for speech recognition: load the model, choose its family, serve it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SpeechWorker(TranscriptionWorker):
     """Options: `path`, `device`, `dtype`."""
 
     def load(self) -> None:
-        """Load it and let it hear something."""
+        """Load it and transcribe a trial."""
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         options = self.settings.options
@@ -37,7 +37,7 @@ class SpeechWorker(TranscriptionWorker):
         self.try_out()
 
     def languages(self) -> frozenset[str]:
-        """Those of the model."""
+        """Those of the model's family."""
         return self._family.languages()
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:

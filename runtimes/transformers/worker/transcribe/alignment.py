@@ -1,8 +1,8 @@
-"""When each word was said, from where Whisper's decoder looks while it writes.
+"""Word timestamps from the cross-attention of Whisper's decoder.
 
-Some heads of its attention to the sound follow the speech; the generation configuration names them. The text is read
-once more, what those heads look at is smoothed, and dynamic time warping finds the way through it. transformers would
-keep the attention of all heads for all that is generated, and needs its slowest attention for that.
+Some of its cross-attention heads follow the speech; the generation configuration names them. The decoder reads the text once
+more, the attention of those heads is smoothed, and dynamic time warping aligns tokens with frames. transformers' own method
+keeps the attention of all heads during generation, and works with its slowest attention implementation only.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Aligner:
         begin_s: float,
         language: str | None,
     ) -> list[list[Word]]:
-        """The words of each text. `prefix` are the tokens before them, `states` what the encoder made of the window."""
+        """The words of each text. `prefix` are the tokens before them, `states` the encoder's output for the window."""
         flat = [token for text in texts for token in text]
         if not flat:
             return [[] for _ in texts]
@@ -63,7 +63,7 @@ class Aligner:
         return found
 
     def _times(self, states: torch.Tensor, prefix: Sequence[int], text: Sequence[int], frames: int) -> list[float]:
-        """When each token begins, and when the last one ends: what is looked at to write one is where it begins."""
+        """When each token begins, and when the last one ends."""
         with torch.inference_mode():
             ids = torch.tensor([[*prefix, *text]], device=states.device)
             with self._listening() as queries:
@@ -78,7 +78,7 @@ class Aligner:
             return [float(frame) * FRAME_S for frame in columns[first]]
 
     def _looks(self, hidden: torch.Tensor, states: torch.Tensor, layer: int, head: int) -> torch.Tensor:
-        """Scores (tokens, frames) of one head, before they are made to sum up to one."""
+        """Attention scores (tokens, frames) of one head, before the softmax."""
         attention = self._model.model.decoder.layers[layer].encoder_attn
         size = attention.head_dim
         part = slice(head * size, (head + 1) * size)
@@ -87,7 +87,7 @@ class Aligner:
 
     @contextmanager
     def _listening(self) -> Iterator[dict[int, torch.Tensor]]:
-        """What goes into each layer's attention to the sound, in this thread."""
+        """Collects the input of each layer's cross-attention in this thread."""
         own, found = threading.get_ident(), dict[int, torch.Tensor]()
         hooks = []
         for layer in {layer for layer, _head in self._heads}:

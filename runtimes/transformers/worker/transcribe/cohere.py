@@ -1,6 +1,6 @@
-"""CohereAsr (cohere-transcribe): text without times, in a language that it must be told.
+"""CohereAsr (cohere-transcribe): text without timestamps, in a language that the request must name.
 
-Long audio is cut where it is quiet into as much as the model takes at once; each piece is one segment.
+Long audio is split where it is quiet, into pieces as long as the model takes; each is one segment.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ NO_SPACES: Final = frozenset({"ja", "zh"})
 
 
 def load_processor(path: str) -> Any:
-    """The model's processor, as AutoProcessor loads it where there is librosa.
+    """The model's processor, as AutoProcessor loads it with librosa.
 
-    transformers 5.22 takes one table from librosa and refuses the extractor without; that package and what it needs take
-    420 MB, and memory in every worker. Later versions compute the table with their own function, as is done here.
+    transformers 5.22 needs librosa for one table; that package and its dependencies take 420 MB of disk, and memory in every
+    worker. Later versions compute the table with their own function, as is done here.
     """
     module: Any = importlib.import_module("transformers.models.cohere_asr.feature_extraction_cohere_asr")
     module.librosa = SimpleNamespace(filters=SimpleNamespace(mel=_mel))
@@ -52,10 +52,10 @@ class Cohere(Family):
         self._model, self._processor = model, load_processor(path)
         extractor = self._processor.feature_extractor
         self._search_s = float(extractor.overlap_chunk_second)
-        self._longest_s = float(extractor.max_audio_clip_s) - self._search_s  # longer ones it would cut itself
+        self._longest_s = float(extractor.max_audio_clip_s) - self._search_s  # the processor would split longer ones
 
     def languages(self) -> frozenset[str]:
-        """Those it was trained on."""
+        """The languages it was trained on."""
         return frozenset(LANGUAGES)
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:

@@ -1,4 +1,4 @@
-"""What the worker asks of a family of models, and what all of them need for generating."""
+"""The interface of a family of models, and what they share for generation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from runtimes.sdk.worker_pool import Cancel
 
 
 class Family(abc.ABC):
-    """A loaded model; its processor it loads from the same folder.
-
-    Used by as many threads at once as the worker works on requests.
-    """
+    """A loaded model and its processor. Thread-safe: the worker uses it for several requests at once."""
 
     parameters: Table = PARAMETERS
     translates: bool = False
@@ -34,7 +31,7 @@ class Family(abc.ABC):
 
 
 def stopping(cancel: Cancel) -> list[Callable[..., torch.Tensor]]:
-    """Stopping criteria that end a generation once nobody waits for it."""
+    """Stopping criteria that end a generation when it is cancelled."""
 
     def gone(ids: torch.Tensor, _scores: torch.Tensor, **_others: Any) -> torch.Tensor:
         return torch.full((ids.shape[0],), cancel.is_set, dtype=torch.bool, device=ids.device)
@@ -43,9 +40,9 @@ def stopping(cancel: Cancel) -> list[Callable[..., torch.Tensor]]:
 
 
 def mean_logprob(scores: Sequence[torch.Tensor], tokens: Sequence[int], temperature: float) -> float:
-    """Of the tokens that were generated, from the scores of each step (1, vocabulary); 0 without any."""
+    """The mean log probability of generated tokens, from the scores of each step (1, vocabulary); 0 without tokens."""
     total = 0.0
     for score, token in zip(scores, tokens, strict=False):
-        # sampling divides them by the temperature
+        # the scores were divided by the temperature
         total += float(torch.log_softmax(score[0].float() * (temperature or 1.0), dim=-1)[token])
     return total / max(1, len(tokens))

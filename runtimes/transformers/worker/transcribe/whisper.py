@@ -1,9 +1,8 @@
-"""Whisper, window by window: hear 30 s, keep what ended within them, go on where that ended.
+"""Whisper, window by window: decode 30 s, keep the phrases that ended within it, continue where the last one ended.
 
-This is the method the models were published with (https://arxiv.org/abs/2212.04356, sections 3.8 and 4.5): timestamps
-among the tokens tell phrases and the place to go on from; what looks like a loop or a guess is tried again at a higher
-temperature; windows that hold no speech are left out. transformers' own loop over a long file gives nothing until it is
-through, so it is used for one window at a time.
+This is the published method (https://arxiv.org/abs/2212.04356, sections 3.8 and 4.5): timestamp tokens delimit phrases and
+say where to continue; text that looks like a loop or a guess is decoded again at a higher temperature; windows without
+speech are skipped. transformers' own loop returns nothing before the end of a file, so it is used for single windows.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from runtimes.transformers.worker.transcribe.alignment import Aligner
 from runtimes.transformers.worker.transcribe.family import Family, mean_logprob, stopping
 
 WINDOW: Final = 30 * RATE
-MIN_SAMPLES: Final = RATE // 10  # what is shorter holds no word
+MIN_SAMPLES: Final = RATE // 10  # shorter than any word
 STAMP_S: Final = 0.02
 TEMPERATURES: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-MAX_REPETITION: Final = 2.4  # times that a text may be shorter when compressed
-MIN_LOGPROB: Final = -1.0  # mean log probability of its tokens
+MAX_REPETITION: Final = 2.4  # highest compression ratio of a text
+MIN_LOGPROB: Final = -1.0  # lowest mean log probability of a text
 NO_SPEECH: Final = 0.6
 MAX_PROMPT: Final = 223  # tokens; half of what the decoder takes
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """An encoded window, and what its first token says of it."""
+    """An encoded window, and what the scores of its first token say about it."""
 
     states: torch.Tensor
     duration_s: float
@@ -48,7 +47,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """What was generated for a window."""
+    """The generated text of a window."""
 
     tokens: tuple[int, ...]
     logprob: float
@@ -86,11 +85,11 @@ class Whisper(Family):
         self.translates = self._multilingual and "translate" in self._tasks
 
     def languages(self) -> frozenset[str]:
-        """All that have a token, or English."""
+        """Languages with a token, or English."""
         return frozenset(self._codes) if self._multilingual else frozenset({"en"})
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """Without a language, the first window that isn't silent tells it."""
+        """Without a language, it is detected in the first window that isn't silent."""
         seek = next((at for at in range(0, len(samples), WINDOW) if not is_silent(samples[at : at + WINDOW])), None)
         if seek is None:
             return SegmentStream(wanted.language, iter(()))
@@ -180,9 +179,9 @@ class Whisper(Family):
             return best
 
     def _phrases(self, tokens: Sequence[int], duration_s: float) -> tuple[list[_Phrase], float]:
-        """The phrases in a window, and how far they go: to its end, or to where an unfinished one begins."""
+        """The phrases in a window, and the seconds they cover: to its end, or to where an unfinished phrase begins."""
         is_stamp = [token >= self._stamps for token in tokens]
-        ends_alone = is_stamp[-2:] == [False, True]  # and nothing is said after it
+        ends_alone = is_stamp[-2:] == [False, True]  # no phrase begins after it
         cuts = [at for at in range(1, len(tokens)) if is_stamp[at - 1] and is_stamp[at]]
         if not cuts:
             last = next((token for token in reversed(tokens) if token > self._stamps), None)
