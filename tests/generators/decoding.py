@@ -88,7 +88,7 @@ def same(loaded: Loaded, *, pictures: bool) -> dict[str, list[list[int]]]:
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            max_new_tokens=job.most,
+            max_new_tokens=job.max_tokens,
             eos_token_id=-1,
             **(job.pictures or {}),
         )
