@@ -113,14 +113,14 @@ class Config:
         return own or self.number("seq_length", "max_seq_len", "n_ctx") or None
 
     @property
-    def sees(self) -> bool:
+    def takes_images(self) -> bool:
         """Whether it takes images."""
         return any(isinstance(self.values.get(name), dict) for name in ("vision_config", "visual")) or (
             isinstance(self.values.get("mm_vision_tower"), str)
         )
 
     @property
-    def hears(self) -> bool:
+    def takes_audio(self) -> bool:
         """Whether it takes audio."""
         if isinstance(self.values.get("audio_config"), dict) or "num_mel_bins" in self.values:
             return True

@@ -1,7 +1,7 @@
-"""Whisper on CTranslate2, as faster-whisper drives it.
+"""The worker program for Whisper on CTranslate2, with faster-whisper.
 
-Long files are heard in pieces of `PIECE_S`: faster-whisper makes the spectrum of all that it gets at once, which takes a
-megabyte a second and would be gigabytes for an hour.
+Long files are transcribed in pieces of `PIECE_S`: faster-whisper computes the spectrum of its whole input at once, which takes
+a megabyte per second of audio, gigabytes for an hour.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from runtimes.sdk.worker_pool import Cancel
 
 PIECE_S: Final = 120.0
 SEARCH_S: Final = 15.0
-CONTEXT: Final = 200  # characters of what was said that the next piece is given to go on from
+CONTEXT: Final = 200  # characters of the preceding text that the next piece gets as its prompt
 
 
 class FasterWhisperWorker(TranscriptionWorker):
     """Options: `path`, `device`, `compute_type`, `threads`, `beam_size`, `vad`."""
 
     def load(self) -> None:
-        """Load it and let it hear something."""
+        """Load it and transcribe a trial."""
         options = self.settings.options
         self._model = WhisperModel(
             options["path"],
@@ -46,7 +46,7 @@ class FasterWhisperWorker(TranscriptionWorker):
         return frozenset(self._model.supported_languages)
 
     def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
-        """Find out the language in the first piece that holds speech, unless it is given."""
+        """Without a language, it is detected in the first piece that isn't silent."""
         pieces = windows(samples, PIECE_S, SEARCH_S)
         first = next(pieces, None)
         if first is None:

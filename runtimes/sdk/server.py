@@ -136,7 +136,7 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
     threading.Thread(target=load, name="load", daemon=True).start()
     try:
         await server.serve()
-    except SystemExit:  # uvicorn's, after it has told why
+    except SystemExit:  # raised by uvicorn after it has logged why
         print(f"couldn't bind HTTP server socket, hostname: {settings.host}, port: {settings.port}", file=sys.stderr)
         return 1
     return 1 if state.failed or not server.started else 0

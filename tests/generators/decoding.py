@@ -74,7 +74,7 @@ def same(loaded: Loaded, *, pictures: bool) -> dict[str, list[list[int]]]:
         tokens, extra = [draw.randrange(32, 256) for _ in range(length)], None
         if pictures and length > 20:
             place = loaded.model.config.image_token_id
-            features, counts = prepared(loaded.see, [Image.new("RGB", (32 * length, 96), (length, 200, 0))])
+            features, counts = prepared(loaded.image_processor, [Image.new("RGB", (32 * length, 96), (length, 200, 0))])
             tokens, _, extra = _with_pictures(loaded, [*tokens, place, 65, 66], features, counts, thinking=False)
         jobs.append(Job(tokens, most, Sampling(temperature=0), Cancel(), frozenset(), extra))
     decoder = Decoder(loaded.model, width=3, chunk=16)

@@ -56,7 +56,7 @@ class Language(Kind):
         if not names:
             yield f"path: {config.path / 'config.json'} names no architectures"
         elif not GENERATING.search(names[0]) or (names[0].endswith("ConditionalGeneration") and not _decodes(folder)):
-            hint = "; set type: asr" if folder.config.hears else ""
+            hint = "; set type: asr" if folder.config.takes_audio else ""
             yield f"path: {names[0]} is no language model that generates text{hint}"
         if not (config.path / "tokenizer.json").is_file() and not (config.path / "tokenizer_config.json").is_file():
             yield f"path: {config.path} has no tokenizer"
@@ -184,7 +184,7 @@ def _takes_images(folder: checkpoints.Folder) -> bool:
         found = json.loads((folder.path / "preprocessor_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return folder.config.sees and "image_token_id" in folder.config.values and "merge_size" in found
+    return folder.config.takes_images and "image_token_id" in folder.config.values and "merge_size" in found
 
 
 def _context(config: TransformersConfig, folder: checkpoints.Folder) -> int:

@@ -174,9 +174,9 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             return frozenset({"audio"})
         limits = config.limit_mm_per_prompt or {}
         inputs: set[Modality] = {"text"}
-        if found.sees and limits.get("image") != 0:
+        if found.takes_images and limits.get("image") != 0:
             inputs.add("image")
-        if found.hears and limits.get("audio") != 0:
+        if found.takes_audio and limits.get("audio") != 0:
             inputs.add("audio")
         return frozenset(inputs)
 
@@ -290,7 +290,7 @@ def _file_problems(config: VllmServeConfig) -> Iterator[str]:
 
 def _key_problems(config: VllmServeConfig) -> Iterator[str]:
     found = _description(config)
-    if found is not None and "image" in config.modalities and not found.sees:
+    if found is not None and "image" in config.modalities and not found.takes_images:
         yield f"modalities: the model in {memory.place(config)} takes no images"
     if (
         "gpu_memory_utilization" in config.model_fields_set

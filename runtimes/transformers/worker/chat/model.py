@@ -47,11 +47,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A loaded model. `xml_calls`: it writes calls as tags rather than JSON. `see`: its image processor."""
+    """A loaded model. `xml_calls`: it writes calls as tags rather than JSON. `image_processor`: None without vision."""
 
     model: Any
     tokenizer: Any
-    see: Any | None
+    image_processor: Any | None
     format: Format
     xml_calls: bool
     knows_tools: bool
@@ -98,7 +98,7 @@ def load(options: Options) -> Loaded:
     return Loaded(
         model=model,
         tokenizer=tokenizer,
-        see=_eyes(options, config),
+        image_processor=_image_processor(options, config),
         format=wanted,
         xml_calls="<function=" in template,
         knows_tools=wanted != "none" and "tools" in template,
@@ -199,11 +199,11 @@ def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(token for token in found if token is not None)
 
 
-def _eyes(options: Options, config: Any) -> Any:
+def _image_processor(options: Options, config: Any) -> Any:
     if not (Path(options.path) / "preprocessor_config.json").is_file() or not hasattr(config, "image_token_id"):
         return None
-    see = transformers.AutoImageProcessor.from_pretrained(options.path)
+    processor = transformers.AutoImageProcessor.from_pretrained(options.path)
     if options.image_pixels is not None:
-        size = see.size
-        see.size = {**size, "longest_edge": max(options.image_pixels, size["shortest_edge"])}
-    return see if hasattr(see, "merge_size") else None
+        size = processor.size
+        processor.size = {**size, "longest_edge": max(options.image_pixels, size["shortest_edge"])}
+    return processor if hasattr(processor, "merge_size") else None

@@ -33,13 +33,13 @@ def picture(url: object, pixels: int = MAX_PIXELS) -> Image.Image:
         raise _wrong(f"the picture can't be read: {error}") from error
 
 
-def prepared(see: Any, pictures: list[Image.Image]) -> tuple[dict[str, Any], list[int]]:
+def prepared(processor: Any, pictures: list[Image.Image]) -> tuple[dict[str, Any], list[int]]:
     """The model's inputs, and the number of tokens of each image. Raises WorkerError."""
     try:
-        features = dict(see(pictures, return_tensors="pt"))
+        features = dict(processor(pictures, return_tensors="pt"))
     except ValueError as error:  # unsupported shapes
         raise _wrong(f"the picture can't be used: {error}") from error
-    return features, [int(grid.prod()) // see.merge_size**2 for grid in features["image_grid_thw"]]
+    return features, [int(grid.prod()) // processor.merge_size**2 for grid in features["image_grid_thw"]]
 
 
 def _wrong(message: str) -> WorkerError:

@@ -62,7 +62,7 @@ def chat(
     tokens = loaded.encode(text)
     if not images:
         return Prompt(tokens, thinking)
-    features, counts = prepared(loaded.see, images)
+    features, counts = prepared(loaded.image_processor, images)
     return Prompt(*_with_pictures(loaded, tokens, features, counts, thinking))
 
 
@@ -94,14 +94,14 @@ def _content(loaded: Loaded, content: object, images: list[Any]) -> str | list[M
         if kind in {"text", "input_text"} and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
         elif kind == "image_url":
-            if loaded.see is None:
+            if loaded.image_processor is None:
                 raise WorkerError("This model takes no pictures.", code="modality_unsupported", param="messages")
             url = part.get("image_url")
             left = MAX_PIXELS - sum(image.width * image.height for image in images)
             images.append(picture(url.get("url") if isinstance(url, dict) else url, left))
             parts.append({"type": "image"})
         else:
-            message = f"messages: this model takes text{' and image_url' if loaded.see else ''} parts, not {kind!r}."
+            message = f"messages: this model takes text{' and image_url' if loaded.image_processor else ''} parts, not {kind!r}."
             raise WorkerError(message, code="modality_unsupported", param="messages")
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)

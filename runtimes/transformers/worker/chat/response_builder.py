@@ -31,7 +31,7 @@ class Plain:
         return [Text(text)]
 
     def end(self) -> list[Piece]:
-        """Nothing is held back."""
+        """Nothing: text is never held back."""
         return []
 
 

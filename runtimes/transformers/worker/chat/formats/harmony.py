@@ -56,7 +56,7 @@ class HarmonyParser:
         return out
 
     def end(self) -> list[Piece]:
-        """What was held back."""
+        """The text that was held back."""
         out: list[Piece] = []
         if self._state == "body":
             self._say(out, self._buffer)

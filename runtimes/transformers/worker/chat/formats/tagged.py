@@ -44,7 +44,7 @@ class TaggedParser:
         return out
 
     def end(self) -> list[Piece]:
-        """What was held back."""
+        """The text that was held back."""
         out: list[Piece] = []
         rest, self._buffer = self._buffer, ""
         match self._state:
