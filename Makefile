@@ -98,7 +98,7 @@ lock: .venv/ready-dev ## Write the lock files anew; what is pinned stays, unless
 	$(COMPILE) pyproject.toml -o requirements.lock
 	$(COMPILE) pyproject.toml --group=dev -c requirements.lock -o requirements-dev.lock
 	$(COMPILE) requirements-tools.in -c requirements.lock -o requirements-tools.lock
-	$(BIN)/python -m runtimes.lock $(UPGRADE)
+	$(BIN)/python -m tools.lock_runtimes $(UPGRADE)
 	$(MAKE) licences
 
 upgrade: ## The same, with the newest versions that are allowed; then look at the difference, and run the tests

@@ -232,7 +232,7 @@ class Adapter(abc.ABC, Generic[C]):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for tables
     all_endpoints: ClassVar[frozenset[Endpoint]]  # of all of its models together, unless configured otherwise
-    requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, where it has one: runtimes/lock.py
+    requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, if any: tools/lock_runtimes.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     remote: ClassVar[bool] = False  # do others run its models?

@@ -1,7 +1,7 @@
-"""The licences of what the runtimes' environments hold, from a file that `make licences` writes.
+"""The licences of the packages in the runtimes' environments, from a file that `make licences` writes.
 
-`copyleft` stands only with licences that ask something of those who pass on works with code under them: `weak` of changes
-to the code itself (MPL, LGPL), `strong` of the whole work (GPL, AGPL).
+`copyleft` marks licences that bind those who redistribute the code: `weak` for changes to the code itself (MPL, LGPL),
+`strong` for the whole work (GPL, AGPL).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ FILE: Final = Path(__file__).with_name("licences.json")
 
 
 class Licence(TypedDict):
-    """Of one version of a package."""
+    """The licence of one version of a package."""
 
     licence: str
     copyleft: NotRequired[Literal["weak", "strong"]]
 
 
 def known() -> dict[str, Licence]:
-    """`name==version` → its licence, for everything that a lock of this project pins."""
+    """`name==version` → its licence, for everything that this project's locks pin."""
     found: dict[str, Licence] = json.loads(FILE.read_text(encoding="utf-8"))
     return found
 
 
 def copyleft(folder: Path) -> dict[str, str]:
-    """Packages under strong copyleft that the locks in a runtime's folder pin, for whatever device, with their licences."""
+    """Packages under strong copyleft that any lock in a runtime's folder pins, with their licences."""
     pinned = pins(folder.glob("requirements*.lock"))
     strong = {pin: told["licence"] for pin, told in known().items() if told.get("copyleft") == "strong"}
     return {pin.partition("==")[0]: licence for pin, licence in strong.items() if pin in pinned}
 
 
 def notice(name: str, folder: Path) -> str | None:
-    """What a person should know before installing the runtime's environment; None: nothing."""
+    """What a user should know before installing the runtime's environment; None: nothing."""
     found = [f"{package} ({licence})" for package, licence in copyleft(folder).items()]
     if not found:
         return None

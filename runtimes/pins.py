@@ -1,4 +1,4 @@
-"""What lock files pin."""
+"""The packages that lock files pin."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)={2,3}([^\s;]+)", re.MULTILINE)
 
 
 def pins(locks: Iterable[Path]) -> set[str]:
-    """Every package as `name==version`; a build that is pinned with `===`, too."""
+    """Every pinned package as `name==version`, also where a lock pins one build with `===`."""
     return {f"{name}=={version}" for lock in locks for name, version in _PIN.findall(lock.read_text(encoding="utf-8"))}

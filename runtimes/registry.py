@@ -1,6 +1,6 @@
-"""Which runtimes there are: a name stands for an adapter class that is imported when a model first asks for it.
+"""The table of runtimes: name → adapter class, imported when a model first needs it.
 
-A daemon with one kind of model must not pay for importing the others; adding a runtime is one line here.
+A daemon with one kind of model doesn't pay for importing the others. Adding a runtime is one line here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, cast
 from runtimes.base import Adapter
 
 AnyAdapter = Adapter[Any]
-"""An adapter whose own configuration class the caller doesn't know: only `Registry` pairs it with its configs."""
+"""An adapter whose configuration class the caller doesn't know: only `Registry` pairs it with its configs."""
 
 
 class Registry:
@@ -35,7 +35,7 @@ class Registry:
         return entry
 
     def infer(self, model: Mapping[str, object]) -> str | None:
-        """The runtime meant by a model that doesn't name one, from the keys it has; None when they don't tell."""
+        """The runtime of a model that doesn't name one, inferred from its keys; None if they don't show it."""
         path = model.get("path")
         if isinstance(path, str) and path.lower().endswith(".gguf"):
             return "llama_server"

@@ -22,12 +22,12 @@ from typing import Any, Final
 import click
 
 from runtimes.base import ModelConfig
-from runtimes.chatterbox.parameters import SPEECH
-from runtimes.embeddings.parameters import EMBEDDINGS, RERANK
-from runtimes.kit.audio.parameters import PARAMETERS as TRANSCRIPTION
-from runtimes.kit.parameters import Table
+from runtimes.chatterbox.worker.parameters import SPEECH
+from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK
 from runtimes.registry import REGISTRY, Registry
-from runtimes.transformers.parameters import CHAT, COMPLETIONS
+from runtimes.sdk.audio.parameters import PARAMETERS as TRANSCRIPTION
+from runtimes.sdk.parameters import Table
+from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 from supervisor.catalog.schema import json_schema
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main

@@ -9,15 +9,15 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes import checkpoints
+from runtimes.adapters import checkpoints
+from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
-from runtimes.chatterbox import languages, voices
-from runtimes.kit.audio.languages import code_of
-from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+from runtimes.chatterbox.shared import languages, voices
+from runtimes.shared.languages import code_of
 
 MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 900  # Python, torch, transformers, librosa, the watermark's own network
-LISTENERS: Final = 8  # requests at once: their sentences are spoken in turn
+LISTENERS: Final = 8  # concurrent requests: the model takes their sentences in turn
 WORK_MIB: Final = 400  # activations, the token model's cache, the vocoder's buffers of a long sentence
 
 Variant = Literal["default", "multilingual", "turbo"]
@@ -78,7 +78,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     config = ChatterboxConfig
 
     def check(self, config: ChatterboxConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """Files that are missing, voices that aren't there."""
+        """Missing files and voices."""
         return tuple(_problems(config))
 
     def options(self, config: ChatterboxConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
@@ -96,7 +96,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
         }
 
     def target_inflight(self, config: ChatterboxConfig) -> int:
-        """More than one: most of the time, a request waits for its listener."""
+        """Several: most of the time, a request waits for its client to play the audio."""
         return LISTENERS if config.target_inflight is None else config.target_inflight
 
     def voices(self, config: ChatterboxConfig) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
         return tuple(voices.names(config.path, config.voices, config.voice_aliases))
 
     def estimate(self, config: ChatterboxConfig) -> Estimate | None:
-        """Weights by the files' heads (or sizes), what a long sentence takes, and the program."""
+        """Weights by the files' headers (or sizes), what a long sentence takes, and the program."""
         try:
             size = sum(_bytes(config.path / name) for name in WEIGHTS[config.variant])
         except (ModelUnusableError, OSError):
@@ -117,11 +117,11 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
         )
 
     def capabilities(self, config: ChatterboxConfig) -> Capabilities:
-        """Text in."""
+        """Text input only."""
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False)
 
     def overridable(self, config: ChatterboxConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Nothing that decides what is read."""
+        """No paths."""
         return self.constraints("threads", "default_language")
 
 

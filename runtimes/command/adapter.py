@@ -1,7 +1,7 @@
 """Any program that speaks HTTP as a model: a command line with placeholders, a health path, a list of endpoints.
 
-The command is a list of words, or one string that is split like a shell would, without ever running one. `${port}`,
-`${host}` and `${model}` are filled in inside single words, so a value can never become two; `$${` stands for `${`.
+The command is a list of words, or one string that is split as a shell would split it, without running a shell. `${port}`,
+`${host}` and `${model}` are replaced within single words, so a value never becomes two words; `$${` stands for `${`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
     Adapter,
     Endpoint,
@@ -78,7 +79,7 @@ def _unknown(word: str) -> Iterator[str]:
 
 
 def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
-    """A command that can be split and filled in. Raises ValueError naming what is wrong."""
+    """Raises ValueError for a command that can't be split or has unknown placeholders."""
     if value is None:
         return None
     words = shlex.split(value) if isinstance(value, str) else value  # shlex raises ValueError for an open quote
@@ -142,11 +143,11 @@ class CommandAdapter(Adapter[CommandConfig]):
     spreads = True
 
     def check(self, config: CommandConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """A program or folder that isn't there, a key that llmux sets."""
+        """A missing program or folder, a variable that llmux sets."""
         return tuple(_problems(config))
 
     def launch(self, config: CommandConfig, context: LaunchContext) -> LaunchSpec:
-        """Raises ModelUnusableError when the program isn't there."""
+        """Raises ModelUnusableError for a missing program."""
         values = {"port": str(context.port), "host": context.host, "model": context.model}
         return LaunchSpec(
             argv=_runnable("cmd", _filled(config.cmd, values), config),
@@ -179,13 +180,10 @@ class CommandAdapter(Adapter[CommandConfig]):
         )
 
     def thinking(self, config: CommandConfig) -> Thinking | None:
-        """By chat template arguments, where the configuration says that the program knows them."""
+        """By a chat template argument, if the configuration says that the program knows it."""
         if not config.thinking:
             return None
-        return Thinking(
-            enabled={"chat_template_kwargs": {"enable_thinking": True}},
-            disabled={"chat_template_kwargs": {"enable_thinking": False}},
-        )
+        return CHAT_TEMPLATE
 
     def upstream_model(self, config: CommandConfig) -> str | None:
         """As configured."""
@@ -209,7 +207,7 @@ def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, .
 
 
 def _program(word: str, config: CommandConfig) -> str | None:
-    """The program's full path: of a bare name by PATH (the model's own, if `env` sets one), else from `cwd`."""
+    """The program's full path: a bare name is searched in PATH (of `env`, if set), another starts at `cwd`."""
     if "/" in word:
         path = (config.cwd or Path()) / word
         return str(path.absolute()) if path.is_file() and os.access(path, os.X_OK) else None

@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from pydantic import Field, JsonValue
 
-from runtimes import checkpoints
+from runtimes.adapters import checkpoints
+from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
-from runtimes.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
 
 MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 470  # Python, torch, transformers and sentence-transformers without a model
@@ -59,7 +59,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
     config = EmbeddingsConfig
 
     def check(self, config: EmbeddingsConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
-        """A folder that isn't there, is no model, or is a model that does something else."""
+        """A missing folder, or one whose model can't be used for this task."""
         return tuple(_problems(config))
 
     def options(self, config: EmbeddingsConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
@@ -76,11 +76,11 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
         }
 
     def endpoints(self, config: EmbeddingsConfig) -> frozenset[Endpoint]:
-        """One of both kinds."""
+        """By task."""
         return _RERANK if task(config) == "rerank" else _EMBED
 
     def estimate(self, config: EmbeddingsConfig) -> Estimate | None:
-        """Weights by the files' heads, activations of a full batch, and the program."""
+        """Weights by the files' headers, activations of a full batch, and the program."""
         try:
             folder = checkpoints.read(config.path)
         except ModelUnusableError:
@@ -98,16 +98,16 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
         )
 
     def capabilities(self, config: EmbeddingsConfig) -> Capabilities:
-        """Text in; as many tokens as the model takes."""
+        """Text input; the context of the model."""
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False, context=_context(config.path))
 
     def overridable(self, config: EmbeddingsConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """How much it takes and how fast it is."""
+        """Keys for memory and speed."""
         return self.constraints("dtype", "max_batch_tokens", "threads", "parallel", "truncate")
 
 
 def task(config: EmbeddingsConfig) -> Task:
-    """As configured, else by the architecture: a head that classifies compares, anything else embeds."""
+    """As configured, else by the architecture: a sequence classifier reranks, anything else embeds."""
     if config.task is not None:
         return config.task
     try:
@@ -118,7 +118,7 @@ def task(config: EmbeddingsConfig) -> Task:
 
 
 def _context(path: Path) -> int | None:
-    """The least of what the model, its tokenizer and sentence-transformers say, which is what the worker takes."""
+    """The least of the limits of the model, its tokenizer and sentence-transformers, as in the worker."""
     try:
         found = [checkpoints.config(path).context]
     except ModelUnusableError:

@@ -1,7 +1,7 @@
-"""Whisper on CTranslate2, as faster-whisper drives it.
+"""The worker program for Whisper on CTranslate2, with faster-whisper.
 
-Long files are heard in pieces of `PIECE_S`: faster-whisper makes the spectrum of all that it gets at once, which takes a
-megabyte a second and would be gigabytes for an hour.
+Long files are transcribed in pieces of `PIECE_S`: faster-whisper computes the spectrum of its whole input at once, which takes
+a megabyte per second of audio, gigabytes for an hour.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any, Final
 
 from faster_whisper import WhisperModel
 
-from runtimes.kit.audio.samples import Samples
-from runtimes.kit.audio.transcript import Segment, Word
-from runtimes.kit.audio.windows import Window, windows
-from runtimes.kit.lane import Cancel
-from runtimes.kit.server import serve
-from runtimes.kit.transcription import Heard, TranscriptionWorker, Wanted
+from runtimes.sdk.audio.samples import Samples
+from runtimes.sdk.audio.transcript import Segment, Word
+from runtimes.sdk.audio.windows import Window, windows
+from runtimes.sdk.server import serve
+from runtimes.sdk.transcription import SegmentStream, TranscriptionOptions, TranscriptionWorker
+from runtimes.sdk.worker_pool import Cancel
 
 PIECE_S: Final = 120.0
 SEARCH_S: Final = 15.0
-CONTEXT: Final = 200  # characters of what was said that the next piece is given to go on from
+CONTEXT: Final = 200  # characters of the preceding text that the next piece gets as its prompt
 
 
 class FasterWhisperWorker(TranscriptionWorker):
     """Options: `path`, `device`, `compute_type`, `threads`, `beam_size`, `vad`."""
 
     def load(self) -> None:
-        """Load it and let it hear something."""
+        """Load it and transcribe a trial."""
         options = self.settings.options
         self._model = WhisperModel(
             options["path"],
@@ -45,12 +45,12 @@ class FasterWhisperWorker(TranscriptionWorker):
         """All of Whisper's, or English."""
         return frozenset(self._model.supported_languages)
 
-    def hear(self, samples: Samples, wanted: Wanted, cancel: Cancel) -> Heard:
-        """Find out the language in the first piece that holds speech, unless it is given."""
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
+        """Without a language, it is detected in the first piece that isn't silent."""
         pieces = windows(samples, PIECE_S, SEARCH_S)
         first = next(pieces, None)
         if first is None:
-            return Heard(wanted.language, iter(()))
+            return SegmentStream(wanted.language, iter(()))
         found, info = self._transcribe(first, wanted, wanted.language, wanted.prompt)
 
         def segments() -> Iterator[Segment]:
@@ -62,10 +62,10 @@ class FasterWhisperWorker(TranscriptionWorker):
                     said += segment.text
                     yield _segment(segment, piece)
 
-        return Heard(info.language, segments())
+        return SegmentStream(info.language, segments())
 
     def _transcribe(
-        self, piece: Window, wanted: Wanted, language: str | None, prompt: str | None
+        self, piece: Window, wanted: TranscriptionOptions, language: str | None, prompt: str | None
     ) -> tuple[Iterator[Any], Any]:
         options: dict[str, Any] = {} if wanted.temperature == 0 else {"temperature": wanted.temperature}
         found, info = self._model.transcribe(

@@ -1,9 +1,8 @@
-"""A model that somebody else runs: an OpenAI-compatible API, reached with a key of ours.
+"""A remote model: an OpenAI-compatible API that somebody else runs.
 
-There is no process and no memory here; what a request needs is an address, a key and the name the model has there. The key
-stands in an environment variable of the daemon, which the configuration only names, and is read when the model is
-connected. Requests leave this machine and may cost money, so one has to say `allow_remote`, unless the model's
-configuration says it for all of them.
+It has no process and no memory here; a request needs an address, a key and the model's name there. The configuration names
+the environment variable of the daemon that holds the key, which is read when the model connects. Requests leave this machine
+and may cost money, so each must set `allow_remote`, unless the model's configuration allows all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import Endpoint, ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec, Thinking
 
 DEFAULT_ENDPOINTS: Final = (
@@ -48,9 +48,7 @@ ThinkingField = Literal["thinking", "enable_thinking", "chat_template_kwargs", "
 _SWITCHES: Final[Mapping[ThinkingField, Thinking]] = {
     "thinking": Thinking({"thinking": {"type": "enabled"}}, {"thinking": {"type": "disabled"}}),
     "enable_thinking": Thinking({"enable_thinking": True}, {"enable_thinking": False}),
-    "chat_template_kwargs": Thinking(
-        {"chat_template_kwargs": {"enable_thinking": True}}, {"chat_template_kwargs": {"enable_thinking": False}}
-    ),
+    "chat_template_kwargs": CHAT_TEMPLATE,
     "reasoning": Thinking({"reasoning": {"enabled": True}}, {"reasoning": {"enabled": False}}),
     "reasoning_effort": Thinking({"reasoning_effort": "medium"}, {"reasoning_effort": "none"}),
 }

@@ -1,5 +1,4 @@
-"""Models of Hugging Face's transformers: language models (`chat`) and speech recognition (`transcribe`), one environment.
+"""Models for Hugging Face's transformers: language models and speech recognition, in one environment.
 
-This level is the supervisor's side and imports neither torch nor transformers: `adapter` asks the `Kind` of a model's
-type. `chat` and `transcribe` are the worker programs, which run in the runtime's own environment.
+`adapter` delegates to the `Kind` of a model's type. `worker/chat` and `worker/transcribe` are the worker programs.
 """

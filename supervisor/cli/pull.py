@@ -20,9 +20,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from runtimes.adapters.hub_kernels import UsesKernels, build_of, cache
 from runtimes.base import Source
-from runtimes.hub_kernels import Kernel, UsesKernels, build_of, cache
 from runtimes.registry import REGISTRY
+from runtimes.shared.kernel import Kernel
 from supervisor.catalog import Catalog, sources
 from supervisor.catalog.catalog import CatalogModel
 from supervisor.cli import output

@@ -47,7 +47,7 @@ def _named(node: ast.AST) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
         yield node.module
-        if node.module.partition(".")[0] == "runtimes":  # `from runtimes.kit import server` also names a module
+        if node.module.partition(".")[0] == "runtimes":  # `from runtimes.sdk import server` also names a module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif not isinstance(node, ast.Try) and not _is_typing(node):
         for child in ast.iter_child_nodes(node):

@@ -1,4 +1,4 @@
-"""Kernels from the hub, put where a worker's package `kernels` looks for them (runtimes/hub_kernels.py).
+"""Kernels from the hub, put where a worker's package `kernels` looks for them (runtimes/adapters/hub_kernels.py).
 
 The layout is that of the hub's own cache, which the package reads when it may not ask the hub. A version is found by its
 file in `refs` alone, so that is written last: what was cut off is never taken for whole, and an older commit serves until
@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from runtimes.hub_kernels import Build, Kernel, suits
+from runtimes.adapters.hub_kernels import Build, suits
+from runtimes.shared.kernel import Kernel
 from supervisor.io import hub
 from supervisor.io.files import replacing
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.llama_server import config
-from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, LlamaServerConfig
+from runtimes.llama_server.adapter import config
+from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, LlamaServerConfig
 from supervisor.io.upstream import UpstreamPool
 from tests import tiny
 from tests.limits import LIMIT_S
@@ -64,7 +64,7 @@ class TestMapping:
         assert set(KEY_OF_OPTION) | OWN_OPTIONS <= known
 
     def test_the_embedded_server_has_a_parameter_for_every_setting(self):
-        launcher = Path(config.__file__).with_name("launcher.py")
+        launcher = Path(config.__file__).parents[1] / "worker" / "launcher.py"
         code = f"""
 import importlib.util, json
 spec = importlib.util.spec_from_file_location("launcher", {str(launcher)!r})

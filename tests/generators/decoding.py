@@ -20,12 +20,12 @@ sys.modules["runtimes"] = package
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from runtimes.kit.lane import Cancel  # noqa: E402
-from runtimes.transformers.chat.decoder import Decoder, Job  # noqa: E402
-from runtimes.transformers.chat.model import Loaded, Options, load  # noqa: E402
-from runtimes.transformers.chat.pictures import prepared  # noqa: E402
-from runtimes.transformers.chat.prompt import _with_pictures  # noqa: E402
-from runtimes.transformers.chat.sampling import Sampling  # noqa: E402
+from runtimes.sdk.worker_pool import Cancel  # noqa: E402
+from runtimes.transformers.worker.chat.decoder import Decoder, Job  # noqa: E402
+from runtimes.transformers.worker.chat.model import Loaded, Options, load  # noqa: E402
+from runtimes.transformers.worker.chat.pictures import prepared  # noqa: E402
+from runtimes.transformers.worker.chat.prompt import _with_pictures  # noqa: E402
+from runtimes.transformers.worker.chat.sampling import Sampling  # noqa: E402
 
 LENGTHS = (3, 40, 1, 17, 33, 64, 25, 16)
 NEW = (12, 30, 40, 5, 20, 8, 25, 30)
@@ -74,7 +74,7 @@ def same(loaded: Loaded, *, pictures: bool) -> dict[str, list[list[int]]]:
         tokens, extra = [draw.randrange(32, 256) for _ in range(length)], None
         if pictures and length > 20:
             place = loaded.model.config.image_token_id
-            features, counts = prepared(loaded.see, [Image.new("RGB", (32 * length, 96), (length, 200, 0))])
+            features, counts = prepared(loaded.image_processor, [Image.new("RGB", (32 * length, 96), (length, 200, 0))])
             tokens, _, extra = _with_pictures(loaded, [*tokens, place, 65, 66], features, counts, thinking=False)
         jobs.append(Job(tokens, most, Sampling(temperature=0), Cancel(), frozenset(), extra))
     decoder = Decoder(loaded.model, width=3, chunk=16)
@@ -88,7 +88,7 @@ def same(loaded: Loaded, *, pictures: bool) -> dict[str, list[list[int]]]:
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            max_new_tokens=job.most,
+            max_new_tokens=job.max_tokens,
             eos_token_id=-1,
             **(job.pictures or {}),
         )

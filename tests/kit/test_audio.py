@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimes.kit.audio.languages import NAMES, code_of
-from runtimes.kit.audio.samples import QUIET, RATE, is_silent
-from runtimes.kit.audio.transcript import Segment, Transcript, Word
-from runtimes.kit.audio.windows import windows
+from runtimes.sdk.audio.samples import QUIET, RATE, is_silent
+from runtimes.sdk.audio.transcript import Segment, Transcript, Word
+from runtimes.sdk.audio.windows import windows
+from runtimes.shared.languages import NAMES, code_of
 
 
 def body(transcript: Transcript, kind, granularities=()) -> str:

@@ -1,4 +1,4 @@
-"""The worker kit, run as the real process that every worker of ours is."""
+"""The worker SDK, run as the real process that every worker of ours is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from runtimes.worker_adapter import BOOTSTRAP
+from runtimes.adapters.worker_adapter import BOOTSTRAP
 from tests.daemon import wait_until
 from tests.kit.leaving import leave
 from tests.limits import LIMIT_S
@@ -262,15 +262,15 @@ class TestBootstrap:
     """A worker sees its environment's packages and `runtimes`, not the folder that `runtimes` lies in."""
 
     def test_path(self, tmp_path):
-        (tmp_path / "runtimes" / "kit").mkdir(parents=True)
+        (tmp_path / "runtimes" / "sdk").mkdir(parents=True)
         (tmp_path / "secret_of_the_supervisor.py").write_text("")
-        (tmp_path / "runtimes" / "kit" / "bootstrap.py").write_text(BOOTSTRAP.read_text())
-        (tmp_path / "runtimes" / "kit" / "__init__.py").write_text("")
-        (tmp_path / "runtimes" / "kit" / "probe.py").write_text(
-            "import importlib.util, runtimes.kit, sys\n"
-            "print(importlib.util.find_spec('secret_of_the_supervisor'), sys.argv, runtimes.kit.__name__, __name__)\n"
+        (tmp_path / "runtimes" / "sdk" / "bootstrap.py").write_text(BOOTSTRAP.read_text())
+        (tmp_path / "runtimes" / "sdk" / "__init__.py").write_text("")
+        (tmp_path / "runtimes" / "sdk" / "probe.py").write_text(
+            "import importlib.util, runtimes.sdk, sys\n"
+            "print(importlib.util.find_spec('secret_of_the_supervisor'), sys.argv, runtimes.sdk.__name__, __name__)\n"
         )
-        script = tmp_path / "runtimes" / "kit" / "bootstrap.py"
-        command = [sys.executable, "-I", str(script), "runtimes.kit.probe", "word"]
+        script = tmp_path / "runtimes" / "sdk" / "bootstrap.py"
+        command = [sys.executable, "-I", str(script), "runtimes.sdk.probe", "word"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ))
-        assert done.stdout == "None ['runtimes.kit.probe', 'word'] runtimes.kit __main__\n", done.stderr
+        assert done.stdout == "None ['runtimes.sdk.probe', 'word'] runtimes.sdk __main__\n", done.stderr

@@ -1,4 +1,4 @@
-"""A worker on the kit that has no model: what it does is said by the request."""
+"""A worker on the SDK that has no model: what it does is said by the request."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 
 from starlette.responses import JSONResponse
 
-from runtimes.kit.body import Body
-from runtimes.kit.errors import WorkerError
-from runtimes.kit.server import Worker, events, serve, started
+from runtimes.sdk.body import Body
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.server import Worker, events, serve, started
 
 
 class Toy(Worker):
@@ -51,11 +51,11 @@ class Toy(Worker):
         gate, fail_at = body.text("gate", ""), body.whole("fail_at", -1, -1)
         steps = lambda cancel: self.steps(number, delay, gate, fail_at, cancel)
         if body.flag("stream"):
-            return events(await started(self.lane.stream(steps)))
-        return JSONResponse(await self.lane.run(lambda cancel: list(steps(cancel))))
+            return events(await started(self.pool.stream(steps)))
+        return JSONResponse(await self.pool.run(lambda cancel: list(steps(cancel))))
 
     async def what(self, _request):
-        return JSONResponse({**self.seen, "running": self.lane.running, "waiting": self.lane.waiting})
+        return JSONResponse({**self.seen, "running": self.pool.running, "waiting": self.pool.waiting})
 
     async def path(self, _request):
         return JSONResponse({"path": sys.path, "modules": sorted(sys.modules), "env": dict(os.environ)})

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from runtimes import device_kind
+from runtimes.adapters.hub_kernels import VARIABLE, Build, suits
 from runtimes.base import LaunchContext
 from runtimes.device_kind import DeviceAssignment
-from runtimes.hub_kernels import VARIABLE, Build, suits
 from runtimes.transformers.adapter import TransformersAdapter
-from runtimes.transformers.quantised import KERNELS
+from runtimes.transformers.shared.quantised import KERNELS
 from supervisor.cli.exit_codes import ExitCode
 from tests import kernels_package, tiny_language
 from tests.daemon import wait_until

@@ -24,10 +24,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimes.adapters.worker_adapter import BOOTSTRAP
 from runtimes.chatterbox.adapter import OTHERS, WEIGHTS, ChatterboxAdapter, ChatterboxConfig
-from runtimes.chatterbox.languages import LANGUAGES
-from runtimes.chatterbox.sentences import MOST, pieces
-from runtimes.worker_adapter import BOOTSTRAP
+from runtimes.chatterbox.shared.languages import LANGUAGES
+from runtimes.chatterbox.worker.sentences import MAX_CHARACTERS, pieces
 from tests import environments
 from tests.daemon import running, wait_until
 from tests.limits import LIMIT_S
@@ -47,7 +47,7 @@ class TestSentences:
     def test_nothing_is_lost(self, text):
         found = pieces(text)
         assert "".join("".join(found).split()) == "".join(text.split())
-        assert all(0 < len(piece) <= MOST for piece in found)
+        assert all(0 < len(piece) <= MAX_CHARACTERS for piece in found)
 
     def test_sentences(self):
         assert pieces("Hello there. " * 30)[0].count("Hello") == 9

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtimes import checkpoints
+from runtimes.adapters import checkpoints
+from runtimes.adapters.checkpoints import config_of
+from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.base import ModelUnusableError
-from runtimes.checkpoints import config_of
-from runtimes.kv_cache import activation_bytes, cache_bytes, layer_caches, token_bytes
 from tests.hf_folder import safetensors
 
 QWEN3_8B = {
@@ -43,6 +43,11 @@ QWEN3_5_TEXT = {
     "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
     "max_position_embeddings": 262144,
 }
+
+
+def token_bytes(layers):
+    """What one more token takes within every window."""
+    return sum(layer.token for layer in layers)
 
 
 def folder(path: Path, config: dict[str, object] | None = None) -> Path:
@@ -122,19 +127,19 @@ class TestConfig:
         config = checkpoints.config(folder(tmp_path))
         assert (config.model_type, config.architectures, config.dtype) == ("qwen3", ("Qwen3ForCausalLM",), "bfloat16")
         assert (config.context, config.layers, config.width, config.vocabulary) == (40960, 36, 4096, 151936)
-        assert not config.sees
-        assert not config.hears
+        assert not config.takes_images
+        assert not config.takes_audio
         assert config.quantization is None
 
     def test_of_a_model_with_eyes(self):
         config = config_of({"model_type": "qwen3_5", "text_config": QWEN3_5_TEXT, "vision_config": {"depth": 1}})
-        assert config.sees
+        assert config.takes_images
         assert config.context == 262144
         assert config.model_type == "qwen3_5"
 
     def test_of_a_model_with_ears(self):
-        assert config_of({"model_type": "whisper", "num_mel_bins": 80}).hears
-        assert config_of({"audio_config": {}, "text_config": QWEN3_5_TEXT}).hears
+        assert config_of({"model_type": "whisper", "num_mel_bins": 80}).takes_audio
+        assert config_of({"audio_config": {}, "text_config": QWEN3_5_TEXT}).takes_audio
 
     def test_quantised(self):
         assert config_of({"quantization_config": {"quant_method": "mxfp4"}}).quantization == "mxfp4"

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimes.embeddings.adapter import EmbeddingsAdapter, EmbeddingsConfig
-from runtimes.embeddings.batches import Batches
-from runtimes.kit.errors import WorkerError
+from runtimes.embeddings.worker.batches import Batches
+from runtimes.sdk.errors import WorkerError
 from tests import environments, minilm
 from tests.daemon import running, wait_until
 from tests.limits import LIMIT_S

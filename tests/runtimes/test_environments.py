@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from runtimes import device_kind
+from runtimes.adapters.worker_adapter import BOOTSTRAP, WorkerAdapter
 from runtimes.base import LaunchContext, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
-from runtimes.worker_adapter import BOOTSTRAP, WorkerAdapter
 from supervisor.cli import environments as products
 from supervisor.cli import worker_imports
 from tests import environments, hf_folder
@@ -27,7 +27,7 @@ LIGHTEST = "faster_whisper"
 
 @pytest.fixture(scope="module")
 def interpreter() -> Path:
-    """A worker's Python, as installed for a user; the kit is the same for all runtimes."""
+    """A worker's Python, as installed for a user; the SDK is the same for all runtimes."""
     return environments.installed(LIGHTEST) / LIGHTEST / "bin" / "python"
 
 
@@ -45,7 +45,7 @@ def worker(python: Path, module: str, *words: str, **variables: str) -> subproce
 
 
 class TestInterpreter:
-    """A worker's Python sees its own environment, the standard library and the kit."""
+    """A worker's Python sees its own environment, the standard library and the SDK."""
 
     def test_its_path(self, interpreter):
         told = worker(interpreter, "site", PYTHONPATH=str(REPOSITORY), PYTHONHOME="/nowhere")
@@ -64,7 +64,7 @@ class TestInterpreter:
         assert told.returncode == 1
 
     def test_the_kit_and_its_own_packages(self, interpreter):
-        wanted = "import runtimes.kit.server, faster_whisper, sys; assert 'pydantic' not in sys.modules"
+        wanted = "import runtimes.sdk.server, faster_whisper, sys; assert 'pydantic' not in sys.modules"
         assert worker(interpreter, "timeit", "-n1", "-r1", wanted).returncode == 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from runtimes.base import ModelUnusableError
-from runtimes.llama_server import gguf_meta
+from runtimes.llama_server.adapter import gguf_meta
 from tests import tiny
 
 

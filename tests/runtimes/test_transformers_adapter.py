@@ -14,8 +14,8 @@ from runtimes import device_kind
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.transformers.adapter import TransformersAdapter
-from runtimes.transformers.parameters import CHAT, COMPLETIONS
-from runtimes.transformers.speech import Speech
+from runtimes.transformers.adapter.speech import Speech
+from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 from tests import environments, tiny_language
 from tests.limits import LIMIT_S
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.base import ModelUnusableError
-from runtimes.vllm_serve import memory
-from runtimes.vllm_serve.adapter import VllmServeAdapter
+from runtimes.vllm_serve.adapter import VllmServeAdapter, memory
 from tests import hf_folder
 
 ADAPTER = VllmServeAdapter()
@@ -58,7 +57,7 @@ class TestCache:
         ],
     )
     def test_one_longest_request(self, config, keys, needed):
-        assert memory.plan(config(**keys)).cache_bytes == int(needed * memory.ROUNDING) + memory.LEAST_CACHE
+        assert memory.plan(config(**keys)).cache_bytes == int(needed * memory.ROUNDING) + memory.MIN_CACHE
 
     def test_the_usual_context_is_the_models_own_up_to_8192(self, config, folder):
         assert memory.plan(config()).context == 2048
@@ -70,7 +69,7 @@ class TestCache:
         hf_folder.write(folder, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128})
         needed = TOKEN // 2 * (8192 + 128 + 1024)
         plan = memory.plan(config(max_num_batched_tokens=1024, max_model_len=8192))
-        assert plan.cache_bytes == int(needed * memory.ROUNDING) + memory.LEAST_CACHE
+        assert plan.cache_bytes == int(needed * memory.ROUNDING) + memory.MIN_CACHE
         linear = {"linear_num_value_heads": 4, "linear_value_head_dim": 64, "linear_key_head_dim": 64}
         linear |= {"linear_num_key_heads": 2, "linear_conv_kernel_dim": 4}
         hf_folder.write(folder, {"layer_types": ["linear_attention", "full_attention"], **linear})

@@ -19,7 +19,7 @@ from runtimes.base import (
     RuntimeNotInstalledError,
 )
 from runtimes.vllm_serve.adapter import VllmServeAdapter
-from runtimes.vllm_serve.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
+from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
 from tests import fake_vllm, hf_folder
 
 ADAPTER = VllmServeAdapter()

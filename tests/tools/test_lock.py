@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtimes import lock
 from runtimes.pins import pins
 from tests.wheels import wheel
+from tools import lock_runtimes as lock
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ class TestLock:
     def test_ours_agree_with_each_other(self):
         """A version that differs between them would be put in place of the other."""
         common, *others = (
-            dict(pin.split("==") for pin in pins([lock.HERE.parent / name]))
+            dict(pin.split("==") for pin in pins([lock.ROOT / name]))
             for name in ("requirements.lock", "requirements-tools.lock", "requirements-dev.lock")
         )
         for other in others:

@@ -90,7 +90,7 @@ import numpy
 root, path, place = sys.argv[1:]
 if root:
     sys.path.insert(0, root)
-    from runtimes.transformers.transcribe.cohere import load_processor
+    from runtimes.transformers.worker.transcribe.cohere import load_processor
     extractor = load_processor(path).feature_extractor
 else:
     from transformers import AutoFeatureExtractor

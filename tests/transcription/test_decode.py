@@ -21,9 +21,9 @@ MEASURE = """
 import io, json, sys, types
 sys.path.append(sys.argv[1])
 import numpy as np
-from runtimes.kit.audio.decode import decode
-from runtimes.kit.audio.samples import RATE
-from runtimes.kit.lane import Cancel
+from runtimes.sdk.audio.decode import decode
+from runtimes.sdk.audio.samples import RATE
+from runtimes.sdk.worker_pool import Cancel
 found = {}
 for path in sys.argv[2:]:
     with open(path, "rb") as file:

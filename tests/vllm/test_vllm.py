@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from runtimes.vllm_serve.config import KEY_OF_OPTION, OWN_OPTIONS
+from runtimes.vllm_serve.adapter.config import KEY_OF_OPTION, OWN_OPTIONS
 from tests import build_vllm
 from tests import daemon as daemons
 from tests.daemon import wait_until

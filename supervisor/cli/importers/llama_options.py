@@ -15,7 +15,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION, LlamaServerConfig
+from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION, LlamaServerConfig
 from supervisor.catalog.document import scalar
 from supervisor.catalog.problems import types_at
 

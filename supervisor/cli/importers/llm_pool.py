@@ -11,8 +11,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.llama_server.config import LlamaServerConfig
-from runtimes.vllm_serve.config import VllmServeConfig
+from runtimes.llama_server.adapter.config import LlamaServerConfig
+from runtimes.vllm_serve.adapter.config import VllmServeConfig
 from supervisor.catalog.keys import is_loopback
 from supervisor.cli.importers.draft import Draft, Values, text_of
 from supervisor.cli.importers.llama_options import Options

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from runtimes.llama_server.config import FLAGS, KEY_OF_OPTION
+from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION
 from supervisor.cli.importers.draft import Draft
 from supervisor.cli.importers.llama_options import REMOTE, Options
 from supervisor.errors import ConfigError

@@ -1,0 +1,40 @@
+"""What the adapters of speech recognition runtimes share: keys, endpoints, capabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
+
+from pydantic import Field, JsonValue
+
+from runtimes.base import Capabilities, Endpoint
+from runtimes.shared.languages import NAMES, code_of
+
+ENDPOINTS: Final = frozenset({Endpoint("/v1/audio/transcriptions"), Endpoint("/v1/audio/translations")})
+CAPABILITIES: Final = Capabilities(modalities=("audio",), tools=False, thinking=False, multi_turn=False)
+MAX_AUDIO_S: Final = 7200.0
+
+DefaultLanguage = Annotated[
+    str | None,
+    Field(
+        description="Language of requests that don't name one, such as en. Default: what is heard; some models can't tell."
+    ),
+]
+MaxAudio = Annotated[
+    float,
+    Field(gt=0, description="Longest audio that is taken, in seconds. Decoded, an hour is 220 MiB of host memory."),
+]
+
+
+def options(default_language: str | None, max_audio_s: float) -> Mapping[str, JsonValue]:
+    """The worker settings that `runtimes.sdk.transcription` reads."""
+    return {
+        "default_language": None if default_language is None else code_of(default_language, NAMES),
+        "max_audio_s": max_audio_s,
+    }
+
+
+def problems(default_language: str | None) -> Iterator[str]:
+    """An unknown language."""
+    if default_language is not None and code_of(default_language, NAMES) is None:
+        yield f"default_language: {default_language!r} is no language code such as en, de, zh"

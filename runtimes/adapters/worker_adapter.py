@@ -1,0 +1,83 @@
+"""The adapter of every worker program in this package: built on the worker SDK, run by its runtime's own interpreter.
+
+The settings are passed as one JSON argument, the key in the environment. A worker never asks the hub: models are files.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, TypeVar
+
+from pydantic import Field, JsonValue
+
+from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, ModelConfig, RuntimeNotInstalledError
+
+BOOTSTRAP: Final = Path(__file__).parents[1] / "sdk" / "bootstrap.py"
+KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
+QUEUE: Final = 64  # the supervisor sends at most `parallel` at once; this is for requests that it can't count
+
+ModelPath = Annotated[Path, Field(strict=False)]
+
+
+class WorkerConfig(ModelConfig):
+    """The keys of every runtime whose worker is in this package."""
+
+    parallel: int = Field(default=1, ge=1, le=64, description="Requests the worker works on at once.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model. Default: all cores.")
+
+
+C = TypeVar("C", bound=WorkerConfig)
+
+
+class WorkerAdapter(Adapter[C]):
+    """One runtime whose worker is the program `program`."""
+
+    program: ClassVar[str]
+
+    @abc.abstractmethod
+    def options(self, config: C, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """The settings of this worker beside the common ones. Raises ModelUnusableError."""
+
+    def module(self, config: C) -> str:
+        """The worker program's name, as for `python -m`."""
+        return self.program
+
+    def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        python = context.environment(self.name) / "bin" / "python"
+        if not python.exists():
+            raise RuntimeNotInstalledError(
+                self.name, f"The runtime {self.name} is not installed.", f"llmux runtimes install {self.name}"
+            )
+        settings = {
+            "model": context.model,
+            "host": context.host,
+            "port": context.port,
+            "parallel": config.parallel,
+            "queue": QUEUE,
+            **self.options(config, context),
+        }
+        threads = {} if config.threads is None else {"OMP_NUM_THREADS": str(config.threads)}
+        return LaunchSpec(
+            argv=(str(python), "-I", str(BOOTSTRAP), self.module(config), json.dumps(settings)),
+            env={
+                "HF_HUB_OFFLINE": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+                **threads,
+                **config.env,
+                **context.device_environment(),
+                KEY_VARIABLE: context.key,
+            },
+            health=HealthCheck("/health"),
+            auth=f"Bearer {context.key}",
+            metrics="/metrics",
+            host=context.host,
+            port=context.port,
+        )
+
+    def target_inflight(self, config: C) -> int:
+        """As many as it serves concurrently."""
+        return config.parallel if config.target_inflight is None else config.target_inflight

@@ -1,0 +1,279 @@
+"""The speech worker: Chatterbox behind `/v1/audio/speech`.
+
+A request's text is synthesised in pieces (sentences.py); each is encoded and sent as soon as it is ready. Each piece waits
+for the model anew, and is synthesised only after the client has read the one before the last: slow clients delay nobody, and
+nothing piles up. The library keeps one prepared voice in the model; preparing a voice takes seconds, so recent ones are cached
+here. The library can't be interrupted, but it calls a torch module for each token: a hook on that module ends cancelled work,
+and its tokens are counted. The library's watermark stays in the audio.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from runtimes.chatterbox.shared import languages, voices
+from runtimes.chatterbox.worker import parameters
+from runtimes.chatterbox.worker.sentences import pieces
+from runtimes.sdk.audio.encode import FORMATS, Encoder, Tempo
+from runtimes.sdk.body import Body
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.parameters import check
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, serve, started
+from runtimes.sdk.worker_pool import Cancel, CancelledWorkError
+from runtimes.shared.languages import code_of
+
+MAX_CHARACTERS: Final = 100_000
+VOICES_KEPT: Final = 16
+TRIAL: Final = "Ready."
+TRIAL_STEPS: Final = 150  # 25 are a second of speech
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """A parsed request. `keywords` go to the library."""
+
+    texts: list[str]
+    voice: str | None
+    format: str
+    speed: float
+    seed: int | None
+    keywords: Mapping[str, Any]
+    preparation: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One call of the library: its cancellation, the text tokens it read and the speech tokens it generated."""
+
+    cancel: Cancel = field(default_factory=Cancel)
+    read: int = 0
+    made: int = 0
+
+
+class Speaker(Worker):
+    """One variant of Chatterbox."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        options = settings.options
+        self.variant: str = options["variant"]
+        self.path = Path(options["path"])
+        self.folder = Path(options["voices"]) if options["voices"] else None
+        self.aliases: Mapping[str, str] = options["aliases"]
+        self.prepared: OrderedDict[str, Any] = (
+            OrderedDict()
+        )  # the library's conditionals by voice, least recently used first
+        self.languages: Mapping[str, str] = {}
+        self.turn: Turn | None = None  # there is one at a time
+
+    def load(self) -> None:
+        """Raises whatever the library raises, and FileNotFoundError without any voice."""
+        import torch  # noqa: PLC0415  # seconds: not before the port is open
+
+        self.torch: Any = torch
+        self.model: Any = self._class().from_local(self.path, self.settings.options["device"])
+        if self.variant == "multilingual":
+            self.languages = self.model.get_supported_languages()
+        if self.model.conds is not None:
+            self.prepared[voices.BUILT_IN] = self.model.conds
+        tokens = self.model.t3
+        tokens.tfmr.register_forward_pre_hook(self._look)
+        name = "inference_turbo" if self.variant == "turbo" else "inference"
+        setattr(tokens, name, self._counted(getattr(tokens, name)))
+        known = voices.names(self.path, self.folder, {})
+        if not known:
+            raise FileNotFoundError(f"no voice: {self.path} has none of its own, and the folder of voices has no clip")
+        language = {"language_id": "en"} if self.variant == "multilingual" else {}
+        self._voice(self.settings.options["default_voice"] or known[0], {})
+        with self._working(Turn(_Trial())), contextlib.suppress(CancelledWorkError):
+            self.model.generate(TRIAL, **language)
+
+    def _class(self) -> Any:
+        """The library's model class; each variant has its own module."""
+        if self.variant == "turbo":
+            from chatterbox.tts_turbo import ChatterboxTurboTTS as Model  # noqa: PLC0415  # as above
+        elif self.variant == "multilingual":
+            from chatterbox.mtl_tts import ChatterboxMultilingualTTS as Model  # noqa: PLC0415
+        else:
+            from chatterbox.tts import ChatterboxTTS as Model  # noqa: PLC0415
+        return Model
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        """Speech; the supervisor itself lists the voices."""
+        return {"POST /v1/audio/speech": self.speech}
+
+    async def speech(self, request: Request) -> Response:
+        """The audio file, or events with pieces of it, while it is synthesised."""
+        body = await Body.of(request)
+        check(parameters.SPEECH[self.variant], body.values)
+        speech = self._asked(body)
+        as_events = body.choice("stream_format", ("audio", "sse"), "audio") == "sse"
+        turns: list[Turn] = []
+        parts = await started(self._file(speech, turns))
+        if as_events:
+            return events(_deltas(parts, turns))
+        return StreamingResponse(parts, media_type=FORMATS[speech.format].media_type)
+
+    def _asked(self, body: Body) -> Speech:
+        """Raises WorkerError."""
+        text = body.needed_text("input")
+        if len(text) > MAX_CHARACTERS:
+            raise WorkerError(f"input has {len(text)} characters; {MAX_CHARACTERS} are the most.", param="input")
+        seed = body.whole("seed", None, 0, (1 << 63) - 1)
+        exaggeration = body.number("exaggeration", None, 0.25, 2)
+        given = {
+            "temperature": body.number("temperature", None, 0.05, 5),
+            "repetition_penalty": body.number("repetition_penalty", None, 1, 3),
+            "top_p": body.number("top_p", None, 0, 1),
+        }
+        preparation: dict[str, Any] = {}
+        if self.variant == "turbo":
+            given |= {"top_k": body.whole("top_k", None, 1)}
+            preparation = {"norm_loudness": body.flag("norm_loudness", default=True)}
+        else:
+            given |= {
+                "exaggeration": exaggeration,
+                "cfg_weight": body.number("cfg_weight", None, 0, 1),
+                "min_p": body.number("min_p", None, 0, 1),
+            }
+        keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if self.variant == "multilingual":
+            keywords["language_id"] = self._language(body)
+        return Speech(
+            texts=pieces(text),
+            voice=self._named(body),
+            format=body.choice("response_format", tuple(FORMATS), "mp3"),
+            speed=body.number("speed", 1.0, 0.25, 4),
+            seed=seed,
+            keywords=keywords,
+            preparation=preparation,
+        )
+
+    def _language(self, body: Body) -> str:
+        given = body.text("language") or str(self.settings.options["default_language"])
+        found = code_of(given, self.languages)
+        if found is None:
+            raise body.wrong("language", languages.expected(given, self.languages))
+        return found
+
+    def _named(self, body: Body) -> str:
+        """The requested voice. Raises WorkerError for an unknown one."""
+        given = body.values.get("voice")
+        name = given.get("id") if isinstance(given, dict) else given
+        known = voices.names(self.path, self.folder, self.aliases)
+        if name is None or name == "":
+            name = self.settings.options["default_voice"] or (known[0] if known else "")
+        name = self.aliases.get(name, name) if isinstance(name, str) else name
+        if name not in known:
+            raise body.wrong(
+                "voice", f"one of {', '.join(known) or 'none: there are no clips in the folder of voices'}"
+            )
+        return str(name)
+
+    async def _file(self, speech: Speech, turns: list[Turn]) -> AsyncIterator[bytes]:
+        """Pieces of the file, each made after the one before was read. Appends the calls to `turns`."""
+        encoder = Encoder(speech.format, self.model.sr)
+        tempo = Tempo(speech.speed, self.model.sr) if speech.speed != 1 else None
+        for place in range(len(speech.texts)):
+            say = partial(self._piece, speech, place, encoder, tempo, turns)
+            if data := await self.pool.run(say, again=place > 0):
+                yield data
+        if tempo is not None:
+            yield encoder.feed(tempo.end())
+        yield encoder.end()
+
+    def _piece(
+        self, speech: Speech, place: int, encoder: Encoder, tempo: Tempo | None, turns: list[Turn], cancel: Cancel
+    ) -> bytes:
+        """Synthesise one of the texts; the bytes that it adds to the file. Runs in the model's thread."""
+        turn = Turn(cancel)
+        with self._working(turn):
+            self._voice(str(speech.voice), speech.preparation)
+            if speech.seed is not None:
+                self.torch.manual_seed(speech.seed + place)
+            made = self.model.generate(speech.texts[place], **speech.keywords)
+        turns.append(turn)
+        samples = np.asarray(made, "<f4").reshape(-1)
+        return encoder.feed(samples if tempo is None else tempo.feed(samples))
+
+    def _voice(self, name: str, preparation: Mapping[str, Any]) -> None:
+        """Set the model's voice. Raises WorkerError for a clip that can't be used."""
+        key = f"{name} {dict(preparation)}" if preparation.get("norm_loudness") is False else name
+        if key not in self.prepared:
+            clip = voices.clips(self.folder).get(name)
+            if clip is None:
+                raise WorkerError(f"voice: {name!r} has been removed.", param="voice")
+            try:
+                self.model.prepare_conditionals(str(clip), **preparation)
+            except Exception as error:
+                raise WorkerError(
+                    f"voice: the clip {clip.name} can't be used: {error}", code="voice_unusable", param="voice"
+                ) from error
+            self.prepared[key] = self.model.conds
+            kept = [other for other in self.prepared if other != voices.BUILT_IN]
+            if len(kept) > VOICES_KEPT:
+                del self.prepared[kept[0]]
+        self.prepared.move_to_end(key)
+        self.model.conds = self.prepared[key]
+
+    @contextlib.contextmanager
+    def _working(self, turn: Turn) -> Iterator[None]:
+        turn.cancel.check()
+        self.turn = turn
+        try:
+            yield
+        finally:
+            self.turn = None
+
+    def _look(self, *_call: object) -> None:
+        if self.turn is not None:
+            self.turn.cancel.check()
+
+    def _counted(self, inference: Callable[..., Any]) -> Callable[..., Any]:
+        """The library's function, with its tokens counted."""
+
+        def counted(*, text_tokens: Any, **further: Any) -> Any:
+            made = inference(text_tokens=text_tokens, **further)
+            if self.turn is not None:
+                self.turn.read += text_tokens.shape[-1]
+                self.turn.made += made.shape[-1]
+            self.meters.tokens_in.inc(text_tokens.shape[-1])
+            self.meters.tokens_out.inc(made.shape[-1])
+            return made
+
+        return counted
+
+
+class _Trial(Cancel):
+    """Ends the trial after some steps: a model that finds no end must not prevent readiness."""
+
+    steps = 0
+
+    def check(self) -> None:
+        self.steps += 1
+        if self.steps > TRIAL_STEPS:
+            raise CancelledWorkError
+
+
+async def _deltas(parts: AsyncIterator[bytes], turns: Sequence[Turn]) -> AsyncIterator[object]:
+    async for part in parts:
+        if part:
+            yield {"type": "speech.audio.delta", "audio": base64.b64encode(part).decode()}
+    read, made = sum(turn.read for turn in turns), sum(turn.made for turn in turns)
+    usage = {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
+    yield {"type": "speech.audio.done", "usage": usage}
+
+
+if __name__ == "__main__":
+    serve(Speaker)

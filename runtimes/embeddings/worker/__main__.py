@@ -1,0 +1,232 @@
+"""The embedding worker: sentence-transformers behind `/v1/embeddings`, or a cross-encoder behind `/v1/rerank`."""
+
+from __future__ import annotations
+
+import abc
+import base64
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from runtimes.embeddings.worker import parameters
+from runtimes.embeddings.worker.batches import Batches
+from runtimes.sdk.body import Body
+from runtimes.sdk.errors import WorkerError, unsupported
+from runtimes.sdk.parameters import check
+from runtimes.sdk.server import Endpoint, Settings, Worker, serve
+from runtimes.sdk.worker_pool import WorkerPool
+
+MAX_INPUTS = 2048
+Vector = Any  # a numpy array: its type is only there in the worker's environment
+
+
+class _Model(Worker):
+    """Common to embedding and reranking: a tokenizer, batches of texts, one thread for the model."""
+
+    paths: ClassVar[tuple[str, ...]]
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.options = settings.options
+        self.limit = 0  # tokens of one input
+        self.counting = WorkerPool(1, settings.queue)
+        self.tokenizer: Any = None  # a copy, since tokenizers aren't thread-safe
+        self.batches: Batches[tuple[Any, int], Any] = Batches(
+            lambda batch: self.pool.run(lambda _cancel: self.compute([item for item, _ in batch])),
+            lambda sized: sized[1],
+            self.options["max_batch_tokens"],
+            settings.queue,
+        )
+
+    @abc.abstractmethod
+    def compute(self, batch: Sequence[Any]) -> Sequence[Any]:
+        """The model's result for each item. Blocks."""
+
+    async def count(self, *columns: Sequence[str]) -> list[int]:
+        """The number of tokens of each text or pair, special tokens included."""
+
+        def counted() -> list[int]:
+            encoded = self.tokenizer(*map(list, columns), truncation=False, return_attention_mask=False, verbose=False)
+            return [len(ids) for ids in encoded["input_ids"]]
+
+        return await self.counting.run(lambda _cancel: counted())
+
+    def fit(self, counts: Sequence[int], body: Body, name: str) -> list[int]:
+        """Their sizes in the model. Raises WorkerError for one that is too long, unless it may be truncated."""
+        cut = body.flag("truncate", self.options["truncate"])
+        for place, count in enumerate(counts):
+            if count > self.limit and not cut:
+                raise WorkerError(
+                    f"{name}[{place}] has {count} tokens, {self.settings.model} takes {self.limit}. "
+                    "Split it, or say truncate: true to have the rest ignored.",
+                    code="context_length_exceeded",
+                    param=name,
+                )
+        return [min(count, self.limit) for count in counts]
+
+    def keywords(self) -> dict[str, Any]:
+        """Arguments for loading a model."""
+        import torch  # noqa: PLC0415  # seconds: not before the port is open
+
+        dtype = self.options["dtype"]
+        return {
+            "device": self.options["device"],
+            "local_files_only": True,
+            "model_kwargs": {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)},
+        }
+
+
+class Embedder(_Model):
+    """Texts become vectors."""
+
+    def load(self) -> None:
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415  # seconds: not before the port is open
+
+        self.model: Any = SentenceTransformer(self.options["path"], **self.keywords())
+        self.tokenizer, self.limit = copy.deepcopy(self.model.tokenizer), self.model.max_seq_length
+        self.width = int(self.compute(["trial"])[0].shape[0])
+
+    def compute(self, batch: Sequence[str]) -> Sequence[Vector]:
+        vectors: Sequence[Vector] = self.model.encode(
+            list(batch), batch_size=len(batch), show_progress_bar=False, prompt="", convert_to_numpy=True
+        ).astype("<f4")
+        return vectors
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        return {"POST /v1/embeddings": self.embeddings}
+
+    async def embeddings(self, request: Request) -> Response:
+        body = await Body.of(request)
+        check(parameters.EMBEDDINGS, body.values)
+        width = body.whole("dimensions", None, 1, self.width)
+        encoding = body.choice("encoding_format", ("float", "base64"), "float")
+        texts = await self.counting.run(lambda _cancel: self._texts(body))
+        prompt = self._prompt(body)
+        texts = [prompt + text for text in texts]
+        counts = await self.count(texts)
+        sizes = self.fit(counts, body, "input")
+        vectors = await self.batches.of(list(zip(texts, sizes, strict=True)))
+        self.meters.tokens_in.inc(sum(sizes))
+        data = [
+            {"object": "embedding", "index": place, "embedding": _written(_shortened(vector, width), encoding)}
+            for place, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": sum(sizes), "total_tokens": sum(sizes)}
+        return JSONResponse({"object": "list", "data": data, "model": self.settings.model, "usage": usage})
+
+    def _prompt(self, body: Body) -> str:
+        name = body.text("prompt_name", self.model.default_prompt_name)
+        if name is None:
+            return ""
+        if name not in self.model.prompts:
+            raise body.wrong(
+                "prompt_name", f"one of {', '.join(self.model.prompts) or 'none: the model has no prompts'}"
+            )
+        return str(self.model.prompts[name])
+
+    def _texts(self, body: Body) -> list[str]:
+        given = body.values.get("input")
+        items: list[Any] = given if isinstance(given, list) else [given]
+        if items and all(_is_id(item) for item in items):
+            items = [items]
+        if not 1 <= len(items) <= MAX_INPUTS:
+            raise WorkerError(f"input has {len(items)} items, but must have 1 to {MAX_INPUTS}.", param="input")
+        return [self._text(place, item) for place, item in enumerate(items)]
+
+    def _text(self, place: int, item: object) -> str:
+        if isinstance(item, str) and item:
+            return item
+        if isinstance(item, list) and item and all(_is_id(token) for token in item):
+            if max(item) < len(self.tokenizer):
+                return str(self.tokenizer.decode(item, skip_special_tokens=True))
+            raise WorkerError(
+                f"input[{place}] has the token {max(item)}, but this model knows {len(self.tokenizer)}. Send text: a "
+                "client that splits it with another model's tokenizer (LangChain: check_embedding_ctx_length=False stops "
+                "it) sends numbers that mean something else here.",
+                param="input",
+            )
+        raise WorkerError(f"input[{place}] must be a text or a list of token ids, and not empty.", param="input")
+
+
+class Reranker(_Model):
+    """Pairs of a query and a document become scores."""
+
+    def load(self) -> None:
+        from sentence_transformers import CrossEncoder  # noqa: PLC0415  # seconds: not before the port is open
+
+        self.model: Any = CrossEncoder(self.options["path"], **self.keywords())
+        self.tokenizer = copy.deepcopy(self.model.tokenizer)
+        self.limit = self.model.max_length or self.tokenizer.model_max_length
+        if self.model.num_labels != 1:
+            raise ValueError(f"it tells {self.model.num_labels} classes apart; a reranker gives one score")
+        self.compute([("trial", "trial")])
+
+    def compute(self, batch: Sequence[tuple[str, str]]) -> Sequence[float]:
+        scores = self.model.predict(list(batch), batch_size=len(batch), show_progress_bar=False)
+        return [float(score) for score in scores]
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        return {"POST /v1/rerank": self.rerank}
+
+    async def rerank(self, request: Request) -> Response:
+        body = await Body.of(request)
+        check(parameters.RERANK, body.values)
+        query = body.needed_text("query")
+        documents = _documents(body)
+        best = body.whole("top_n", len(documents), 1)
+        counts = await self.count([query] * len(documents), documents)
+        sizes = self.fit(counts, body, "documents")
+        pairs = [((query, document), size) for document, size in zip(documents, sizes, strict=True)]
+        scores = await self.batches.of(pairs)
+        self.meters.tokens_in.inc(sum(sizes))
+        order = sorted(range(len(documents)), key=lambda place: (-scores[place], place))[:best]
+        results: list[dict[str, Any]] = [{"index": place, "relevance_score": scores[place]} for place in order]
+        if body.flag("return_documents"):
+            results = [{**result, "document": {"text": documents[result["index"]]}} for result in results]
+        usage = {"prompt_tokens": sum(sizes), "total_tokens": sum(sizes)}
+        return JSONResponse({"object": "list", "model": self.settings.model, "results": results, "usage": usage})
+
+
+def _documents(body: Body) -> list[str]:
+    given = body.values.get("documents")
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_INPUTS:
+        raise body.wrong("documents", f"a list of 1 to {MAX_INPUTS} texts")
+    texts: list[str] = []
+    for place, item in enumerate(given):
+        text = item.get("text") if isinstance(item, dict) else item
+        if isinstance(item, dict) and item.keys() - {"text"}:
+            raise unsupported("documents", f"[{place}] has further fields; only text can be compared")
+        if not isinstance(text, str):
+            raise WorkerError(f"documents[{place}] must be a text, or an object with a text.", param="documents")
+        texts.append(text)
+    return texts
+
+
+def _is_id(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool) and item >= 0
+
+
+def _shortened(vector: Vector, width: int | None) -> Vector:
+    if width is None or width >= len(vector):
+        return vector
+    part = vector[:width]
+    return part / (np.linalg.norm(part) or 1)
+
+
+def _written(vector: Vector, encoding: str) -> object:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(value) for value in vector]
+
+
+def make(settings: Settings) -> Worker:
+    """The worker for what the model is made for."""
+    return Reranker(settings) if settings.options["task"] == "rerank" else Embedder(settings)
+
+
+if __name__ == "__main__":
+    serve(make)

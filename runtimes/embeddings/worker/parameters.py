@@ -1,0 +1,35 @@
+"""What the embedding worker does with each parameter of a request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtimes.sdk.parameters import Table, ignored, refused, used
+
+EMBEDDINGS: Final[Table] = {
+    "model": used("Chooses the model; the supervisor has done so."),
+    "input": used("A text, texts, token ids of this model's own tokenizer, or lists of such ids; at most 2048."),
+    "encoding_format": used("float, or base64: little-endian float32."),
+    "dimensions": used(
+        "So many leading values, scaled to length 1 again; sound for models trained for it (Matryoshka)."
+    ),
+    "prompt_name": used("One of the model's own prompts, such as query or document, is put before each text."),
+    "truncate": used("true: cut texts that are too long instead of refusing them. Default: as configured."),
+    "user": ignored("It is for the operator of a remote API."),
+    "input_type": refused(
+        "say prompt_name instead; the model's own names are listed in its config_sentence_transformers.json"
+    ),
+}
+
+RERANK: Final[Table] = {
+    "model": used("Chooses the model; the supervisor has done so."),
+    "query": used("What the documents are compared with."),
+    "documents": used("Texts, or objects with a text; at most 2048."),
+    "top_n": used("Only the best so many. Default: all."),
+    "return_documents": used("true: each result holds its document."),
+    "truncate": used("true: cut documents that are too long instead of refusing them. Default: as configured."),
+    "user": ignored("It is for the operator of a remote API."),
+    "rank_fields": refused("documents with several fields are not supported; send one text each"),
+    "max_chunks_per_doc": refused("long documents are not split here", 1),
+    "max_tokens_per_doc": refused("set truncate, or split the documents"),
+}

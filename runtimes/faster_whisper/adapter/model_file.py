@@ -1,0 +1,102 @@
+"""CTranslate2's model.bin, read without loading it: names, shapes, types and sizes of its variables.
+
+The format (`ctranslate2/specs/model_spec.py`, version 6), little-endian: version (u32), name of the specification (u16
+length, bytes), its revision (u32), number of variables (u32), and for each its name, rank (u8), dimensions (u32 each),
+type (u8), bytes (u32), data.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, Final
+
+from runtimes.base import ModelUnusableError
+
+NAME: Final = "model.bin"
+VERSION: Final = 6
+MAX_VARIABLES: Final = 100_000
+VALUE_BYTES: Final = MappingProxyType({0: 4, 1: 1, 2: 2, 3: 4, 4: 2, 5: 2})
+"""Bytes of a value by type: float32, int8, int16, int32, float16, bfloat16."""
+
+WEIGHTS: Final = frozenset({0, 1, 2, 4, 5})  # types that are converted when the model is loaded in another
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """The content of a model.bin. `values` counts the weights by type; `shapes` are those of all variables."""
+
+    specification: str
+    values: Mapping[int, int]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def bytes_as(self, value_bytes: int) -> int:
+        """Its weights once each value takes this many bytes."""
+        return value_bytes * sum(self.values.values())
+
+    @property
+    def widest(self) -> int:
+        """Bytes of a value of the type that most weights have."""
+        return VALUE_BYTES[max(self.values, key=lambda kind: self.values[kind])]
+
+    def layers(self, part: str) -> int:
+        """Layers of `encoder` or `decoder`."""
+        numbers = {name.split("/")[1] for name in self.shapes if name.startswith(f"{part}/layer_") and "/" in name}
+        return sum(number.removeprefix("layer_").isdigit() for number in numbers)
+
+
+def read(folder: Path) -> ModelFile:
+    """The model in this folder. Blocks on a seek for each variable. Raises ModelUnusableError with the reason."""
+    if not folder.is_dir():
+        raise ModelUnusableError(f"{folder}: there is no such folder")
+    file = folder / NAME
+    try:
+        with file.open("rb") as stream:
+            return _read(stream, file)
+    except FileNotFoundError as error:
+        hint = ""
+        if any(folder.glob("*.safetensors")):
+            hint = (
+                "; it is a Hugging Face folder: convert it with ct2-transformers-converter, or use runtime transformers"
+            )
+        raise ModelUnusableError(f"{folder}: there is no {NAME} in it{hint}") from error
+    except OSError as error:
+        raise ModelUnusableError(f"{file} can't be read: {error.strerror}") from error
+    except (struct.error, UnicodeDecodeError, KeyError) as error:
+        raise ModelUnusableError(f"{file} is cut off, or not a model of CTranslate2") from error
+
+
+def _read(stream: BinaryIO, file: Path) -> ModelFile:
+    (version,) = _take(stream, "<I")
+    if not 5 <= version <= VERSION:
+        raise ModelUnusableError(f"{file} is not a model of CTranslate2 (version {version} instead of {VERSION})")
+    specification = _text(stream)
+    _revision, count = _take(stream, "<II")
+    if count > MAX_VARIABLES:
+        raise ModelUnusableError(f"{file} is not a model of CTranslate2")
+    values: dict[int, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for _ in range(count):
+        name = _text(stream)
+        (rank,) = _take(stream, "<B")
+        shapes[name] = _take(stream, f"<{rank}I")
+        kind, size = _take(stream, "<BI")
+        if kind in WEIGHTS and rank:
+            values[kind] = values.get(kind, 0) + size // VALUE_BYTES[kind]
+        stream.seek(size, 1)
+    end = stream.tell()
+    if stream.seek(0, 2) < end or not values:
+        raise ModelUnusableError(f"{file} is cut off")
+    return ModelFile(specification, values, shapes)
+
+
+def _take(stream: BinaryIO, form: str) -> tuple[int, ...]:
+    return struct.unpack(form, stream.read(struct.calcsize(form)))
+
+
+def _text(stream: BinaryIO) -> str:
+    (length,) = _take(stream, "<H")
+    return stream.read(length).rstrip(b"\0").decode()

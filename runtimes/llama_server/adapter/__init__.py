@@ -1,0 +1,308 @@
+"""GGUF models on llama.cpp's own HTTP server: a `llama-server` binary, or the one inside the `xllamacpp` wheel.
+
+Which program: the configured `binary`, else `llama-server` on PATH, else the embedded server in the runtime's own venv.
+Both get the same settings (config.py). The worker's key is in LLAMA_API_KEY. llama.cpp's automatic fitting to free memory is
+off: the worker must take exactly the memory that the supervisor has reserved for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import JsonValue
+
+from runtimes.adapters.thinking import CHAT_TEMPLATE
+from runtimes.base import (
+    Adapter,
+    Capabilities,
+    Endpoint,
+    Estimate,
+    HealthCheck,
+    LaunchContext,
+    LaunchSpec,
+    Modality,
+    ModelUnusableError,
+    RuntimeNotInstalledError,
+    Thinking,
+)
+from runtimes.device_kind import visibility, visibility_variables
+from runtimes.llama_server.adapter import estimate, gguf_meta
+from runtimes.llama_server.adapter.config import (
+    KEY_OF_OPTION,
+    OWN_OPTIONS,
+    LlamaServerConfig,
+    command_line,
+    serves,
+    settings,
+)
+
+HERE: Final = Path(__file__).parents[1]
+PROGRAM: Final = "llama-server"
+KEY_VARIABLE: Final = "LLAMA_API_KEY"
+OWN_VARIABLES: Final = frozenset(
+    {KEY_VARIABLE, "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", *visibility_variables()}
+)
+
+OVERRIDABLE: Final = (
+    "n_ctx",
+    "n_gpu_layers",
+    "parallel",
+    "kv_unified",
+    "flash_attn",
+    "cache_type_k",
+    "cache_type_v",
+    "batch_size",
+    "ubatch_size",
+    "threads",
+    "threads_batch",
+    "image_min_tokens",
+    "image_max_tokens",
+    "spec_type",
+    "spec_draft_n_max",
+    "spec_draft_p_min",
+    "spec_draft_ngl",
+    "reasoning",
+    "reasoning_budget",
+    "cache_ram_mib",
+)
+
+_ALWAYS = frozenset(
+    {Endpoint("/tokenize"), Endpoint("/detokenize")}
+    | {Endpoint(path, "GET") for path in ("/props", "/slots", "/lora-adapters")}
+)
+_TEXT = frozenset(
+    Endpoint(path)
+    for path in (
+        "/v1/chat/completions",
+        "/v1/chat/completions/input_tokens",
+        "/v1/chat/completions/control",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/completion",
+        "/infill",
+        "/apply-template",
+    )
+)
+_AUDIO = frozenset({Endpoint("/v1/audio/transcriptions")})
+_EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/embedding")})
+_RERANK = frozenset(Endpoint(path) for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking"))
+
+
+class LlamaServerAdapter(Adapter[LlamaServerConfig]):
+    """llama.cpp's server, one process per model."""
+
+    name = "llama_server"
+    summary = "GGUF models on llama.cpp's server: a llama-server binary, or the embedded one."
+    all_endpoints = _ALWAYS | _TEXT | _AUDIO | _EMBEDDINGS | _RERANK
+    requirements = HERE / "requirements.lock"
+    config = LlamaServerConfig
+    spreads = True
+
+    def check(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """Files that are missing or not GGUF, contradicting keys, options that llmux sets."""
+        return (*_file_problems(config), *_key_problems(config), *_extra_args_problems(config))
+
+    def launch(self, config: LlamaServerConfig, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
+        on_gpu = context.device.kind.accelerates and config.n_gpu_layers != 0
+        values: dict[str, JsonValue] = {
+            **settings(config, on_gpu=on_gpu, pooling=_pooling(config)),
+            "alias": config.alias or context.model,
+            "host": context.host,
+            "port": context.port,
+        }
+        kind, program = _find(config, context.environment(self.name))
+        if kind == "embedded":
+            words = ["-I", str(HERE / "worker" / "launcher.py"), json.dumps(values)]
+        else:
+            equal = ["--tensor-split", ",".join("1" for _ in context.devices)] if len(context.devices) > 1 else []
+            words = [*command_line(values), *equal, *config.extra_args]
+        return LaunchSpec(
+            argv=(str(program), *words),
+            env={
+                "LLAMA_ARG_FIT": "off",  # in the environment, where older programs ignore it
+                "LLAMA_ARG_UI": "off",
+                **config.env,
+                **visibility(context.devices if on_gpu else ()),
+                KEY_VARIABLE: context.key,
+            },
+            library_path=tuple(map(str, config.library_path)),
+            health=HealthCheck("/health"),
+            auth=f"Bearer {context.key}",
+            metrics="/metrics",
+            host=context.host,
+            port=context.port,
+        )
+
+    def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
+        """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""
+        kind = serves(config)
+        if kind == "embeddings":
+            return _ALWAYS | _EMBEDDINGS
+        if kind == "rerank":
+            return _ALWAYS | _RERANK
+        return _ALWAYS | _TEXT | (_AUDIO if "audio" in config.modalities else frozenset())
+
+    def estimate(self, config: LlamaServerConfig) -> Estimate | None:
+        """Weights, KV cache and buffers from the files' metadata; None if the file is missing or not GGUF."""
+        try:
+            return estimate.footprint(config)
+        except ModelUnusableError:
+            return None
+
+    def target_inflight(self, config: LlamaServerConfig) -> int:
+        """One request per slot."""
+        return config.parallel if config.target_inflight is None else config.target_inflight
+
+    def thinking(self, config: LlamaServerConfig) -> Thinking | None:
+        """By a chat template argument, for models that generate text."""
+        if serves(config) != "text":
+            return None
+        return CHAT_TEMPLATE
+
+    def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
+        """Text, the configured modalities, and those of the projector."""
+        found: set[Modality] = {"text", *config.modalities}
+        if config.mmproj is not None:
+            try:
+                projector = gguf_meta.read(config.mmproj).values
+            except ModelUnusableError:
+                return frozenset(found)
+            vision, audio = (projector.get(f"clip.has_{kind}_encoder") for kind in ("vision", "audio"))
+            found |= {"audio"} if audio else set()
+            found |= {"image"} if vision or not audio else set()  # old projectors, which are for images, don't say so
+        return frozenset(found)
+
+    def capabilities(self, config: LlamaServerConfig) -> Capabilities:
+        """From the model's metadata; tools and thinking from words in its chat template."""
+        inputs = self.inputs(config)
+        modalities: list[Modality] = ["text", "image", "audio"]
+        found = tuple(kind for kind in modalities if kind in inputs)
+        try:
+            metadata = gguf_meta.read(config.path)
+            template = _chat_template(config)
+        except ModelUnusableError:
+            return Capabilities(found)
+        trained = metadata.number("context_length") or None
+        context = config.n_ctx or trained
+        if context is not None and not config.kv_unified:
+            context //= config.parallel
+        text = serves(config) == "text"
+        return Capabilities(
+            modalities=found,
+            tools=text and config.jinja and _mentions(template, "tools"),
+            thinking=text and config.reasoning != "off" and _mentions(template, "think"),
+            multi_turn=text and template is not None,
+            context=context,
+        )
+
+    def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Keys for memory and speed; never files, programs, or free arguments."""
+        return self.constraints(*OVERRIDABLE)
+
+    def memory_definition(self, config: LlamaServerConfig) -> str:
+        """The configuration and the sizes of the files, since a replaced file takes other memory."""
+        sizes = [part.stat().st_size for path in _models(config) for part in gguf_meta.parts(path) if part.is_file()]
+        return f"{super().memory_definition(config)} {sizes}"
+
+
+def _find(config: LlamaServerConfig, environment: Path) -> tuple[Literal["binary", "embedded"], Path]:
+    if config.program != "embedded":
+        if config.binary is not None:
+            if not os.access(config.binary, os.X_OK):
+                raise ModelUnusableError(f"binary: {config.binary} is not a program that can be run")
+            return "binary", config.binary
+        if (found := shutil.which(PROGRAM)) is not None:
+            return "binary", Path(found)
+        if config.program == "binary":
+            raise ModelUnusableError(f"program: {PROGRAM} is not on PATH; set binary to where it is")
+    python = environment / "bin" / "python"
+    if python.exists():
+        return "embedded", python
+    raise RuntimeNotInstalledError(
+        LlamaServerAdapter.name,
+        f"There is no {PROGRAM} on PATH and the embedded server is not installed.",
+        "llmux runtimes install llama_server",
+    )
+
+
+def _pooling(config: LlamaServerConfig) -> str | None:
+    """llama.cpp refuses /v1/embeddings without pooling, which only the files of embedding models name."""
+    if config.pooling is not None or serves(config) != "embeddings":
+        return config.pooling
+    metadata = gguf_meta.read(config.path)
+    return None if f"{metadata.architecture}.pooling_type" in metadata.values else "mean"
+
+
+def _chat_template(config: LlamaServerConfig) -> str | None:
+    """The model's chat template; None without one. Raises ModelUnusableError."""
+    if config.chat_template is not None:
+        return config.chat_template
+    if config.chat_template_file is not None and config.chat_template_file.is_file():
+        return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
+    return gguf_meta.chat_template(config.path)
+
+
+def _mentions(template: str | None, word: str) -> bool:
+    return template is not None and word in template
+
+
+def _models(config: LlamaServerConfig) -> list[Path]:
+    return [path for path in (config.path, config.mmproj, config.draft_model) if path is not None]
+
+
+def _file_problems(config: LlamaServerConfig) -> Iterator[str]:
+    for key, path in (("path", config.path), ("mmproj", config.mmproj), ("draft_model", config.draft_model)):
+        if path is not None:
+            try:
+                gguf_meta.read(path)
+            except ModelUnusableError as error:
+                yield f"{key}: {error}"
+    for key, path in (
+        ("chat_template_file", config.chat_template_file),
+        *(("lora", path) for path in config.lora),
+    ):
+        if path is not None and not path.is_file():
+            yield f"{key}: {path}: there is no such file"
+    if config.binary is not None and not os.access(config.binary, os.X_OK):
+        yield f"binary: {config.binary} is not a program that can be run"
+
+
+def _key_problems(config: LlamaServerConfig) -> Iterator[str]:
+    if config.embeddings and config.rerank:
+        yield "rerank: a worker serves embeddings or reranking, not both; configure two models"
+    if config.chat_template and config.chat_template_file:
+        yield "chat_template_file: chat_template is set as well; keep one"
+    if config.cache_type_v not in ("f32", "f16", "bf16") and config.flash_attn == "off":
+        yield f"cache_type_v: {config.cache_type_v} needs flash_attn on or auto"
+    if config.spec_type == "draft-simple" and config.draft_model is None:
+        yield "spec_type: draft-simple needs draft_model"
+    if config.program == "embedded" and config.binary is not None:
+        yield "binary: program is embedded; remove one of them"
+    for variable in sorted(OWN_VARIABLES & config.env.keys()):
+        yield f"env: {variable} is set by llmux"
+
+
+def _extra_args_problems(config: LlamaServerConfig) -> Iterator[str]:
+    if not config.extra_args:
+        return
+    for word in config.extra_args:
+        option = word.partition("=")[0]
+        if option in OWN_OPTIONS:
+            yield f"extra_args: {option} is set by llmux"
+        elif option in KEY_OF_OPTION:
+            yield f"extra_args: {option} has a key of its own, {KEY_OF_OPTION[option]}"
+    embedded = config.program == "embedded" or (
+        config.program == "auto" and config.binary is None and shutil.which(PROGRAM) is None
+    )
+    if embedded:
+        named = " ".join(word for word in config.extra_args if word.startswith("-")) or " ".join(config.extra_args)
+        yield f"extra_args: the embedded server can't do {named}; set binary to a {PROGRAM} program"

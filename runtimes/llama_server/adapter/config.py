@@ -1,0 +1,315 @@
+"""The configuration keys of a llama_server model, and the option of each key.
+
+`settings()` derives one dictionary from the configuration. The binary gets it as command line options (`FLAGS`), the embedded
+server as one JSON object for worker/launcher.py. So both understand the same keys; only `extra_args` needs the binary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue
+
+from runtimes.base import ModelConfig
+
+ALL_LAYERS = 999
+"""More layers than any model has: older programs don't know `all`, every one takes a large number."""
+
+
+def _switch(value: object) -> object:
+    """YAML reads a bare `on` or `off` as a boolean."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+FilePath = Annotated[Path, Field(strict=False)]
+Switch = Annotated[Literal["on", "off", "auto"], BeforeValidator(_switch)]
+Layers = Annotated[int, Field(ge=-1)] | Literal["all"]
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+SpecType = Literal[
+    "none",
+    "draft-simple",
+    "draft-eagle3",
+    "draft-mtp",
+    "draft-dflash",
+    "draft-dspark",
+    "ngram-simple",
+    "ngram-map-k",
+    "ngram-map-k4v",
+    "ngram-mod",
+    "ngram-cache",
+]
+
+
+class LlamaServerConfig(ModelConfig):
+    """A GGUF model served by llama.cpp's own HTTP server."""
+
+    path: FilePath = Field(description="The GGUF file; of a split model its first part.")
+    program: Literal["auto", "binary", "embedded"] = Field(
+        default="auto",
+        description="Which server runs it. auto: `binary` if set, else llama-server on PATH, else the embedded one.",
+    )
+    binary: FilePath | None = Field(default=None, description="The llama-server program. Default: found on PATH.")
+    library_path: list[FilePath] = Field(
+        default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA or GGML."
+    )
+    n_ctx: int = Field(
+        default=8192, ge=0, description="Context in tokens, shared by all slots; 0: what the model was trained with."
+    )
+    n_gpu_layers: Layers = Field(
+        default="all", description="Layers on the GPU; all or -1: every layer; 0: none. Host devices ignore it."
+    )
+    flash_attn: Switch = Field(default="auto", description="Flash attention.")
+    cache_type_k: CacheType = Field(default="f16", description="Type of the KV cache's keys.")
+    cache_type_v: CacheType = Field(
+        default="f16", description="Type of the KV cache's values; a quantised one needs flash attention."
+    )
+    mmproj: FilePath | None = Field(default=None, description="Multimodal projector; gives the model images or audio.")
+    mmproj_offload: bool = Field(default=True, description="Put the projector on the GPU.")
+    image_min_tokens: int | None = Field(default=None, ge=1, description="Least tokens an image takes.")
+    image_max_tokens: int | None = Field(default=None, ge=1, description="Most tokens an image takes.")
+    draft_model: FilePath | None = Field(default=None, description="Draft model for speculative decoding.")
+    spec_type: SpecType | None = Field(
+        default=None, description="Kind of speculative decoding. Default: draft-simple with a draft_model, else none."
+    )
+    spec_draft_n_max: int | None = Field(default=None, ge=1, le=6, description="Most tokens drafted at once.")
+    spec_draft_p_min: float | None = Field(
+        default=None, ge=0, le=1, description="Stop drafting below this probability."
+    )
+    spec_draft_ngl: Layers | None = Field(default=None, description="Layers of the draft model on the GPU.")
+    reasoning: Switch = Field(default="auto", description="Thinking by default; auto: as the chat template says.")
+    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] = Field(
+        default="auto", description="Where thoughts go; none: they stay in the content."
+    )
+    reasoning_budget: int | None = Field(default=None, ge=-1, description="Most tokens of thinking; -1: no limit.")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads for generation.")
+    threads_batch: int | None = Field(default=None, ge=1, description="CPU threads for prompts.")
+    parallel: int = Field(default=4, ge=1, le=256, description="Slots: requests generated at once.")
+    kv_unified: bool = Field(
+        default=True, description="Slots share one context; false: each slot has n_ctx / parallel tokens of its own."
+    )
+    batch_size: int | None = Field(default=None, ge=1, description="Logical batch size (2048).")
+    ubatch_size: int | None = Field(default=None, ge=1, description="Physical batch size (512); decides buffer sizes.")
+    load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] = Field(
+        default="auto", description="How the file gets into memory."
+    )
+    rope_scaling: Literal["none", "linear", "yarn"] | None = Field(default=None, description="RoPE scaling method.")
+    rope_freq_base: float | None = Field(default=None, gt=0, description="RoPE base frequency.")
+    rope_freq_scale: float | None = Field(default=None, gt=0, description="RoPE frequency scale.")
+    yarn_orig_ctx: int | None = Field(default=None, ge=0, description="YaRN: the model's original context.")
+    embeddings: bool | None = Field(
+        default=None, description="Serve embeddings instead of text. Default: yes for type embedding."
+    )
+    pooling: Literal["none", "mean", "cls", "last", "rank"] | None = Field(
+        default=None, description="Pooling of embeddings. Default: what the file says, else mean."
+    )
+    rerank: bool = Field(default=False, description="Serve reranking instead of text.")
+    jinja: bool = Field(default=True, description="Use the Jinja chat template engine.")
+    chat_template: str | None = Field(default=None, description="Chat template (Jinja text or a built-in name).")
+    chat_template_file: FilePath | None = Field(default=None, description="File with a chat template.")
+    lora: list[FilePath] = Field(default_factory=list, description="LoRA adapters.")
+    alias: str | None = Field(default=None, description="Model name the worker reports. Default: the model's name.")
+    cache_ram_mib: int = Field(
+        default=0, ge=0, description="Host memory for the prompts of earlier requests; counts into the footprint there."
+    )
+    extra_args: list[str] = Field(
+        default_factory=list, description="Further command line options; for a binary only, the embedded one has none."
+    )
+
+
+FLAGS: Mapping[str, str | tuple[str, str | None]] = MappingProxyType(
+    {
+        "model": "--model",
+        "alias": "--alias",
+        "host": "--host",
+        "port": "--port",
+        "n_ctx": "--ctx-size",
+        "n_gpu_layers": "--n-gpu-layers",
+        "flash_attn": "--flash-attn",
+        "cache_type_k": "--cache-type-k",
+        "cache_type_v": "--cache-type-v",
+        "mmproj": "--mmproj",
+        "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
+        "image_min_tokens": "--image-min-tokens",
+        "image_max_tokens": "--image-max-tokens",
+        "draft_model": "--model-draft",
+        "spec_type": "--spec-type",
+        "spec_draft_n_max": "--spec-draft-n-max",
+        "spec_draft_p_min": "--spec-draft-p-min",
+        "spec_draft_ngl": "--spec-draft-ngl",
+        "reasoning": "--reasoning",
+        "reasoning_format": "--reasoning-format",
+        "reasoning_budget": "--reasoning-budget",
+        "threads": "--threads",
+        "threads_batch": "--threads-batch",
+        "parallel": "--parallel",
+        "kv_unified": ("--kv-unified", "--no-kv-unified"),
+        "batch_size": "--batch-size",
+        "ubatch_size": "--ubatch-size",
+        "load_mode": "--load-mode",
+        "rope_scaling": "--rope-scaling",
+        "rope_freq_base": "--rope-freq-base",
+        "rope_freq_scale": "--rope-freq-scale",
+        "yarn_orig_ctx": "--yarn-orig-ctx",
+        "embeddings": ("--embeddings", None),
+        "pooling": "--pooling",
+        "rerank": ("--rerank", None),
+        "jinja": ("--jinja", "--no-jinja"),
+        "chat_template": "--chat-template",
+        "chat_template_file": "--chat-template-file",
+        "lora": "--lora",
+        "cache_ram_mib": "--cache-ram",
+        "metrics": ("--metrics", None),
+    }
+)
+"""Setting → option; a pair is (option when true, option when false)."""
+
+_OTHER_SPELLINGS = {
+    "-m": "model",
+    "-a": "alias",
+    "-c": "n_ctx",
+    "-ngl": "n_gpu_layers",
+    "--gpu-layers": "n_gpu_layers",
+    "-fa": "flash_attn",
+    "-ctk": "cache_type_k",
+    "-ctv": "cache_type_v",
+    "-mm": "mmproj",
+    "-md": "draft_model",
+    "--spec-draft-model": "draft_model",
+    "--draft-p-min": "spec_draft_p_min",
+    "-ngld": "spec_draft_ngl",
+    "--gpu-layers-draft": "spec_draft_ngl",
+    "--n-gpu-layers-draft": "spec_draft_ngl",
+    "-rea": "reasoning",
+    "-t": "threads",
+    "-tb": "threads_batch",
+    "-np": "parallel",
+    "-kvu": "kv_unified",
+    "-no-kvu": "kv_unified",
+    "-b": "batch_size",
+    "-ub": "ubatch_size",
+    "-lm": "load_mode",
+    "--embedding": "embeddings",
+    "--reranking": "rerank",
+    "-cram": "cache_ram_mib",
+}
+
+OWN_OPTIONS = frozenset(
+    {
+        "--host",
+        "--port",
+        "--reuse-port",
+        "--api-prefix",
+        "--api-key",
+        "--api-key-file",
+        "--model",
+        "-m",
+        "--alias",
+        "-a",
+    }
+    | {"--ssl-key-file", "--ssl-cert-file", "--model-url", "-mu", "--docker-repo", "-dr", "--hf-repo", "-hf", "-hfr"}
+    | {"--hf-file", "-hff", "--models-dir", "--models-preset", "--sleep-idle-seconds"}
+)
+"""Options that decide who reaches the worker, or what it loads: llmux's alone."""
+
+KEY_OF_OPTION = MappingProxyType(
+    {
+        option: key
+        for key, spelling in FLAGS.items()
+        for option in (spelling if isinstance(spelling, tuple) else (spelling,))
+        if option is not None
+    }
+    | _OTHER_SPELLINGS
+)
+"""Every spelling of an option that has a key of its own."""
+
+
+def serves(config: LlamaServerConfig) -> Literal["text", "embeddings", "rerank"]:
+    """What kind of answers the worker gives; llama.cpp does one of them per process."""
+    if config.rerank:
+        return "rerank"
+    embeddings = config.type == "embedding" if config.embeddings is None else config.embeddings
+    return "embeddings" if embeddings else "text"
+
+
+def layers(value: int | str) -> int:
+    """The number to pass for a `Layers` value."""
+    return ALL_LAYERS if value in ("all", -1) else int(value)
+
+
+def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) -> dict[str, JsonValue]:
+    """The settings that differ from the program's defaults, or whose default llmux must be sure of.
+
+    `pooling` is the effective one. Listening address and model name are the launch's, and not in here.
+    """
+    kind = serves(config)
+    spec_type = config.spec_type or ("draft-simple" if config.draft_model else None)
+    values: dict[str, JsonValue] = {
+        "model": str(config.path),
+        "n_ctx": config.n_ctx,
+        "n_gpu_layers": layers(config.n_gpu_layers) if on_gpu else 0,
+        "flash_attn": config.flash_attn,
+        "cache_type_k": config.cache_type_k,
+        "cache_type_v": config.cache_type_v,
+        "parallel": config.parallel,
+        "kv_unified": config.kv_unified,
+        "cache_ram_mib": config.cache_ram_mib,
+        "jinja": config.jinja,
+        "metrics": True,
+        "mmproj": str(config.mmproj) if config.mmproj else None,
+        "mmproj_offload": (config.mmproj_offload and on_gpu) if config.mmproj else None,
+        "draft_model": str(config.draft_model) if config.draft_model else None,
+        "spec_type": spec_type,
+        "spec_draft_ngl": None
+        if config.draft_model is None
+        else layers("all" if config.spec_draft_ngl is None else config.spec_draft_ngl)
+        if on_gpu
+        else 0,
+        "embeddings": True if kind == "embeddings" else None,
+        "rerank": True if kind == "rerank" else None,
+        "pooling": pooling if kind == "embeddings" else None,
+        "chat_template_file": str(config.chat_template_file) if config.chat_template_file else None,
+        "lora": [str(path) for path in config.lora] or None,
+    }
+    for key in (
+        "image_min_tokens",
+        "image_max_tokens",
+        "spec_draft_n_max",
+        "spec_draft_p_min",
+        "reasoning_budget",
+        "threads",
+        "threads_batch",
+        "batch_size",
+        "ubatch_size",
+        "rope_scaling",
+        "rope_freq_base",
+        "rope_freq_scale",
+        "yarn_orig_ctx",
+        "chat_template",
+    ):
+        values[key] = getattr(config, key)
+    for key in ("reasoning", "reasoning_format", "load_mode"):
+        value: str = getattr(config, key)
+        values[key] = None if value == "auto" else value
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def command_line(values: dict[str, JsonValue]) -> list[str]:
+    """The settings as options of the llama-server program."""
+    words: list[str] = []
+    for key, value in values.items():
+        spelling = FLAGS[key]
+        if isinstance(spelling, tuple):
+            option = spelling[0] if value else spelling[1]
+            words += [option] if option else []
+        elif isinstance(value, list):
+            words += [spelling, ",".join(_csv_quoted(str(item)) for item in value)]
+        else:
+            words += [spelling, str(value)]
+    return words
+
+
+def _csv_quoted(item: str) -> str:
+    return '"' + item.replace('"', '""') + '"' if "," in item or item.startswith('"') else item

@@ -1,0 +1,131 @@
+"""Transcripts and their formats: plain text, OpenAI's JSON (short and verbose), SRT and WebVTT subtitles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from starlette.responses import JSONResponse, Response
+
+from runtimes.shared.languages import NAMES
+
+Task = Literal["transcribe", "translate"]
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+FORMATS: Final[Sequence[Format]] = ("json", "text", "srt", "verbose_json", "vtt")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word, without surrounding blanks. Times in seconds from the beginning of the file."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A phrase. The texts of all segments, concatenated, are the whole text: a blank between two belongs to the second.
+
+    Times in seconds from the beginning of the file; `seek` is the beginning of the window it was found in. Where a model
+    doesn't provide `avg_logprob`, `no_speech_prob` or `compression_ratio`, they stay 0.
+    """
+
+    start: float
+    end: float
+    text: str
+    words: tuple[Word, ...] = ()
+    tokens: tuple[int, ...] = ()
+    avg_logprob: float = 0.0
+    no_speech_prob: float = 0.0
+    compression_ratio: float = 0.0
+    temperature: float = 0.0
+    seek: float = 0.0
+
+
+@dataclass(slots=True)
+class Transcript:
+    """The transcript of a file of `duration_s` seconds. `language` is a code; None: unknown."""
+
+    task: Task
+    duration_s: float
+    language: str | None = None
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(segment.text for segment in self.segments).strip()
+
+    @property
+    def usage(self) -> dict[str, object]:
+        """As OpenAI reports usage that is billed by duration."""
+        return {"type": "duration", "seconds": math.ceil(self.duration_s)}
+
+    def response(self, kind: Format, granularities: Sequence[str]) -> Response:
+        """The response. `granularities` (segment, word) say what verbose JSON includes."""
+        match kind:
+            case "text":
+                return Response(f"{self.text}\n", media_type="text/plain")
+            case "srt":
+                return Response(self._subtitles(_srt_cue), media_type="application/x-subrip; charset=utf-8")
+            case "vtt":
+                return Response("WEBVTT\n\n" + self._subtitles(_vtt_cue), media_type="text/vtt")
+            case "verbose_json":
+                return JSONResponse(self._verbose(granularities))
+            case "json":
+                return JSONResponse({"text": self.text, "usage": self.usage})
+
+    def _verbose(self, granularities: Sequence[str]) -> dict[str, object]:
+        answer: dict[str, object] = {
+            "task": self.task,
+            "language": NAMES.get(self.language or "", self.language or "unknown"),
+            "duration": round(self.duration_s, 3),
+            "text": self.text,
+            "usage": self.usage,
+        }
+        if "word" in granularities:
+            answer["words"] = [
+                {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)}
+                for segment in self.segments
+                for word in segment.words
+            ]
+        if "segment" in granularities or not granularities:
+            answer["segments"] = [_segment(number, segment) for number, segment in enumerate(self.segments)]
+        return answer
+
+    def _subtitles(self, cue: Callable[[int, Segment, str], str]) -> str:
+        """All cues, without empty lines and arrows in their text, which would end or begin a cue."""
+        lines = [(segment, " ".join(segment.text.split()).replace("-->", "->")) for segment in self.segments]
+        return "".join(cue(number, segment, line) for number, (segment, line) in enumerate(lines, 1) if line)
+
+
+def _segment(number: int, segment: Segment) -> dict[str, object]:
+    return {
+        "id": number,
+        "seek": round(segment.seek * 100),  # frames of 10 ms, as Whisper counts
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }
+
+
+def _srt_cue(number: int, segment: Segment, text: str) -> str:
+    return f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n{text}\n\n"
+
+
+def _vtt_cue(_number: int, segment: Segment, text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{text}\n\n"
+
+
+def _clock(seconds: float, mark: str) -> str:
+    ms = max(0, round(seconds * 1000))
+    return f"{ms // 3_600_000:02d}:{ms // 60_000 % 60:02d}:{ms // 1000 % 60:02d}{mark}{ms % 1000:03d}"

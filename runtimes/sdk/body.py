@@ -1,0 +1,137 @@
+"""The fields of a request, with one getter per type. Each error names the field and what was expected.
+
+`null` counts as missing, as OpenAI's clients mean it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, overload
+
+from starlette.requests import Request
+
+from runtimes.sdk.errors import WorkerError
+
+T = TypeVar("T", bound=str)
+MAX_JSON_BYTES = 256 << 20
+
+
+class Body:
+    """A JSON object, or the text fields of a form (whose numbers and booleans are text)."""
+
+    def __init__(self, values: Mapping[str, object], *, form: bool = False) -> None:
+        self.values = values
+        self._form = form
+
+    @classmethod
+    async def of(cls, request: Request) -> Body:
+        """From a request's JSON. Raises WorkerError unless it is an object."""
+        data = bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MAX_JSON_BYTES:
+                raise WorkerError("The body is too large.", code="request_too_large", status=413)
+        try:
+            values = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise WorkerError(f"The body is not JSON: {error}.", code="invalid_json") from error
+        if not isinstance(values, dict):
+            raise WorkerError("The body must be a JSON object.", code="invalid_json")
+        return cls(values)
+
+    @overload
+    def text(self, name: str, default: str) -> str: ...
+    @overload
+    def text(self, name: str, default: None = None) -> str | None: ...
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """A string."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
+    def needed_text(self, name: str) -> str:
+        """A required string that isn't empty."""
+        value = self.text(name)
+        if value is None or not value.strip():
+            raise WorkerError(f"{name} is needed, and must not be empty.", param=name, code="missing_parameter")
+        return value
+
+    @overload
+    def number(self, name: str, default: float, low: float = ..., high: float = ...) -> float: ...
+    @overload
+    def number(self, name: str, default: None = None, low: float = ..., high: float = ...) -> float | None: ...
+    def number(
+        self, name: str, default: float | None = None, low: float = -math.inf, high: float = math.inf
+    ) -> float | None:
+        """A finite number from `low` to `high`, inclusive."""
+        value = self.values.get(name)
+        if value is None or (self._form and value == ""):
+            return default
+        if self._form and isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                raise self.wrong(name, "a number") from None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise self.wrong(name, "a number")
+        if not low <= value <= high:
+            bound = f"at least {low:g}" if value < low else f"at most {high:g}"
+            raise self.wrong(name, f"from {low:g} to {high:g}" if high < 1 << 62 else bound)
+        return value
+
+    @overload
+    def whole(self, name: str, default: int, low: int = ..., high: int = ...) -> int: ...
+    @overload
+    def whole(self, name: str, default: None = None, low: int = ..., high: int = ...) -> int | None: ...
+    def whole(self, name: str, default: int | None = None, low: int = -(1 << 63), high: int = 1 << 63) -> int | None:
+        """A whole number from `low` to `high`, inclusive."""
+        value = self.number(name, default, low, high)
+        if value is None:
+            return None
+        if value != int(value):
+            raise self.wrong(name, "a whole number")
+        return int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A boolean."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if self._form and isinstance(value, str) and value.lower() in {"true", "1", "false", "0"}:
+            return value.lower() in {"true", "1"}
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def choice(self, name: str, choices: Sequence[T], default: T) -> T:
+        """One of `choices`."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        for choice in choices:
+            if value == choice:
+                return choice
+        raise self.wrong(name, f"one of {', '.join(choices)}")
+
+    def texts(self, name: str, most: int) -> list[str]:
+        """A string, or a list of at most `most` strings; empty if missing."""
+        value = self.values.get(name)
+        if value is None:
+            return []
+        values = value if isinstance(value, list) else [value]
+        texts = [item for item in values if isinstance(item, str)]
+        if len(values) > most or len(texts) < len(values):
+            raise self.wrong(name, f"a string or a list of at most {most} strings")
+        return texts
+
+    def wrong(self, name: str, expected: str) -> WorkerError:
+        """The error for a field with a wrong value."""
+        shown = repr(self.values.get(name))
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        return WorkerError(f"{name} is {shown}, but must be {expected}.", param=name)

@@ -1,0 +1,62 @@
+"""Tables of request parameters: what a runtime does with each parameter of an API.
+
+A parameter is *used*, *ignored* (it has no effect, and doesn't make the answer wrong), or *refused*: an error, except with
+values that ask for the default behaviour. Names that aren't in the table are refused too, so that nothing is silently
+wrong. docs/runtimes.md shows the tables.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Union
+
+from runtimes.sdk.errors import unsupported
+
+Value = Union[None, bool, int, float, str, list["Value"], dict[str, "Value"]]  # noqa: UP007  # recursive
+Fate = Literal["used", "ignored", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What happens to a parameter. `note` is for people; `harmless` are the values that a refused one accepts."""
+
+    fate: Fate
+    note: str = ""
+    harmless: tuple[Value, ...] = ()
+
+
+def used(note: str = "") -> Parameter:
+    """It does what the API says, or what `note` says."""
+    return Parameter("used", note)
+
+
+def ignored(note: str) -> Parameter:
+    """It is accepted and has no effect."""
+    return Parameter("ignored", note)
+
+
+def refused(note: str, *harmless: Value) -> Parameter:
+    """It isn't supported; a request that needs it is an error."""
+    return Parameter("refused", note, (None, *harmless))
+
+
+Table = Mapping[str, Parameter]
+
+
+def check(table: Table, given: Mapping[str, object]) -> None:
+    """Raises WorkerError for the first parameter that this table refuses or lacks."""
+    for name, value in given.items():
+        parameter = table.get(name)
+        if parameter is None:
+            near = difflib.get_close_matches(name, table, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise unsupported(name, f"this runtime has no such parameter.{hint}")
+        if parameter.fate == "refused" and not any(_same(value, allowed) for allowed in parameter.harmless):
+            raise unsupported(name, parameter.note)
+
+
+def _same(value: object, allowed: Value) -> bool:
+    """Equal, where a bool is not a number."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)

@@ -1,0 +1,309 @@
+"""One worker as an HTTP server: health that means "the model answers", metrics, authentication, errors, clean shutdown.
+
+The port is open at once, and `/health` answers 503 until the model has loaded and answered a trial request. If loading
+fails, the program exits with 1 and the reason is on stderr. SIGTERM ends running requests within `GRACE_S`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import uvicorn
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from runtimes.sdk.errors import WorkerError
+from runtimes.sdk.worker_pool import WorkerPool
+
+KEY_VARIABLE = "LLMUX_WORKER_KEY"
+GRACE_S = 5
+DISCONNECT_POLL_S = 0.05
+PUBLIC = frozenset({"/health"})
+
+T = TypeVar("T")
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the supervisor decided, and the runtime's own `options`."""
+
+    model: str  # the name that answers carry
+    host: str
+    port: int
+    parallel: int  # requests the model works on at once
+    queue: int  # requests that may wait for that
+    options: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, text: str) -> Settings:
+        """From the program's argument. Raises KeyError for one that is missing."""
+        values = json.loads(text)
+        common = {name: values.pop(name) for name in ("model", "host", "port", "parallel", "queue")}
+        return cls(**common, options=values)
+
+
+class Meters:
+    """The metrics of `/metrics`. Workers register their own in `registry`."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self.registry = CollectorRegistry()
+        keys: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("llmux_worker_requests", "Requests answered.", ["path", "status"], **keys)
+        self.seconds = Histogram("llmux_worker_request_seconds", "From request to end of answer.", ["path"], **keys)
+        self.tokens_in = Counter("llmux_worker_prompt_tokens", "Tokens of prompts.", **keys)
+        self.tokens_out = Counter("llmux_worker_generated_tokens", "Tokens generated.", **keys)
+        Gauge("llmux_worker_running", "Requests the model works on.", **keys).set_function(lambda: pool.running)
+        Gauge("llmux_worker_waiting", "Requests that wait for a turn.", **keys).set_function(lambda: pool.waiting)
+
+
+class Worker(abc.ABC):
+    """A model and the endpoints it serves. `pool` and `meters` exist before `load` is called."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pool = WorkerPool(settings.parallel, settings.queue)
+        self.meters = Meters(self.pool)
+
+    @abc.abstractmethod
+    def load(self) -> None:
+        """Load the model and let it answer once. Runs in a thread and blocks. Raises whatever prevents serving."""
+
+    @abc.abstractmethod
+    def routes(self) -> Mapping[str, Endpoint]:
+        """Endpoint by `METHOD /path`."""
+
+
+def serve(make: Callable[[Settings], Worker]) -> None:
+    """Run the program. Never returns."""
+    settings = Settings.parse(sys.argv[1])
+    key = os.environ.pop(KEY_VARIABLE, "")
+    code = asyncio.run(_serve(make, settings, key))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a normal exit can crash in threads of the model's libraries
+
+
+async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: str) -> int:
+    worker = make(settings)
+    state = _State()
+    app = application(worker, key, lambda: state.ready)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=75,
+    )
+    server = _Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+
+    def load() -> None:
+        began = time.monotonic()
+        try:
+            worker.load()
+        except BaseException:  # noqa: BLE001  # whatever it is, the supervisor reads it in the log
+            traceback.print_exc()
+            print(f"{settings.model}: exiting, the model could not be loaded", file=sys.stderr, flush=True)
+            state.failed = True
+            server.should_exit = True
+        else:
+            state.ready = True
+            print(f"{settings.model}: serving after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+    threading.Thread(target=load, name="load", daemon=True).start()
+    try:
+        await server.serve()
+    except SystemExit:  # raised by uvicorn after it has logged why
+        print(f"couldn't bind HTTP server socket, hostname: {settings.host}, port: {settings.port}", file=sys.stderr)
+        return 1
+    return 1 if state.failed or not server.started else 0
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers, which would end the process by the signal instead of with our exit code."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+@dataclass(slots=True)
+class _State:
+    ready: bool = False
+    failed: bool = False
+
+
+def application(worker: Worker, key: str, is_ready: Callable[[], bool]) -> ASGIApp:
+    """The worker's ASGI application."""
+
+    async def health(_request: Request) -> Response:
+        if is_ready():
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "loading"}, 503)
+
+    async def metrics(_request: Request) -> Response:
+        return Response(generate_latest(worker.meters.registry), media_type="text/plain; version=0.0.4")
+
+    async def models(_request: Request) -> Response:
+        model = {"id": worker.settings.model, "object": "model", "created": 0, "owned_by": "llmux"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    routes = [Route("/health", health), Route("/metrics", metrics), Route("/v1/models", models)]
+    for name, endpoint in worker.routes().items():
+        method, _, path = name.partition(" ")
+        routes.append(Route(path, _cancellable(endpoint), methods=[method]))
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            WorkerError: _worker_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _disconnected,
+            Exception: _bug,
+        },
+    )
+    return _Middleware(app, worker, key, is_ready)
+
+
+class _Middleware:
+    """Authentication, readiness, and metrics of each request."""
+
+    def __init__(self, app: ASGIApp, worker: Worker, key: str, is_ready: Callable[[], bool]) -> None:
+        self._app, self._meters, self._is_ready = app, worker.meters, is_ready
+        self._expected = f"Bearer {key}".encode() if key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PUBLIC:
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if self._expected is not None and not hmac.compare_digest(given, self._expected):
+            refusal = WorkerError("This worker answers its supervisor only.", code="invalid_api_key", status=401)
+            await refusal.response()(scope, receive, send)
+            return
+        if not self._is_ready() and scope["path"] != "/metrics":
+            refusal = WorkerError("The model is still loading.", code="model_loading", status=503, retry_after_s=1)
+            await refusal.response()(scope, receive, send)
+            return
+        began, status, ended = time.monotonic(), 0, False
+
+        async def counted(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            ended = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            if not ended:
+                raise
+            traceback.print_exc()  # the response is complete; raised further, it would close the connection under the next request
+        finally:
+            route = scope.get("route")
+            path = getattr(route, "path", "other")
+            self._meters.requests.labels(path, str(status or 499)).inc()
+            self._meters.seconds.labels(path).observe(time.monotonic() - began)
+
+
+def _cancellable(endpoint: Endpoint) -> Endpoint:
+    """An endpoint that is cancelled when its client disconnects before the response begins."""
+
+    async def cancellable(request: Request) -> Response:
+        return await cancel_on_disconnect(request, endpoint(request))
+
+    return cancellable
+
+
+async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, T]) -> T:
+    """Wait for the answer, or cancel it when the client disconnects (raises ClientDisconnect).
+
+    The connection is polled only after `answer` has read the body: polling may consume one of its messages.
+    """
+    task = asyncio.ensure_future(answer)
+    try:
+        while not task.done():
+            await asyncio.wait((task,), timeout=DISCONNECT_POLL_S)
+            if not task.done() and request._stream_consumed and await request.is_disconnected():  # noqa: SLF001  # starlette has no public way to tell
+                raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def events(items: AsyncIterator[object]) -> StreamingResponse:
+    """Server-sent events: each item as JSON, `[DONE]` at the end; an error ends the stream with an error event."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        try:
+            async for item in items:
+                yield b"data: " + json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+        except WorkerError as error:
+            yield b"data: " + json.dumps(error.body()).encode() + b"\n\n"
+            return
+        except Exception:  # noqa: BLE001  # the response has begun: the client gets the error in the stream
+            traceback.print_exc()
+            yield b"data: " + json.dumps(_failure().body()).encode() + b"\n\n"
+            return
+        yield b"data: [DONE]\n\n"
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def started(items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """The same items, once the first is there: a failure before it can still become an error response."""
+    nothing = object()
+    first = await anext(items, nothing)
+
+    async def whole() -> AsyncIterator[T]:
+        if first is not nothing:
+            yield cast("T", first)
+            async for item in items:
+                yield item
+
+    return whole()
+
+
+async def _worker_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, WorkerError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return WorkerError(message, code="not_found", status=error.status_code).response()
+
+
+async def _disconnected(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _bug(_request: Request, _error: Exception) -> Response:
+    return _failure().response()
+
+
+def _failure() -> WorkerError:
+    return WorkerError("The worker failed on this request; its log says why.", code="worker_failed", status=500)

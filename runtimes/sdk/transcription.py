@@ -1,0 +1,202 @@
+"""OpenAI's speech recognition endpoints for any model: all of it but the model itself.
+
+A runtime's worker subclasses `TranscriptionWorker` and implements `transcribe`, which yields segments. Parsing the form,
+decoding, silence, languages, formats and streaming are here, so that every engine behaves alike.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Final
+
+import numpy as np
+from prometheus_client import Counter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtimes.sdk.audio.decode import decode
+from runtimes.sdk.audio.parameters import PARAMETERS
+from runtimes.sdk.audio.samples import RATE, Samples, is_silent
+from runtimes.sdk.audio.transcript import FORMATS, Format, Segment, Task, Transcript
+from runtimes.sdk.body import Body
+from runtimes.sdk.errors import WorkerError, unsupported
+from runtimes.sdk.form import read_form
+from runtimes.sdk.parameters import Table, check
+from runtimes.sdk.server import Endpoint, Settings, Worker, events, started
+from runtimes.sdk.worker_pool import Cancel
+from runtimes.shared.languages import code_of
+
+GRANULARITIES: Final = ("segment", "word")
+
+_LISTS: Final = frozenset({"timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"})
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionOptions:
+    """What a request asks of the model. `language` is a code that the model knows; None: detect it."""
+
+    task: Task = "transcribe"
+    language: str | None = None
+    prompt: str | None = None
+    temperature: float = 0.0
+    words: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStream:
+    """The segments as the model finds them. `language` is a code; None: unknown."""
+
+    language: str | None
+    segments: Iterator[Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A parsed request."""
+
+    file: BinaryIO
+    wanted: TranscriptionOptions
+    format: Format
+    granularities: Sequence[str]
+    stream: bool
+
+
+class TranscriptionWorker(Worker):
+    """A speech recognition model. Options: `default_language`, `max_audio_s`."""
+
+    parameters: Table = PARAMETERS
+    translates = True  # into English; `load` may change it
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._seconds = Counter(
+            "llmux_worker_audio_seconds", "Seconds of audio transcribed.", registry=self.meters.registry
+        )
+
+    @abc.abstractmethod
+    def languages(self) -> frozenset[str]:
+        """Codes of the languages it knows."""
+
+    @abc.abstractmethod
+    def transcribe(self, samples: Samples, wanted: TranscriptionOptions, cancel: Cancel) -> SegmentStream:
+        """Begin. Blocks, as each step of the segments does; checks `cancel` as often as it can."""
+
+    def routes(self) -> Mapping[str, Endpoint]:
+        """OpenAI's two endpoints."""
+        return {"POST /v1/audio/transcriptions": self._transcription, "POST /v1/audio/translations": self._translation}
+
+    def try_out(self) -> None:
+        """Transcribe half a second of noise, at the end of `load`. Raises whatever the model raises."""
+        noise = np.random.default_rng(0).normal(0.0, 0.01, RATE // 2).astype(np.float32)
+        language = self._default_language() or ("en" if "en" in self.languages() else None)
+        wanted = TranscriptionOptions(language=language, temperature=0.2)  # above 0: no retries at higher temperatures
+        for _segment in self.transcribe(noise, wanted, Cancel()).segments:
+            pass
+
+    async def _transcription(self, request: Request) -> Response:
+        return await self._answer(request, "transcribe")
+
+    async def _translation(self, request: Request) -> Response:
+        if not self.translates:
+            raise WorkerError(
+                "This model does not translate; /v1/audio/transcriptions writes what was said as it was said.",
+                code="endpoint_not_supported",
+                param="model",
+            )
+        return await self._answer(request, "translate")
+
+    async def _answer(self, request: Request, task: Task) -> Response:
+        parsed = await self._parse(request, task)
+        if parsed.stream:
+            return events(await started(self._events(parsed)))
+        transcript = await self.pool.run(lambda cancel: self._whole(parsed, cancel))
+        return await asyncio.to_thread(transcript.response, parsed.format, parsed.granularities)
+
+    async def _events(self, parsed: _Request) -> AsyncIterator[object]:
+        """OpenAI's events: a delta for each segment, then the whole text."""
+        whole = ""
+        async for item in self.pool.stream(lambda cancel: self._pieces(parsed, cancel)):
+            if isinstance(item, Segment):
+                delta = item.text if whole else item.text.lstrip()
+                whole += delta
+                yield {"type": "transcript.text.delta", "delta": delta}
+        yield {"type": "transcript.text.done", "text": whole}
+
+    def _whole(self, parsed: _Request, cancel: Cancel) -> Transcript:
+        pieces = self._pieces(parsed, cancel)
+        transcript = next(pieces)
+        assert isinstance(transcript, Transcript)
+        transcript.segments.extend(piece for piece in pieces if isinstance(piece, Segment))
+        return transcript
+
+    def _pieces(self, parsed: _Request, cancel: Cancel) -> Iterator[Transcript | Segment]:
+        """An empty transcript once the file is decoded and the language known, then its segments."""
+        with parsed.file as file:
+            samples = decode(file, longest_s=float(self.settings.options["max_audio_s"]), cancel=cancel)
+        duration_s = len(samples) / RATE
+        if is_silent(samples):
+            result = SegmentStream(parsed.wanted.language, iter(()))
+        else:
+            result = self.transcribe(samples, parsed.wanted, cancel)
+        yield Transcript(parsed.wanted.task, duration_s, result.language)
+        for segment in result.segments:
+            cancel.check()
+            if segment.text.strip():
+                start, end = min(segment.start, duration_s), min(segment.end, duration_s)
+                yield replace(segment, start=start, end=max(start, end), text=segment.text.rstrip())
+        self._seconds.inc(duration_s)
+
+    async def _parse(self, request: Request, task: Task) -> _Request:
+        form = await read_form(request, "file", _LISTS)
+        try:
+            return self._checked(form.fields, form.file, task)
+        except WorkerError:
+            if form.file is not None:
+                form.file.close()
+            raise
+
+    def _checked(self, fields: Body, file: BinaryIO | None, task: Task) -> _Request:
+        check(self.parameters, fields.values)
+        if file is None:
+            raise WorkerError(
+                "file is needed: the audio, as a part with a filename.", param="file", code="missing_file"
+            )
+        kind = fields.choice("response_format", FORMATS, "json")
+        granularities = fields.texts("timestamp_granularities", 2)
+        for name in granularities:
+            if name not in GRANULARITIES:
+                raise fields.wrong("timestamp_granularities", f"of {', '.join(GRANULARITIES)}")
+        if "word" in granularities and kind != "verbose_json":
+            raise unsupported("timestamp_granularities", "words come with response_format verbose_json only.")
+        stream = fields.flag("stream")
+        if stream and kind not in {"json", "text"}:
+            raise unsupported("stream", f"{kind} is not streamed; leave out response_format, or stream.")
+        return _Request(
+            file=file,
+            wanted=TranscriptionOptions(
+                task=task,
+                language=self._language(fields.text("language")),
+                prompt=fields.text("prompt"),
+                temperature=fields.number("temperature", 0.0, 0.0, 1.0),
+                words="word" in granularities,
+            ),
+            format=kind,
+            granularities=granularities,
+            stream=stream,
+        )
+
+    def _language(self, given: str | None) -> str | None:
+        if given is None:
+            return self._default_language()
+        found = code_of(given, self.languages())
+        if found is None:
+            known = ", ".join(sorted(self.languages()))
+            raise WorkerError(f"language is {given[:40]!r}, but this model knows: {known}.", param="language")
+        return found
+
+    def _default_language(self) -> str | None:
+        default = self.settings.options.get("default_language")
+        return None if default is None else code_of(default, self.languages())

@@ -1,0 +1,116 @@
+"""Threads for blocking model work: a fixed number, a bounded queue, and cancellation when a client disconnects.
+
+The work gets a `Cancel` that it checks between its steps. A slot is free again when the work has really ended, not when its
+client disconnected: a model that can't be interrupted keeps its slot until it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from runtimes.sdk.errors import queue_full
+
+T = TypeVar("T")
+
+
+class CancelledWorkError(Exception):
+    """The work was cancelled: nobody waits for it."""
+
+
+class Cancel:
+    """A cancellation flag. The event loop sets it, threads check it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Ask the work to end."""
+        self._event.set()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the work should end."""
+        return self._event.is_set()
+
+    def check(self) -> None:
+        """Raises CancelledWorkError when the work should end."""
+        if self._event.is_set():
+            raise CancelledWorkError
+
+
+class WorkerPool:
+    """`width` threads; at most `queue` calls wait for one."""
+
+    def __init__(self, width: int, queue: int) -> None:
+        self._free = asyncio.Semaphore(width)
+        self._pool = ThreadPoolExecutor(width, thread_name_prefix="model")
+        self._queue = queue
+        self.waiting = 0
+        self.running = 0
+
+    async def run(self, work: Callable[[Cancel], T], *, again: bool = False) -> T:
+        """Run it and return its result. Cancelling sets the work's `Cancel` and doesn't wait for it.
+
+        `again`: for a request that has had a slot before; it is never refused. Raises WorkerError `queue_full`, and
+        whatever the work raises.
+        """
+        cancel = Cancel()
+        await self._turn(again=again)
+        future = self._start(lambda: work(cancel))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            cancel.set()
+            raise
+
+    async def stream(self, work: Callable[[Cancel], Iterator[T]]) -> AsyncIterator[T]:
+        """Its items as they come. Closing the iterator sets the work's `Cancel` and doesn't wait for it.
+
+        There is no back pressure, so all items together must be small: text. For large ones call `run` for each piece.
+        Raises WorkerError `queue_full` before the first item, and whatever the work raises.
+        """
+        loop, cancel = asyncio.get_running_loop(), Cancel()
+        items: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
+
+        def produce() -> None:
+            try:
+                for item in work(cancel):
+                    cancel.check()
+                    loop.call_soon_threadsafe(items.put_nowait, (item,))
+            except CancelledWorkError:
+                pass
+            finally:
+                loop.call_soon_threadsafe(items.put_nowait, None)
+
+        await self._turn(again=False)
+        future = self._start(produce)
+        try:
+            while (item := await items.get()) is not None:
+                yield item[0]
+            await asyncio.wrap_future(future)  # raises what the work raised
+        finally:
+            cancel.set()
+
+    async def _turn(self, *, again: bool) -> None:
+        if not again and self._free.locked() and self.waiting >= self._queue:
+            raise queue_full(self.waiting)
+        self.waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+
+    def _start(self, work: Callable[[], T]) -> Future[T]:
+        loop = asyncio.get_running_loop()
+        future = self._pool.submit(work)
+        future.add_done_callback(lambda _done: loop.call_soon_threadsafe(self._end))
+        return future
+
+    def _end(self) -> None:
+        self.running -= 1
+        self._free.release()

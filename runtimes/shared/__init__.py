@@ -1,0 +1,1 @@
+"""What adapters and workers of several runtimes both import: standard library only."""

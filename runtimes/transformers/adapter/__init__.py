@@ -1,0 +1,105 @@
+"""Hugging Face model folders on transformers. The model's `type` decides which `Kind` answers and which program runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.adapters.hub_kernels import VARIABLE, UsesKernels, cache
+from runtimes.adapters.worker_adapter import WorkerAdapter
+from runtimes.base import (
+    Capabilities,
+    Endpoint,
+    Estimate,
+    LaunchContext,
+    LaunchSpec,
+    Modality,
+    ModelUnusableError,
+    Thinking,
+)
+from runtimes.shared.kernel import Kernel
+from runtimes.transformers.adapter.config import TransformersConfig
+from runtimes.transformers.adapter.kind import Kind
+from runtimes.transformers.adapter.language import Language
+from runtimes.transformers.adapter.speech import Speech
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType({"llm": Language(), "asr": Speech()})
+
+
+class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[TransformersConfig]):
+    """One process per model; all of them in one environment."""
+
+    name = "transformers"
+    summary = "Language models, vision and speech recognition from Hugging Face folders, on transformers."
+    all_endpoints = frozenset[Endpoint]().union(*(kind.endpoints for kind in KINDS.values()))
+    requirements = Path(__file__).parents[1] / "requirements.lock"
+    config = TransformersConfig
+    spreads = True
+    program = Language.program
+
+    def module(self, config: TransformersConfig) -> str:
+        """By type."""
+        return KINDS[config.type].program
+
+    def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """Problems of the folder and its content, and keys that models of this type don't have."""
+        return (*_foreign_keys(config), *KINDS[config.type].problems(config))
+
+    def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """Raises ModelUnusableError."""
+        return KINDS[config.type].options(config, context)
+
+    def launch(self, config: TransformersConfig, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        spec = super().launch(config, context)
+        kernels = {VARIABLE: str(cache(context.runtimes_dir, config.env))}
+        return dataclasses.replace(spec, env={**spec.env, **kernels})
+
+    def kernels(
+        self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
+    ) -> tuple[Kernel, ...]:
+        """By type and by how the weights are quantised."""
+        return KINDS[config.type].kernels(config, described)
+
+    def target_inflight(self, config: TransformersConfig) -> int:
+        """As many as it serves concurrently."""
+        return KINDS[config.type].parallel(config) if config.target_inflight is None else config.target_inflight
+
+    def endpoints(self, config: TransformersConfig) -> frozenset[Endpoint]:
+        """By type."""
+        return KINDS[config.type].endpoints
+
+    def estimate(self, config: TransformersConfig) -> Estimate | None:
+        """From the files' headers; None if they don't suffice."""
+        try:
+            return KINDS[config.type].estimate(config)
+        except ModelUnusableError:
+            return None
+
+    def thinking(self, config: TransformersConfig) -> Thinking | None:
+        """By type and model."""
+        return KINDS[config.type].thinking(config)
+
+    def inputs(self, config: TransformersConfig) -> frozenset[Modality] | None:
+        """By type and model."""
+        return KINDS[config.type].inputs(config)
+
+    def capabilities(self, config: TransformersConfig) -> Capabilities:
+        """From the model's files."""
+        return KINDS[config.type].capabilities(config)
+
+    def overridable(self, config: TransformersConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Keys for memory and speed, never files."""
+        return self.constraints(*KINDS[config.type].overridable)
+
+
+def _foreign_keys(config: TransformersConfig) -> Iterator[str]:
+    for other, kind in KINDS.items():
+        if other != config.type:
+            for key in sorted(kind.keys & config.model_fields_set - KINDS[config.type].keys):
+                yield f"{key}: only models of type {other} have it, and this one's is {config.type}"

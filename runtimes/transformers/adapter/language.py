@@ -1,0 +1,244 @@
+"""Language models: what their folder says about them, before anything is loaded.
+
+Memory is the weights in the type they are loaded in, the caches of `parallel` requests of `n_ctx` tokens, the activations
+of one step, and the program. The largest layer's cache counts three times: a step copies it, one token longer, and
+attention repeats it for the heads that share it. tests/runtimes compares the sum with the memory of real workers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.adapters import checkpoints
+from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
+from runtimes.adapters.thinking import CHAT_TEMPLATE
+from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
+from runtimes.shared.kernel import Kernel
+from runtimes.transformers.adapter.config import TransformersConfig
+from runtimes.transformers.adapter.kind import Kind
+from runtimes.transformers.shared.quantised import KERNELS
+
+MIB: Final = 1 << 20
+SWITCH: Final = "enable_thinking"
+MAX_CONTEXT: Final = 8192  # unless configured
+PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
+GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
+PLAIN_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+SHRUNK_BITS: Final = {"fp8": 8, "mxfp4": 4.25, "bitsandbytes-8bit": 8, "bitsandbytes-4bit": 4.5}
+STORED_BITS: Final = {"mxfp4": 4.25, "fp8": 8}  # methods that `quantization: none` can dequantise
+VISION_TOKENS: Final = 4096  # patches of a large picture
+
+
+class Language(Kind):
+    """Chat and completions."""
+
+    program = "runtimes.transformers.worker.chat"
+    endpoints = frozenset({Endpoint("/v1/chat/completions"), Endpoint("/v1/completions")})
+    keys = frozenset(
+        {"n_ctx", "quantization", "device_map", "gpus", "attention", "prefill_tokens"}
+        | {"chat_template_file", "tool_format", "image_pixels"}
+    )
+    overridable = ("dtype", "parallel", "threads", "n_ctx", "quantization", "prefill_tokens", "image_pixels")
+
+    def problems(self, config: TransformersConfig) -> Iterator[str]:
+        """No model in the folder, or one that doesn't generate text."""
+        try:
+            folder = checkpoints.read(config.path)
+        except ModelUnusableError as error:
+            yield f"path: {error}"
+            return
+        names = folder.config.architectures
+        if not names:
+            yield f"path: {config.path / 'config.json'} names no architectures"
+        elif not GENERATING.search(names[0]) or (names[0].endswith("ConditionalGeneration") and not _decodes(folder)):
+            hint = "; set type: asr" if folder.config.takes_audio else ""
+            yield f"path: {names[0]} is no language model that generates text{hint}"
+        if not (config.path / "tokenizer.json").is_file() and not (config.path / "tokenizer_config.json").is_file():
+            yield f"path: {config.path} has no tokenizer"
+        if config.chat_template_file is not None and not config.chat_template_file.is_file():
+            yield f"chat_template_file: {config.chat_template_file}: there is no such file"
+        trained = folder.config.context
+        if config.n_ctx is not None and trained is not None and config.n_ctx > trained:
+            yield f"n_ctx: the model was made for {trained} tokens at most"
+        yield from _device_problems(config)
+        stored = folder.config.quantization
+        if config.quantization == "none" and stored is not None and stored not in STORED_BITS:
+            yield f"quantization: weights quantised by {stored} can't be made plain again"
+        if config.quantization not in ("auto", "none", stored) and stored is not None:
+            yield f"quantization: the files are quantised by {stored} already"
+
+    def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """Raises ModelUnusableError for what this device doesn't support."""
+        folder = checkpoints.read(config.path)
+        on_gpu = context.device.kind.accelerates and config.device_map != "cpu"
+        if not on_gpu:
+            _refuse_gpu_kernels(config, folder)
+        template = config.chat_template_file
+        whole: dict[str, JsonValue] = {"": 0}
+        placed = {"auto": whole if len(context.devices) == 1 else "balanced", "cpu": "cpu"}
+        return {
+            "name": context.model,
+            "path": str(config.path),
+            "device": context.device.kind.accelerator if on_gpu else "cpu",
+            "dtype": config.dtype,
+            "quantization": config.quantization,
+            "device_map": placed[config.device_map] if isinstance(config.device_map, str) else dict(config.device_map),
+            "attention": config.attention,
+            "n_ctx": _context(config, folder),
+            "prefill_tokens": config.prefill_tokens,
+            "tool_format": config.tool_format,
+            "chat_template": None if template is None else template.read_text(encoding="utf-8"),
+            "image_pixels": config.image_pixels,
+        }
+
+    def kernels(
+        self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
+    ) -> tuple[Kernel, ...]:
+        """By the configured quantisation method, else by that of the files."""
+        if config.device_map == "cpu":
+            return ()
+        stated = config.quantization
+        method = stated if stated != "auto" else checkpoints.config_of(described()).quantization
+        return KERNELS.get(method or "", ())
+
+    def estimate(self, config: TransformersConfig) -> Estimate:
+        """Weights, caches, activations, program. Raises ModelUnusableError."""
+        folder = checkpoints.read(config.path)
+        width = _value_bytes(config, folder)
+        context, step = _context(config, folder), max(config.prefill_tokens, config.parallel)
+        layers = layer_caches(folder.config, value_bytes=width, latent=False)
+        weights = _weight_bytes(config, folder)
+        cache = cache_bytes(layers, context, config.parallel)
+        cache += 2 * max((cache_bytes((layer,), context, config.parallel) for layer in layers), default=0)
+        activations = activation_bytes(folder.config, tokens=step, value_bytes=width, outputs=config.parallel)
+        if _takes_images(folder):
+            activations += _vision_bytes(folder, config, width)
+        parts = {
+            "weights": weights,
+            "KV cache": cache,
+            "activations": activations * config.gpus,  # each GPU has its own of these
+            "program": PROGRAM_MIB * MIB * config.gpus,
+        }
+        words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items())
+        return Estimate(
+            mib=-(-sum(parts.values()) // MIB),
+            source="computed" if folder.weights.exact else "file_size",
+            detail=f"{words} MiB ({folder.config.model_type}, {config.parallel} requests of {context} tokens)",
+        )
+
+    def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
+        """Text; images too if the model has a vision encoder and the folder its preprocessor."""
+        try:
+            images = _takes_images(checkpoints.read(config.path))
+        except ModelUnusableError:
+            images = False
+        return frozenset({"text", "image"}) if images else frozenset({"text"})
+
+    def capabilities(self, config: TransformersConfig) -> Capabilities:
+        """From configuration and chat template."""
+        modalities: tuple[Modality, ...] = ("text", "image") if "image" in self.inputs(config) else ("text",)
+        try:
+            folder = checkpoints.read(config.path)
+        except ModelUnusableError:
+            return Capabilities(modalities)
+        template = _template(config, folder)
+        return Capabilities(
+            modalities=modalities,
+            tools="tools" in template and _writes_calls(config, template),
+            thinking="think" in template or "<|channel|>" in template,
+            multi_turn=bool(template),
+            context=_context(config, folder),
+        )
+
+    def thinking(self, config: TransformersConfig) -> Thinking | None:
+        """By an argument of the chat template, where it has it. gpt-oss only has levels of effort."""
+        try:
+            template = _template(config, checkpoints.read(config.path))
+        except ModelUnusableError:
+            template = SWITCH  # the folder isn't there yet
+        return CHAT_TEMPLATE if SWITCH in template else None
+
+
+def _device_problems(config: TransformersConfig) -> Iterator[str]:
+    if config.device_map == "cpu" and config.gpus > 1:
+        yield f"gpus: {config.gpus} GPUs, but device_map puts the model on the processor; remove one of the two"
+    elif isinstance(config.device_map, dict):
+        for module, place in config.device_map.items():
+            if place != "cpu" and place >= config.gpus:
+                yield f"device_map: {module or 'all'} is put on GPU {place}, and the worker has {config.gpus}, from 0 on; set gpus"
+
+
+def _decodes(folder: checkpoints.Folder) -> bool:
+    """Whether a ForConditionalGeneration class is a language model with a vision encoder, not an encoder-decoder."""
+    return folder.config.text is not folder.config.values and not folder.config.values.get("is_encoder_decoder")
+
+
+def _takes_images(folder: checkpoints.Folder) -> bool:
+    """Only models like Qwen-VL are supported: one token for each merged patch."""
+    try:
+        found = json.loads((folder.path / "preprocessor_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return folder.config.takes_images and "image_token_id" in folder.config.values and "merge_size" in found
+
+
+def _context(config: TransformersConfig, folder: checkpoints.Folder) -> int:
+    return config.n_ctx or min(folder.config.context or MAX_CONTEXT, MAX_CONTEXT)
+
+
+def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
+    if config.chat_template_file is not None and config.chat_template_file.is_file():
+        return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
+    return folder.chat_template or ""
+
+
+def _writes_calls(config: TransformersConfig, template: str) -> bool:
+    """Whether the worker can parse its tool calls: by markers in the template, unless configured."""
+    if config.tool_format != "auto":
+        return config.tool_format != "none"
+    return any(mark in template for mark in ("<|channel|>", "<tool_call>", "</think>"))
+
+
+def _value_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:
+    """Bytes of a value in caches and activations."""
+    dtype = folder.config.dtype if config.dtype == "auto" else config.dtype
+    return PLAIN_BYTES.get(dtype or "", 4)
+
+
+def _weight_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:
+    dtype = folder.config.dtype if config.dtype == "auto" else config.dtype
+    size = folder.weights.bytes_as(dtype)
+    stored = STORED_BITS.get(folder.config.quantization or "")
+    if config.quantization == "none" and stored is not None:
+        return int(size * 16 / stored)
+    if config.quantization in SHRUNK_BITS and folder.config.quantization is None:
+        return int(size * SHRUNK_BITS[config.quantization] / (8 * _value_bytes(config, folder)))
+    return size
+
+
+def _vision_bytes(folder: checkpoints.Folder, config: TransformersConfig, width: int) -> int:
+    """The patches of one large image in the widest layer of the encoder."""
+    found = folder.config.values.get("vision_config")
+    sizes = found if isinstance(found, dict) else {}
+    hidden, inner = (
+        value if isinstance(value := sizes.get(name), int) else 1024 for name in ("hidden_size", "intermediate_size")
+    )
+    pixels = config.image_pixels or VISION_TOKENS * 256
+    return pixels // 256 * width * (6 * hidden + inner)
+
+
+def _refuse_gpu_kernels(config: TransformersConfig, folder: checkpoints.Folder) -> None:
+    """Raises ModelUnusableError."""
+    if config.quantization not in ("auto", "none"):
+        raise ModelUnusableError(f"quantization: {config.quantization} needs a GPU, and this worker has none")
+    stored = folder.config.quantization
+    if stored is not None and config.quantization == "auto":
+        remedy = " Set quantization: none to compute plain weights from them." if stored in STORED_BITS else ""
+        raise ModelUnusableError(f"path: weights quantised by {stored} need a GPU, and this worker has none.{remedy}")
+    if config.attention == "flash_attention_2":
+        raise ModelUnusableError("attention: flash_attention_2 needs a GPU, and this worker has none")

@@ -1,0 +1,77 @@
+"""Speech recognition: what the folder says about a model, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.adapters import checkpoints, speech_recognition
+from runtimes.base import Capabilities, Estimate, LaunchContext, Modality, ModelUnusableError
+from runtimes.transformers.adapter.config import TransformersConfig
+from runtimes.transformers.adapter.kind import Kind
+
+MIB: Final = 1 << 20
+PROGRAM_MIB: Final = 480  # interpreter, torch, transformers, PyAV, and the spectrum of a window
+ARCHITECTURES: Final = frozenset({"WhisperForConditionalGeneration", "CohereAsrForConditionalGeneration"})
+POSITIONS: Final = 1500  # of the encoder, for 30 s; CohereAsr has fewer
+STEPS: Final = 224  # whose scores are kept for avg_logprob: half of the maximum
+
+
+class Speech(Kind):
+    """Transcriptions and translations."""
+
+    program = "runtimes.transformers.worker.transcribe"
+    endpoints = speech_recognition.ENDPOINTS
+    keys = frozenset({"default_language", "max_audio_s"})
+    overridable = ("dtype", "parallel", "threads", "default_language", "max_audio_s")
+
+    def problems(self, config: TransformersConfig) -> Iterator[str]:
+        """No speech recognition model in the folder, an unknown language."""
+        try:
+            found = checkpoints.read(config.path).config
+        except ModelUnusableError as error:
+            yield f"path: {error}"
+        else:
+            if not ARCHITECTURES & set(found.architectures):
+                is_a = ", ".join(found.architectures) or found.model_type or "unknown"
+                yield f"path: the model is a {is_a}; speech recognition needs one of {', '.join(sorted(ARCHITECTURES))}"
+        yield from speech_recognition.problems(config.default_language)
+
+    def parallel(self, config: TransformersConfig) -> int:
+        """One unless configured: one recording takes all cores."""
+        return config.parallel if "parallel" in config.model_fields_set else 1
+
+    def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
+        """Raises ModelUnusableError."""
+        checkpoints.config(config.path)
+        return {
+            "path": str(config.path),
+            "device": context.device.kind.accelerator,
+            "dtype": config.dtype,
+            "parallel": self.parallel(config),
+            **speech_recognition.options(config.default_language, config.max_audio_s),
+        }
+
+    def estimate(self, config: TransformersConfig) -> Estimate:
+        """Weights, activations of a window, program. Raises ModelUnusableError."""
+        folder = checkpoints.read(config.path)
+        model = folder.config
+        dtype = model.dtype if config.dtype == "auto" else config.dtype
+        weights = folder.weights.bytes_as(dtype)
+        width = checkpoints.VALUE_BYTES.get(dtype or "", 4)
+        encoded = POSITIONS * model.width * 8 * width  # a layer's states and its feed-forward activations
+        kept = POSITIONS * model.layers * 2 * model.width * width  # keys and values for the decoder
+        work = self.parallel(config) * (encoded + kept + STEPS * model.vocabulary * 4)
+        mib = -(-(weights + work) // MIB) + PROGRAM_MIB
+        detail = f"weights {weights / MIB:.0f} + work {work / MIB:.0f} + program {PROGRAM_MIB} MiB"
+        return Estimate(mib, "computed", detail)
+
+    def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
+        """Audio."""
+        return frozenset({"audio"})
+
+    def capabilities(self, config: TransformersConfig) -> Capabilities:
+        """Those of speech recognition."""
+        return speech_recognition.CAPABILITIES

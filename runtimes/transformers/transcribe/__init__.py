@@ -1,1 +1,0 @@
-"""The worker for speech recognition: one class for each family of models, behind the endpoints of `kit.transcription`."""

@@ -1,0 +1,155 @@
+"""OpenAI's JSON for chats and completions, whole or in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from runtimes.transformers.worker.chat.detokenize import BROKEN
+from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Piece, Text, Thought
+from runtimes.transformers.worker.chat.model import Loaded
+from runtimes.transformers.worker.chat.response_builder import Outcome, ResponseBuilder
+from runtimes.transformers.worker.chat.sampling import Token
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer in OpenAI's JSON. `prompt`: tokens of its prompt; `logprobs`: whether to include them."""
+
+    kind: Literal["chat", "text"]
+    model: str
+    loaded: Loaded
+    builder: ResponseBuilder
+    prompt: int
+    logprobs: bool
+    usage: bool = False
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def chunks(self, pieces: Iterable[list[Piece]]) -> Iterator[Json]:
+        """As a stream. The first comes with the first token."""
+        begun = False
+        for brought in pieces:
+            if not begun and self.kind == "chat":
+                yield self._chunk({"role": "assistant", "content": ""})
+            begun = True
+            for piece in brought:
+                yield self._chunk(_delta(piece), self._taken(piece))
+        last: Json = self._chunk({}, self._taken(None), self.builder.outcome.finish)
+        yield last
+        if self.usage:
+            yield {**self._head(chunk=True), "choices": [], "usage": usage(self.prompt, self.builder.outcome)}
+
+    def whole(self, pieces: Iterable[list[Piece]]) -> Json:
+        """As one object."""
+        everything = [piece for brought in pieces for piece in brought]
+        said = "".join(piece.text for piece in everything if isinstance(piece, Text))
+        choice: Json = {"index": 0, "finish_reason": self.builder.outcome.finish, "logprobs": self._taken(None)}
+        if self.kind == "text":
+            choice["text"] = said
+        else:
+            calls = _calls(everything)
+            message: Json = {"role": "assistant", "content": said if said or not calls else None}
+            thoughts = "".join(piece.text for piece in everything if isinstance(piece, Thought))
+            if thoughts:
+                message["reasoning_content"] = thoughts
+            if calls:
+                message["tool_calls"] = calls
+            choice["message"] = message
+        return {**self._head(chunk=False), "choices": [choice], "usage": usage(self.prompt, self.builder.outcome)}
+
+    def _head(self, *, chunk: bool) -> Json:
+        name = "chat.completion.chunk" if chunk and self.kind == "chat" else "chat.completion"
+        chat = self.kind == "chat"
+        return {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.id}",
+            "object": name if chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def _chunk(self, delta: Json, logprobs: Json | None = None, finish: str | None = None) -> Json:
+        choice: Json = {"index": 0, "finish_reason": finish, "logprobs": logprobs}
+        if self.kind == "chat":
+            choice["delta"] = delta
+        else:
+            choice["text"] = delta.get("content", "")
+        return {**self._head(chunk=True), "choices": [choice]}
+
+    def _taken(self, piece: Piece | None) -> Json | None:
+        """The log probabilities due with this piece; without a piece, at the end."""
+        if not self.logprobs or not (piece is None or isinstance(piece, Text)):
+            return None
+        tokens, self.builder.logprobs = self.builder.logprobs, []
+        if piece is not None and not tokens:
+            return None
+        if self.kind == "chat":
+            return {"content": [_described(self.loaded, token) for _, token in tokens], "refusal": None}
+        return _columns(self.loaded, tokens)
+
+
+def usage(prompt: int, outcome: Outcome) -> Json:
+    """Tokens of prompt and answer, and how many of these were reasoning."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": outcome.tokens,
+        "total_tokens": prompt + outcome.tokens,
+        "completion_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
+    }
+
+
+def _delta(piece: Piece) -> Json:
+    match piece:
+        case Text(text):
+            return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text}
+        case CallStart(index, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": _call_id(), "type": "function", "function": function}]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def _calls(pieces: Sequence[Piece]) -> list[Json]:
+    calls: list[Json] = []
+    for piece in pieces:
+        if isinstance(piece, CallStart):
+            function = {"name": piece.name, "arguments": ""}
+            calls.append({"id": _call_id(), "type": "function", "function": function})
+        elif isinstance(piece, CallArguments):
+            calls[piece.index]["function"]["arguments"] += piece.text
+    return calls
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _described(loaded: Loaded, token: Token) -> Json:
+    def one(number: int, logprob: float) -> Json:
+        text = loaded.decode([number])
+        return {
+            "token": text,
+            "logprob": max(logprob, -9999.0),
+            "bytes": None if BROKEN in text else list(text.encode()),
+        }
+
+    return {**one(token.id, token.logprob), "top_logprobs": [one(*other) for other in token.top]}
+
+
+def _columns(loaded: Loaded, tokens: Sequence[tuple[int, Token]]) -> Json:
+    """The form of completions. Offsets are positions in the answer's text, across all chunks of a stream."""
+    return {
+        "tokens": [loaded.decode([token.id]) for _, token in tokens],
+        "token_logprobs": [max(token.logprob, -9999.0) for _, token in tokens],
+        "top_logprobs": [
+            {loaded.decode([other]): max(value, -9999.0) for other, value in token.top} for _, token in tokens
+        ],
+        "text_offset": [begin for begin, _ in tokens],
+    }

@@ -1,0 +1,42 @@
+"""Tokens to text as they come. A character split across tokens waits for its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+BROKEN: Final = "\ufffd"
+PATIENCE: Final = 8  # tokens: a character has at most four bytes, so after this many the bytes are wrong
+
+
+class Detokenizer:
+    """`decode` gives the text of a list of tokens. Only short lists are decoded, however long the text.
+
+    New tokens are decoded together with the two or three before them: some tokenizers write a token differently at the
+    beginning of a text.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._known = 0  # how many of these are in the output
+        self._text = ""  # their text
+
+    def feed(self, token: int) -> str:
+        """The text that this token completes."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if text.endswith(BROKEN) and len(self._ids) - self._known < PATIENCE:
+            return ""
+        return self._give(text)
+
+    def end(self) -> str:
+        """The rest; an incomplete character is U+FFFD."""
+        return self._give(self._decode(self._ids)) if len(self._ids) > self._known else ""
+
+    def _give(self, text: str) -> str:
+        new = text[len(self._text) :]
+        self._ids = self._ids[self._known :]
+        self._known = len(self._ids)
+        self._text = self._decode(self._ids)
+        return new

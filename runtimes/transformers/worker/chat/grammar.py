@@ -1,0 +1,119 @@
+"""What a model may generate, as a grammar in llguidance's dialect of Lark: reasoning where the model has it, then an answer
+that follows a schema, or tool calls, in the format of the model's family.
+
+The markers around reasoning and calls are single tokens in most vocabularies; otherwise they are spelt out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from runtimes.transformers.worker.chat import schema as json_schema
+from runtimes.transformers.worker.chat.formats.harmony import ENDS
+from runtimes.transformers.worker.chat.formats.tagged import CALL, CALLED, THINK, THOUGHT
+from runtimes.transformers.worker.chat.guide import EmbeddedSchema, Guide, Guides
+from runtimes.transformers.worker.chat.model import Loaded
+from runtimes.transformers.worker.chat.prompt import Prompt
+from runtimes.transformers.worker.chat.schema import Schema
+from runtimes.transformers.worker.chat.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The format of a family. `start` refers to the rule `body`, `answer` to the rule `said`; `rules` are further ones.
+
+    `call` makes the rule of a call, from its name and a function that makes the rule of its arguments. `between` separates
+    two calls; None: there can be only one.
+    """
+
+    start: str
+    answer: str
+    call: Callable[[str, Callable[[], str]], str]
+    between: str | None
+    rules: tuple[str, ...] = ()
+
+
+def guide(guides: Guides, loaded: Loaded, prompt: Prompt, tools: Tools, said: Schema | None) -> Guide | None:
+    """The guide of an answer that must call a tool or follow a schema; None for a free one.
+
+    A required call wins over a schema. If calls are optional, the answer is a call or follows the schema. Raises WorkerError
+    for unsupported schemas.
+    """
+    if not tools.must and said is None:
+        return None
+    form = _harmony(guides) if loaded.format == "harmony" else _tagged(guides, loaded, prompt)
+    schemas: list[EmbeddedSchema] = []
+    bodies, rules = [], [*form.rules]
+    if said is not None and not tools.must:
+        schemas.append(EmbeddedSchema(json_schema.annotated(said), "response_format", "an answer"))
+        bodies.append("answer")
+        rules += [f"answer: {form.answer}", f"said: %json {schemas[0].schema}"]
+    calls = [form.call(name, partial(_arguments, tools, name, schemas)) for name in tools.must or tools.schemas]
+    if calls:
+        bodies.append("calls")
+        further = f" ({form.between} call)*" if tools.parallel and form.between is not None else ""
+        rules += [f"calls: call{further}", f"call: {' | '.join(calls)}"]
+    return guides.guide("\n".join([f"start: {form.start}", f"body: {' | '.join(bodies)}", *rules]), schemas)
+
+
+def _arguments(tools: Tools, name: str, schemas: list[EmbeddedSchema]) -> str:
+    """The rule of a call's arguments; adds their schema to `schemas`. One that isn't strict is enforced as far as possible."""
+    schema, lenient = tools.schemas[name] or json_schema.OBJECT, name not in tools.strict
+    if not lenient:
+        json_schema.check(schema, "tools")
+    schemas.append(EmbeddedSchema(json_schema.annotated(schema, lenient=lenient), "tools", f"the arguments of {name}"))
+    return f"%json {schemas[-1].schema}"
+
+
+def _harmony(guides: Guides) -> _Form:
+    channel, message, constrained = (_mark(guides, f"<|{name}|>") for name in ("channel", "message", "constrain"))
+    start = _mark(guides, "<|start|>")
+    return _Form(
+        start=f'({channel} "analysis" {message} thought {start} "assistant")? body',
+        answer=f'{channel} "final" (" " {constrained} "json")? {message} said',
+        call=lambda name, arguments: (
+            f'{channel} "commentary to=functions.{name} " {constrained} "json" {message} {arguments()}'
+        ),
+        between=None,
+        rules=(_until(guides, "thought", *ENDS),),
+    )
+
+
+def _tagged(guides: Guides, loaded: Loaded, prompt: Prompt) -> _Form:
+    """Also for models without a format, which have neither reasoning nor calls."""
+    call, called = _mark(guides, CALL), _mark(guides, CALLED)
+
+    def as_json(name: str, arguments: Callable[[], str]) -> str:
+        begin, end = json.dumps(f'\n{{"name": "{name}", "arguments":'), json.dumps("}\n")
+        return f'{call} {begin} " "? {arguments()} {end} {called}'
+
+    def as_tags(name: str, _arguments: Callable[[], str]) -> str:
+        begin = json.dumps(f"\n<function={name}>")
+        return f"{call} {begin} tags"
+
+    rules = ("GAP: /\\n{0,2}/", _until(guides, "thought", THOUGHT), _until(guides, "tags", CALLED))
+    form = partial(_Form, answer="said", call=as_tags if loaded.xml_calls else as_json, between=r'"\n"', rules=rules)
+    if prompt.thinking:
+        return form("thought GAP body")
+    begun = loaded.one(THINK)
+    knows = loaded.format == "tagged" and (THINK in str(loaded.tokenizer.chat_template) or begun in prompt.tokens)
+    closed = loaded.decode(prompt.tokens[-8:]).rstrip().endswith(THOUGHT)  # thinking is off
+    return form(f"({_mark(guides, THINK)} thought GAP)? body" if knows and not closed else "body")
+
+
+def _mark(guides: Guides, text: str) -> str:
+    token = guides.mark(text)
+    return json.dumps(text) if token is None else f"<[{token}]>"
+
+
+def _until(guides: Guides, name: str, mark: str, *others: str) -> str:
+    """Rules for a text without any of these markers, spelt out or not, followed by the first."""
+    spelt = [re.escape(text).replace("/", r"\/") for text in (mark, *others)]
+    if guides.mark(mark) is None:
+        return f"{name}[lazy]: /(?s:.*){spelt[0]}/"
+    terminal = name.upper()
+    return f"{name}: {terminal} {_mark(guides, mark)}\n{terminal}: /(?s:.*)/ & ~/(?s:.*)({'|'.join(spelt)})(?s:.*)/"

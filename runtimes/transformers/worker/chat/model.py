@@ -1,0 +1,209 @@
+"""Loads a model folder: model class, types, devices, tokenizer, output format.
+
+The model's class is imported by name, so that none of the other four hundred families is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from transformers.integrations.hub_kernels import get_kernel
+from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION, is_kernels_available
+
+from runtimes.transformers.shared.quantised import KERNELS
+from runtimes.transformers.worker.chat.formats.harmony import MARKERS
+
+Format = Literal["tagged", "harmony", "none"]
+PACKAGE = f"kernels>={KERNELS_MIN_VERSION},<{KERNELS_MAX_VERSION}"  # transformers takes no other for there
+INSTALL = "llmux runtimes install transformers --device cuda"
+OWN_MARKERS = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The worker's options (adapter/language.py). `name` is the model's name in the configuration."""
+
+    name: str
+    path: str
+    device: Literal["cpu", "cuda"]
+    dtype: str
+    quantization: str
+    device_map: Any  # a word or a mapping of modules
+    attention: str
+    n_ctx: int
+    prefill_tokens: int
+    tool_format: str
+    chat_template: str | None
+    image_pixels: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model. `xml_calls`: it writes calls as tags rather than JSON. `image_processor`: None without vision."""
+
+    model: Any
+    tokenizer: Any
+    image_processor: Any | None
+    format: Format
+    xml_calls: bool
+    knows_tools: bool
+    ends: frozenset[int]
+    hidden: frozenset[int]  # special tokens that belong to no text
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text, special tokens included."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """A text's tokens, without added special tokens."""
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def one(self, text: str) -> int | None:
+        """The single token of this text; None if it has several."""
+        tokens = self.encode(text)
+        return tokens[0] if len(tokens) == 1 else None
+
+
+def load(options: Options) -> Loaded:
+    """Load the model. Blocks. Raises whatever transformers raises, and SystemExit for what isn't supported."""
+    transformers.utils.logging.disable_progress_bar()  # the output is a log
+    config = transformers.AutoConfig.from_pretrained(options.path)
+    names = config.architectures or []
+    kind = getattr(transformers, names[0], None) if names else None
+    if kind is None or not kind.can_generate():
+        raise SystemExit(
+            f"{', '.join(names) or config.model_type}: transformers {transformers.__version__} has no such language model"
+        )
+    model = kind.from_pretrained(options.path, config=config, **_arguments(options, config))
+    model.eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.path)
+    if options.chat_template is not None:
+        tokenizer.chat_template = options.chat_template
+    template = _template(tokenizer)
+    wanted: Format = {"qwen": "tagged", "harmony": "harmony", "none": "none"}.get(  # type: ignore[assignment]
+        options.tool_format, _format(template)
+    )
+    markers = _markers(wanted)
+    added = tokenizer.added_tokens_decoder
+    return Loaded(
+        model=model,
+        tokenizer=tokenizer,
+        image_processor=_image_processor(options, config),
+        format=wanted,
+        xml_calls="<function=" in template,
+        knows_tools=wanted != "none" and "tools" in template,
+        ends=_ends(model, tokenizer),
+        hidden=frozenset(i for i, token in added.items() if token.special and token.content not in markers),
+    )
+
+
+def _arguments(options: Options, config: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"dtype": options.dtype, "local_files_only": True}
+    if options.attention != "auto":
+        arguments["attn_implementation"] = options.attention
+    if options.device == "cuda":
+        arguments["device_map"] = options.device_map
+    if (quantization := _quantization(options, config)) is not None:
+        arguments["quantization_config"] = quantization
+    return arguments
+
+
+def _quantization(options: Options, config: Any) -> Any:
+    """How to quantise or dequantise; None: as stored."""
+    stored = getattr(config, "quantization_config", None) or {}
+    method = stored.get("quant_method") if isinstance(stored, Mapping) else stored.quant_method
+    if options.quantization != "none":
+        _check_kernels(str(method or options.quantization).partition("-")[0], options.name)
+    match options.quantization:
+        case "bitsandbytes-8bit":
+            return transformers.BitsAndBytesConfig(load_in_8bit=True)
+        case "bitsandbytes-4bit":
+            return transformers.BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+            )
+        case "fp8" if method != "fp8":
+            return transformers.FineGrainedFP8Config()
+        case "mxfp4" if method != "mxfp4":
+            return transformers.Mxfp4Config()
+        case "none" if method == "mxfp4":
+            return transformers.Mxfp4Config(dequantize=True)
+        case "none" if method == "fp8":
+            return transformers.FineGrainedFP8Config(dequantize=True)
+        case _:
+            return None
+
+
+def _check_kernels(method: str, model: str) -> None:
+    """Raises SystemExit where transformers would fail later, or silently use dequantised weights, several times as large."""
+    if method == "bitsandbytes" and importlib.util.find_spec("bitsandbytes") is None:
+        raise SystemExit(
+            f"quantization: {method} needs the package bitsandbytes, which this environment doesn't have."
+            f" Install the one for CUDA ({INSTALL}), or choose another quantization."
+        )
+    if method not in KERNELS:
+        return
+    if not is_kernels_available():
+        raise SystemExit(
+            f"quantization: {method} needs the package {PACKAGE}, which this environment doesn't have."
+            f" Install the one for CUDA ({INSTALL}), or set quantization: none."
+        )
+    for kernel in KERNELS[method]:
+        try:
+            get_kernel(kernel.repo, version=kernel.version)
+        except Exception as error:
+            raise SystemExit(
+                f"quantization: {method} needs the kernel {kernel.repo}, version {kernel.version}, which can't be loaded."
+                f" Get it (llmux pull {model}), or set quantization: none. The reason: {error}"
+            ) from error
+    if method == "fp8":
+        if torch.cuda.get_device_capability() < (8, 9):
+            raise SystemExit(
+                "quantization: fp8 needs a GPU of compute capability 8.9 or more; use another, or set quantization: none."
+            )
+        os.environ["TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR"] = "1"  # otherwise every layer asks for one more kernel
+
+
+def _template(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    return template if isinstance(template, str) else json.dumps(template or "")
+
+
+def _format(template: str) -> Format:
+    if "<|channel|>" in template:
+        return "harmony"
+    return "tagged" if "<tool_call>" in template or "</think>" in template else "none"
+
+
+def _markers(wanted: Format) -> set[str]:
+    if wanted == "harmony":
+        return set(MARKERS)
+    return OWN_MARKERS if wanted == "tagged" else set()
+
+
+def _ends(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: the model's, the tokenizer's, and those that end harmony's turns."""
+    ids = model.generation_config.eos_token_id
+    found = set(ids if isinstance(ids, list) else [ids]) | {tokenizer.eos_token_id}
+    vocabulary = tokenizer.get_added_vocab()
+    found |= {vocabulary.get(name) for name in ("<|return|>", "<|call|>")}
+    return frozenset(token for token in found if token is not None)
+
+
+def _image_processor(options: Options, config: Any) -> Any:
+    if not (Path(options.path) / "preprocessor_config.json").is_file() or not hasattr(config, "image_token_id"):
+        return None
+    processor = transformers.AutoImageProcessor.from_pretrained(options.path)
+    if options.image_pixels is not None:
+        size = processor.size
+        processor.size = {**size, "longest_edge": max(options.image_pixels, size["shortest_edge"])}
+    return processor if hasattr(processor, "merge_size") else None

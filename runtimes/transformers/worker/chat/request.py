@@ -1,0 +1,122 @@
+"""A request's parameters of generation: sampling, limits, stop strings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runtimes.sdk.body import Body
+from runtimes.sdk.errors import WorkerError, unsupported
+from runtimes.transformers.worker.chat.model import Loaded
+from runtimes.transformers.worker.chat.sampling import Sampling
+
+MAX_STOPS: Final = 16
+MAX_LOGPROBS: Final = 20
+SEEDS: Final = 1 << 63
+MIN_TEMPERATURE: Final = 1e-4  # below it only the likeliest token has a chance, and scores overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """`max_tokens` None: what the context leaves. `usage`: report it at the end of a stream."""
+
+    sampling: Sampling
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    stream: bool
+    usage: bool
+
+
+def generation(body: Body, loaded: Loaded, logprobs: int | None) -> Generation:
+    """Raises WorkerError for wrong fields."""
+    options = body.values.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise body.wrong("stream_options", "an object")
+    stops = body.texts("stop", MAX_STOPS)
+    if not all(stops):
+        raise body.wrong("stop", "texts that are not empty")
+    return Generation(
+        sampling=_sampling(body, loaded, logprobs),
+        max_tokens=body.whole("max_completion_tokens", None, 1) or body.whole("max_tokens", None, 1),
+        stops=tuple(stops),
+        stream=body.flag("stream"),
+        usage=Body(options or {}).flag("include_usage"),
+    )
+
+
+def chat_logprobs(body: Body) -> int | None:
+    """Chat's `logprobs: true` and `top_logprobs: n`."""
+    top = body.whole("top_logprobs", None, 0, MAX_LOGPROBS)
+    if not body.flag("logprobs"):
+        if top:
+            raise WorkerError("top_logprobs needs logprobs: true.", param="top_logprobs")
+        return None
+    return top or 0
+
+
+def template_arguments(body: Body, loaded: Loaded) -> dict[str, object]:
+    """Arguments for the chat template. Raises WorkerError for an effort that it doesn't know."""
+    arguments = body.values.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, dict):
+        raise body.wrong("chat_template_kwargs", "an object")
+    effort = body.text("reasoning_effort")
+    if effort is None:
+        return dict(arguments)
+    template = str(loaded.tokenizer.chat_template)
+    if "reasoning_effort" in template:
+        if effort not in {"low", "medium", "high"}:
+            raise unsupported("reasoning_effort", f"this model knows low, medium and high, not {effort!r}")
+        return {"reasoning_effort": effort, **arguments}
+    if effort == "none" and "enable_thinking" in template:
+        return {"enable_thinking": False, **arguments}
+    raise unsupported("reasoning_effort", "this model has no such levels")
+
+
+def room(asked: int | None, prompt: int, context: int, param: str) -> int:
+    """Tokens that may be generated. Raises WorkerError if the prompt leaves no room."""
+    if prompt >= context:
+        message = (
+            f"This model's context is {context} tokens, and the prompt has {prompt}. Shorten it, or raise n_ctx if the"
+            " model was made for more."
+        )
+        raise WorkerError(message, code="context_length_exceeded", param=param)
+    return context - prompt if asked is None else min(asked, context - prompt)
+
+
+def _sampling(body: Body, loaded: Loaded, logprobs: int | None) -> Sampling:
+    defaults = loaded.model.generation_config
+    sampled = bool(defaults.do_sample)  # otherwise its numbers are not meant for sampling
+
+    def default(name: str, otherwise: float) -> Any:
+        value = getattr(defaults, name, None) if sampled else None
+        return otherwise if value is None else value
+
+    penalty = body.number("repetition_penalty", None, 0.01, 10) or body.number("repeat_penalty", None, 0.01, 10)
+    temperature = body.number("temperature", default("temperature", 1.0), 0, 10)
+    return Sampling(
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0,
+        top_p=body.number("top_p", default("top_p", 1.0), 0, 1),
+        top_k=max(body.whole("top_k", int(default("top_k", 0)), -1), 0),
+        min_p=body.number("min_p", default("min_p", 0.0), 0, 1),
+        repetition_penalty=default("repetition_penalty", 1.0) if penalty is None else penalty,
+        presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
+        frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
+        logit_bias=_bias(body, loaded),
+        seed=body.whole("seed", None, -SEEDS, SEEDS - 1),
+        logprobs=logprobs,
+    )
+
+
+def _bias(body: Body, loaded: Loaded) -> dict[int, float]:
+    given = body.values.get("logit_bias") or {}
+    size = loaded.model.config.get_text_config().vocab_size
+    expected = f"an object of token ids (below {size}) with numbers from -100 to 100"
+    if not isinstance(given, dict):
+        raise body.wrong("logit_bias", expected)
+    out: dict[int, float] = {}
+    for key, value in given.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool) and -100 <= value <= 100
+        if not (key.isascii() and key.isdecimal() and len(key) < 20 and int(key) < size and number):
+            raise body.wrong("logit_bias", expected)
+        out[int(key)] = float(value)
+    return out

@@ -1,0 +1,118 @@
+"""Builds a response from tokens: text, reasoning, calls, log probabilities, counts, finish reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runtimes.sdk.worker_pool import Cancel
+from runtimes.transformers.worker.chat.decoder import Ending
+from runtimes.transformers.worker.chat.detokenize import Detokenizer
+from runtimes.transformers.worker.chat.formats.harmony import HarmonyParser
+from runtimes.transformers.worker.chat.formats.pieces import CallStart, Parser, Piece, Text, Thought, merged
+from runtimes.transformers.worker.chat.formats.stops import Stops
+from runtimes.transformers.worker.chat.formats.tagged import TaggedParser
+from runtimes.transformers.worker.chat.model import Loaded
+from runtimes.transformers.worker.chat.sampling import Token
+from runtimes.transformers.worker.chat.tools import Tools
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class Plain:
+    """No format: everything is the answer."""
+
+    thinking = False
+    answering = True
+
+    def feed(self, text: str) -> list[Piece]:
+        """Unchanged."""
+        return [Text(text)]
+
+    def end(self) -> list[Piece]:
+        """Nothing: text is never held back."""
+        return []
+
+
+def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:
+    """The parser for this model's answers."""
+    if loaded.format == "harmony":
+        return HarmonyParser(calls=bool(tools.offered))
+    if loaded.format == "tagged":
+        return TaggedParser(thinking=thinking, calls=bool(tools.offered), schemas=tools.schemas)
+    return Plain()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Finish reason and token counts."""
+
+    finish: Finish = "stop"
+    tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ResponseBuilder:
+    """Builds one response. `outcome` is updated as it goes; `logprobs` are those of the answer's tokens not yet taken.
+
+    Each of these has its offset in the generated text, in characters.
+    """
+
+    loaded: Loaded
+    parser: Parser
+    stops: Sequence[str] = ()
+    parallel: bool = True
+    outcome: Outcome = field(default_factory=Outcome)
+    logprobs: list[tuple[int, Token]] = field(default_factory=list)
+
+    def read(self, results: Iterable[Token | Ending], enough: Cancel) -> Iterator[list[Piece]]:
+        """The pieces of each token, perhaps none. Sets `enough` when no more tokens are needed."""
+        text, stops = Detokenizer(self.loaded.decode), Stops(self.stops)
+        called, begin = False, 0
+        for item in results:
+            if isinstance(item, str):
+                self.outcome.finish = item
+                break
+            self.outcome.tokens += 1
+            self.outcome.reasoning_tokens += self.parser.thinking
+            if item.id in self.loaded.ends or item.id in self.loaded.hidden:
+                continue
+            new = text.feed(item.id)
+            pieces = list(self._stopped(self.parser.feed(new), stops))
+            if self.parser.answering:
+                self.logprobs.append((begin, item))
+            begin += len(new)
+            starts = [piece for piece in pieces if isinstance(piece, CallStart)]
+            if starts and not self.parallel and any(piece.index > 0 for piece in starts):
+                pieces = pieces[: pieces.index(next(piece for piece in starts if piece.index > 0))]
+                enough.set()
+            called = called or bool(starts)
+            if stops.hit is not None:
+                enough.set()
+            yield merged(pieces)
+            if enough.is_set:
+                break
+        if not enough.is_set:
+            yield merged(self._rest(text, stops))
+        if called and self.outcome.finish == "stop":
+            self.outcome.finish = "tool_calls"
+
+    def _rest(self, text: Detokenizer, stops: Stops) -> Iterator[Piece]:
+        yield from self._stopped([*self.parser.feed(text.end()), *self.parser.end()], stops)
+        if stops.hit is None:
+            yield Text(stops.end())
+
+    @staticmethod
+    def _stopped(pieces: Iterable[Piece], stops: Stops) -> Iterator[Piece]:
+        """Cut at a stop string, which counts in the answer only, not in reasoning or calls."""
+        for piece in pieces:
+            if stops.hit is not None:
+                return
+            if isinstance(piece, Text):
+                yield Text(stops.feed(piece.text))
+            else:
+                if not isinstance(piece, Thought):
+                    yield Text(stops.end())  # the answer ended before the call
+                yield piece

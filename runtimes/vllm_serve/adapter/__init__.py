@@ -1,0 +1,313 @@
+"""Hugging Face models on vLLM's own server, `vllm serve`.
+
+Which program: the configured `binary`, else the one in the runtime's own environment, else `vllm` on PATH. The worker's
+key is in VLLM_API_KEY. vLLM is several processes: the API server, an engine core, executors; the shim is the subreaper of
+all of them, whatever sessions they open. `/health` answers before `/v1/models` does, so readiness checks both.
+
+Requests reach vLLM unchanged except for the model's name, which is the same for all models; its answers have our name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from pydantic import JsonValue
+
+from runtimes.adapters import checkpoints
+from runtimes.adapters.checkpoints import Config
+from runtimes.adapters.thinking import CHAT_TEMPLATE
+from runtimes.base import (
+    Adapter,
+    Capabilities,
+    Endpoint,
+    Estimate,
+    HealthCheck,
+    LaunchContext,
+    LaunchSpec,
+    Modality,
+    ModelUnusableError,
+    RuntimeNotInstalledError,
+    Thinking,
+)
+from runtimes.device_kind import visibility_variables
+from runtimes.vllm_serve.adapter import memory
+from runtimes.vllm_serve.adapter.config import SPECULATIVE, VllmServeConfig, command_line, refused_options, settings
+
+PROGRAM: Final = "vllm"
+KEY_VARIABLE: Final = "VLLM_API_KEY"
+NAME: Final = "model"  # the name in requests to vLLM, which refuses unknown names
+OWN_VARIABLES: Final = {
+    KEY_VARIABLE: "is set by llmux",
+    **dict.fromkeys(visibility_variables(), "is set by llmux"),
+    "VLLM_SERVER_DEV_MODE": "opens routes that change the worker for everybody",
+    "VLLM_CPU_KVCACHE_SPACE": "has a key of its own, kv_cache_memory_bytes",
+}
+
+OVERRIDABLE: Final = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_dtype",
+    "kv_cache_memory_bytes",
+    "max_pixels",
+    "enforce_eager",
+    "speculative_method",
+    "speculative_moe_backend",
+    "speculative_attention_backend",
+    "num_speculative_tokens",
+)
+
+Kind = Literal["text", "embeddings", "classes", "speech"]
+
+_TOKENS = frozenset({Endpoint("/tokenize"), Endpoint("/detokenize")})
+_TEXT = frozenset(
+    Endpoint(path)
+    for path in (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    )
+)
+_SCORES = frozenset(Endpoint(path) for path in ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"))
+_EMBEDDINGS = frozenset({Endpoint("/v1/embeddings"), Endpoint("/v2/embed"), Endpoint("/pooling")})
+_CLASSES = frozenset({Endpoint("/classify"), Endpoint("/pooling")})
+_SPEECH = frozenset({Endpoint("/v1/audio/transcriptions"), Endpoint("/v1/audio/translations")})
+
+_POOLED = ("ForTextEncoding", "EmbeddingModel", "ForRewardModeling", "RewardModel")
+_CLASSIFIED = ("Classification", "ClassificationModel")
+
+
+class VllmServeAdapter(Adapter[VllmServeConfig]):
+    """vLLM's server, several processes per model."""
+
+    name = "vllm_serve"
+    summary = "Hugging Face models on vLLM's server, `vllm serve`: many requests at once, on large GPUs."
+    all_endpoints = _TOKENS | _TEXT | _SCORES | _EMBEDDINGS | _CLASSES | _SPEECH
+    requirements = Path(__file__).parents[1] / "requirements.lock"
+    claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
+    config = VllmServeConfig
+    spreads = True
+
+    def check(self, config: VllmServeConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
+        """Files that are missing or unreadable, contradicting keys, options that llmux sets."""
+        return (*_file_problems(config), *_key_problems(config))
+
+    def launch(self, config: VllmServeConfig, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
+        program = find(config, context.environment(self.name))
+        if context.device.kind.takes_whole:
+            config = config.model_copy(update={"gpus": 1})
+        plan = memory.plan(config)
+        values: dict[str, JsonValue] = {
+            **settings(config, context=plan.context, cache_bytes=plan.cache_bytes),
+            "served_model_name": [config.served_model_name or context.model, NAME],
+            "host": context.host,
+            "port": context.port,
+        }
+        if kind(config) in ("embeddings", "classes"):
+            values["runner"] = "pooling"
+        return LaunchSpec(
+            argv=(str(program), "serve", str(config.path or config.model), *command_line(values), *config.extra_args),
+            env={
+                "PATH": os.pathsep.join(filter(None, (str(program.parent), os.environ.get("PATH")))),  # its compilers
+                "VLLM_NO_USAGE_STATS": "1",
+                **({"HF_HUB_OFFLINE": "1"} if config.path is not None else {}),
+                **config.env,
+                **context.device_environment(),
+                KEY_VARIABLE: context.key,
+            },
+            library_path=tuple(map(str, config.library_path)),
+            health=HealthCheck("/health", then="/v1/models"),
+            auth=f"Bearer {context.key}",
+            metrics="/metrics",
+            host=context.host,
+            port=context.port,
+        )
+
+    def endpoints(self, config: VllmServeConfig) -> frozenset[Endpoint]:
+        """What vLLM serves for this kind of model, except its administration and what keeps state between requests."""
+        match kind(config):
+            case "text":
+                return _TOKENS | _TEXT
+            case "speech":
+                return _SPEECH
+            case "embeddings":
+                return _TOKENS | _SCORES | _EMBEDDINGS
+            case "classes":
+                scores = _SCORES if _labels(config) == 1 else frozenset[Endpoint]()
+                return _TOKENS | scores | _CLASSES
+
+    def estimate(self, config: VllmServeConfig) -> Estimate | None:
+        """Weights, KV cache, activations, program; None if the model's files are missing."""
+        return memory.estimate(config)
+
+    def gpus(self, config: VllmServeConfig) -> int:
+        """One for each process that shares the layers."""
+        return config.processes
+
+    def target_inflight(self, config: VllmServeConfig) -> int:
+        """As many as it generates concurrently."""
+        return config.max_num_seqs if config.target_inflight is None else config.target_inflight
+
+    def thinking(self, config: VllmServeConfig) -> Thinking | None:
+        """By a chat template argument, for models that generate text."""
+        if kind(config) != "text":
+            return None
+        return CHAT_TEMPLATE
+
+    def upstream_model(self, config: VllmServeConfig) -> str | None:
+        """The second of its served names, which is the same for every model."""
+        return NAME
+
+    def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
+        """From the model's config.json; the configured modalities while that is missing."""
+        found = _description(config)
+        if found is None:
+            return super().inputs(config)
+        if kind(config) == "speech":
+            return frozenset({"audio"})
+        limits = config.limit_mm_per_prompt or {}
+        inputs: set[Modality] = {"text"}
+        if found.takes_images and limits.get("image") != 0:
+            inputs.add("image")
+        if found.takes_audio and limits.get("audio") != 0:
+            inputs.add("audio")
+        return frozenset(inputs)
+
+    def capabilities(self, config: VllmServeConfig) -> Capabilities:
+        """From the model's folder; tools and thinking from words in its chat template."""
+        found = _description(config)
+        inputs = self.inputs(config) or frozenset(config.modalities)
+        known: list[Modality] = ["text", "image", "audio"]
+        modalities = tuple(item for item in known if item in inputs)
+        if found is None:
+            return Capabilities(modalities, context=config.max_model_len)
+        template = _template(config)
+        text = kind(config) == "text" and template is not None
+        return Capabilities(
+            modalities=modalities,
+            tools=text and config.tool_call_parser is not None and "tools" in (template or ""),
+            thinking=text and "think" in (template or ""),
+            multi_turn=text,
+            context=memory.context(config, found),
+        )
+
+    def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Keys for memory and speed; never files, programs, or free arguments."""
+        return self.constraints(*OVERRIDABLE)
+
+    def memory_definition(self, config: VllmServeConfig) -> str:
+        """The configuration, and the plan that follows from the model's files and `vram_mib`."""
+        try:
+            return f"{super().memory_definition(config)} {memory.plan(config)}"
+        except ModelUnusableError:
+            return super().memory_definition(config)
+
+
+def find(config: VllmServeConfig, environment: Path) -> Path:
+    """The vllm program. Raises RuntimeNotInstalledError, or ModelUnusableError for a binary that isn't one."""
+    if config.binary is not None:
+        if not os.access(config.binary, os.X_OK):
+            raise ModelUnusableError(f"binary: {config.binary} is not a program that can be run")
+        return config.binary
+    own = environment / "bin" / PROGRAM
+    if os.access(own, os.X_OK):
+        return own
+    if (found := shutil.which(PROGRAM)) is not None:
+        return Path(found).absolute()
+    raise RuntimeNotInstalledError(
+        VllmServeAdapter.name,
+        f"There is no {PROGRAM} program in {own.parent} nor on PATH.",
+        f"llmux runtimes install {VllmServeAdapter.name}",
+    )
+
+
+def kind(config: VllmServeConfig) -> Kind:
+    """The kind of answers: as configured, else by the name of the model's architecture."""
+    if config.type == "asr":
+        return "speech"
+    found = _description(config)
+    architectures = found.architectures if found is not None else ()
+    if config.runner != "generate":
+        if any(name.endswith(_CLASSIFIED) for name in architectures):
+            return "classes"
+        if config.type == "embedding" or config.runner == "pooling":
+            return "embeddings"
+        if any(name.endswith(_POOLED) or name.endswith("Model") for name in architectures):
+            return "embeddings" if not any(name.endswith("LMHeadModel") for name in architectures) else "text"
+    return "text"
+
+
+def _description(config: VllmServeConfig) -> Config | None:
+    try:
+        return memory.description(config)
+    except ModelUnusableError:
+        return None
+
+
+def _template(config: VllmServeConfig) -> str | None:
+    """The chat template that vLLM uses; None without one."""
+    if config.chat_template is not None:
+        return config.chat_template.read_text(errors="replace") if config.chat_template.is_file() else None
+    folder = memory.place(config)
+    return checkpoints.chat_template(folder) if folder is not None else None
+
+
+def _labels(config: VllmServeConfig) -> int:
+    """Classes of a classifier; one with a single class gives scores."""
+    found = _description(config)
+    if found is None:
+        return 0
+    names = found.values.get("id2label")
+    return len(names) if isinstance(names, dict) else found.number("num_labels", default=2)
+
+
+def _file_problems(config: VllmServeConfig) -> Iterator[str]:
+    if (config.path is None) == (config.model is None):
+        yield "path: set it to the model's folder, or model to its Hugging Face name; one of the two"
+        return
+    if config.path is not None:
+        try:
+            checkpoints.read(config.path)
+        except ModelUnusableError as error:
+            yield f"path: {error}"
+            return
+    try:
+        memory.plan(config)
+    except ModelUnusableError as error:
+        yield str(error)
+    if config.chat_template is not None and not config.chat_template.is_file():
+        yield f"chat_template: {config.chat_template}: there is no such file"
+    if config.binary is not None and not os.access(config.binary, os.X_OK):
+        yield f"binary: {config.binary} is not a program that can be run"
+
+
+def _key_problems(config: VllmServeConfig) -> Iterator[str]:
+    found = _description(config)
+    if found is not None and "image" in config.modalities and not found.takes_images:
+        yield f"modalities: the model in {memory.place(config)} takes no images"
+    if (
+        "gpu_memory_utilization" in config.model_fields_set
+        and (config.kv_cache_memory_bytes or config.vram_mib) is None
+    ):
+        yield "gpu_memory_utilization: a share sizes no memory here; set kv_cache_memory_bytes, or vram_mib for all of it"
+    if config.tensor_parallel_size is not None and config.gpus not in (1, config.tensor_parallel_size):
+        yield f"gpus: {config.gpus}, but tensor_parallel_size is {config.tensor_parallel_size}; remove one of the two"
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        yield f"max_num_batched_tokens: must be at least max_num_seqs, {config.max_num_seqs}"
+    if config.speculative_method is None and config.speculative_model is None:
+        for key in SPECULATIVE:
+            if getattr(config, key) is not None:
+                yield f"{key}: needs speculative_method"
+    if config.speculative_method == "draft_model" and config.speculative_model is None:
+        yield "speculative_method: draft_model needs speculative_model"
+    for variable in sorted(OWN_VARIABLES.keys() & config.env.keys()):
+        yield f"env: {variable} {OWN_VARIABLES[variable]}"
+    for problem in refused_options(config.extra_args):
+        yield f"extra_args: {problem}"

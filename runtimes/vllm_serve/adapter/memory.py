@@ -1,0 +1,202 @@
+"""What a vLLM worker takes, and how large its KV cache is made.
+
+vLLM takes its whole KV cache at the start: either a given number of bytes, or whatever is left of a share of the device.
+Here it is always given bytes, so that the size is known before anybody chose a device, and doesn't depend on who else
+is on it:
+
+1. `kv_cache_memory_bytes`, where it is configured;
+2. else what `vram_mib` leaves beside everything else;
+3. else room for one request of `max_model_len` tokens, which shorter ones share, and the fixed states of all.
+
+The terms follow vLLM 0.32 (v1/core/kv_cache_utils.py, v1/kv_cache_interface.py, config/model.py): weights in the type
+they are loaded in, the cache, the activations of one step of `max_num_batched_tokens`, and the program: its processes'
+libraries on the host, or on a GPU the CUDA context, workspaces and graphs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from runtimes.adapters import checkpoints
+from runtimes.adapters.checkpoints import VALUE_BYTES, Config
+from runtimes.adapters.kv_cache import LayerCache, activation_bytes, layer_caches
+from runtimes.base import Estimate, ModelUnusableError
+from runtimes.vllm_serve.adapter.config import CACHE_BYTES, VllmServeConfig
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+PROGRAM_MIB: Final = 1600  # API server, engine core and one executor on the host, measured: 513, 477 and 610 MiB
+PROCESS_MIB: Final = 610  # each further executor
+USUAL_CONTEXT: Final = 8192
+ROUNDING: Final = 1.1  # blocks are rounded up, and pages of unlike layers made equal
+MIN_CACHE: Final = 16 * MIB
+IMAGE_PIXELS: Final = 4_000_000  # of one image, where neither the configuration nor the model limits them
+
+_ENCODERS: Final = ("bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "distilbert", "mpnet", "new")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """vLLM's memory settings. `terms`: the parts of the footprint, in bytes; empty if unknown."""
+
+    context: int | None
+    cache_bytes: int
+    terms: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def total(self) -> int:
+        """All terms, in bytes."""
+        return sum(size for _, size in self.terms)
+
+
+def place(config: VllmServeConfig) -> Path | None:
+    """The model's folder; None for a Hugging Face name that isn't in the cache."""
+    return config.path if config.path is not None else cached(config.model or "", config.revision)
+
+
+def description(config: VllmServeConfig) -> Config | None:
+    """The model's config.json; None before the model was downloaded. Raises ModelUnusableError."""
+    folder = place(config)
+    if folder is None:
+        return None
+    try:
+        changed = (folder / "config.json").stat().st_mtime_ns
+    except OSError:
+        changed = 0
+    return _description(folder, changed)
+
+
+@lru_cache(maxsize=64)
+def _description(folder: Path, _changed_ns: int) -> Config:
+    return checkpoints.config(folder)
+
+
+def cached(name: str, revision: str | None = None) -> Path | None:
+    """Where Hugging Face's cache (`HF_HUB_CACHE`, `HF_HOME`) has a model of this name, or the folder of this name."""
+    if name.startswith("/"):
+        return Path(name)
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    model = hub / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (model / "refs" / (revision or "main")).read_text().strip()
+    except OSError:
+        commit = revision or ""
+    folder = model / "snapshots" / commit
+    return folder if commit and folder.is_dir() else None
+
+
+def plan(config: VllmServeConfig) -> Plan:
+    """Context, cache and footprint. Blocks on reading files' heads. Raises ModelUnusableError, naming the key to set."""
+    folder = place(config)
+    if folder is None:
+        if config.kv_cache_memory_bytes is None:
+            raise ModelUnusableError(
+                f"kv_cache_memory_bytes: what {config.model} needs can't be computed before it was downloaded; set it"
+            )
+        return Plan(config.max_model_len, config.kv_cache_memory_bytes)
+    found = checkpoints.read(folder)
+    tokens = context(config, found.config)
+    processes = config.processes
+    others = [
+        ("weights", max(found.weights.bytes_as(dtype(config, found.config)) - int(config.cpu_offload_gb * GIB), 0)),
+        ("draft", _draft_bytes(config)),
+        ("activations", _activation_bytes(config, found.config) * processes),
+        ("program", (PROGRAM_MIB + (processes - 1) * PROCESS_MIB) * MIB),
+    ]
+    needed = cache_needed(config, found.config, tokens)
+    cache = config.kv_cache_memory_bytes
+    if cache is None and config.vram_mib is not None:
+        cache = (config.vram_mib * MIB - sum(size for _, size in others)) // processes
+        if cache < needed:
+            raise ModelUnusableError(
+                f"vram_mib: {config.vram_mib} leaves {max(cache, 0) // MIB} MiB for the KV cache, but a request of {tokens} "
+                f"tokens needs {-(-needed // MIB)}; raise it, or lower max_model_len"
+            )
+    cache = needed if cache is None else cache
+    used = 0 if _keeps_nothing(found.config) else cache * processes
+    terms = [others[0], ("KV cache", used), *others[1:]]
+    return Plan(tokens, cache, tuple((name, size) for name, size in terms if size))
+
+
+def estimate(config: VllmServeConfig) -> Estimate | None:
+    """The footprint; None if the model's files are missing."""
+    try:
+        found = plan(config)
+    except ModelUnusableError:
+        return None
+    if not found.terms:
+        return None
+    words = " + ".join(f"{name} {_mib(size)}" for name, size in found.terms)
+    return Estimate(
+        mib=sum(_mib(size) for _, size in found.terms),
+        source="computed",
+        detail=f"{words} MiB ({found.context} tokens of context, {config.max_num_seqs} requests at once)",
+    )
+
+
+def context(config: VllmServeConfig, model: Config) -> int:
+    """Tokens of one request."""
+    return config.max_model_len or min(model.context or USUAL_CONTEXT, USUAL_CONTEXT)
+
+
+def dtype(config: VllmServeConfig, model: Config) -> str:
+    """The type of the loaded weights, as vLLM chooses it."""
+    if config.dtype != "auto":
+        return {"half": "float16", "float": "float32"}.get(config.dtype, config.dtype)
+    return model.dtype if model.dtype in ("float16", "bfloat16") else "bfloat16"
+
+
+def cache_needed(config: VllmServeConfig, model: Config, context: int) -> int:
+    """Bytes for one request of `context` tokens, and the fixed states of all concurrent requests."""
+    if _keeps_nothing(model):
+        return MIN_CACHE
+    width = CACHE_BYTES.get(config.kv_cache_dtype, 1.0)
+    if config.kv_cache_dtype == "auto":
+        width = VALUE_BYTES[dtype(config, model)]
+    layers = layer_caches(model, value_bytes=width)
+    longest = sum(_layer_bytes(layer, context, config) for layer in layers)
+    return int(longest * ROUNDING / config.processes) + MIN_CACHE
+
+
+def _layer_bytes(layer: LayerCache, context: int, config: VllmServeConfig) -> int:
+    """A sliding window is kept together with the tokens of the step that enter it."""
+    tokens = context if layer.window is None else min(context, layer.window + config.max_num_batched_tokens)
+    return layer.token * tokens + layer.state * config.max_num_seqs
+
+
+def _keeps_nothing(model: Config) -> bool:
+    """Encoders read a text in one pass and need no cache."""
+    return model.model_type in _ENCODERS
+
+
+def _draft_bytes(config: VllmServeConfig) -> int:
+    """The draft model's weights; 0 for a draft within the model, or one that isn't downloaded yet."""
+    if config.speculative_model is None:
+        return 0
+    folder = cached(config.speculative_model)
+    try:
+        draft = checkpoints.read(folder) if folder is not None else None
+    except ModelUnusableError:
+        return 0
+    return draft.weights.bytes_as(dtype(config, draft.config)) if draft is not None else 0
+
+
+def _activation_bytes(config: VllmServeConfig, model: Config) -> int:
+    width = VALUE_BYTES[dtype(config, model)]
+    text = activation_bytes(model, tokens=config.max_num_batched_tokens, value_bytes=width, outputs=config.max_num_seqs)
+    eyes = model.values.get("vision_config")
+    if not isinstance(eyes, dict):
+        return text
+    vision = checkpoints.config_of(eyes)
+    patch = vision.number("patch_size", default=16) or 16
+    patches = (config.max_pixels or IMAGE_PIXELS) // patch**2
+    return text + activation_bytes(vision, tokens=patches, value_bytes=width)
+
+
+def _mib(size: int) -> int:
+    return -(-size // MIB)
