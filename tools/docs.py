@@ -261,6 +261,17 @@ def transitions() -> str:
     return table(("From", "What happens", "To"), rows)
 
 
+def rooms() -> str:
+    """What each room of the supervisor imports of the others, from the source."""
+    order = ("cli", "http", "dialects", "daemon", "proxy", "fleet", "catalog", "io", "core")
+    rows = []
+    for room in order:
+        text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "supervisor" / room).rglob("*.py"))
+        found = set(re.findall(r"^\s*(?:from|import) supervisor\.(\w+)", text, re.MULTILINE)) - {room}
+        rows.append((f"`{room}`", *("●" if other in found else "" for other in order[1:])))
+    return table(("imports →", *order[1:]), rows)
+
+
 def endpoints(registry: Registry) -> str:
     """Inference paths, and which runtimes serve them."""
     serving: dict[tuple[str, str], list[str]] = {}
@@ -321,6 +332,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "commands": commands,
         "exit codes": exit_codes,
         "transitions": transitions,
+        "rooms": rooms,
         "endpoints": partial(endpoints, registry),
         "costs of tests": costs_of_tests,
         "licences": licences.tables,
