@@ -8,16 +8,12 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 COMPILE += $(UPGRADE)
 SOURCES := supervisor runtimes tests bench docs tools
 
-# Pure and in-process tests: no worker, no daemon but short ones.
-FAST := tests/catalog tests/core tests/demo tests/docs tests/importer tests/io tests/proxy \
-  --ignore=tests/io/test_builds.py --ignore=tests/io/test_venvs.py tests/http/test_app.py tests/http/test_ui.py \
-  tests/remote/test_adapter.py tests/remote/test_core.py tests/runtimes/test_checkpoints.py tests/runtimes/test_command.py \
-  tests/runtimes/test_gguf_meta.py tests/runtimes/test_vllm_memory.py tests/runtimes/test_vllm_serve.py \
-  tests/tools tests/transcription/test_adapters.py
+# Pure and in-process tests.
+FAST := tests/unit
 # Those, and what meets other people's packages besides: uv, the hub's client, forms, the log, a whole daemon.
-LOWEST := $(filter-out --ignore=tests/io/test_builds.py,$(FAST)) tests/metrics tests/kit/test_server.py \
-  tests/pull/test_pull.py::TestFetching tests/cli/test_log.py tests/cli/test_show.py \
-  $(addprefix tests/http/test_,auth.py errors.py forwarding.py gate.py multipart.py)
+LOWEST := $(FAST) tests/installation/test_accelerator_builds.py tests/e2e/cli/pull/test_pull.py::TestFetching \
+  $(addprefix tests/e2e/cli/test_,log.py show.py) $(addprefix tests/e2e/http/test_,errors.py forwarding.py metrics.py multipart.py) \
+  tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench golden docs soak \
@@ -42,14 +38,14 @@ stop: ## Stop the service and its socket, until the next start or login
 	systemctl --user stop 'llmux.s*'
 
 test: announced .venv/ready-dev ## Install what the tests need and run them all side by side, against real workers
-	$(BIN)/python -m tests.environments
+	$(BIN)/python -m tests.support.environments
 	$(BIN)/pytest -n auto
 
 test-fast: .venv/ready-dev ## What to run at each save: pure and in-process tests, lint, types; under a minute
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync fast lint
 
 costs: announced .venv/ready-dev ## Run all tests and note what each folder and file costs, in tests/costs.json
-	$(BIN)/python -m tests.environments
+	$(BIN)/python -m tests.support.environments
 	$(BIN)/pytest -n auto --costs-to=tests/costs.json
 	$(BIN)/python -m tools.docs
 
@@ -57,7 +53,7 @@ fast: .venv/ready-dev
 	$(BIN)/pytest -q -n auto $(FAST)
 
 announced:
-	@$(PYTHON) -m tests.to_install
+	@$(PYTHON) -m tests.support.to_install
 
 lint: .venv/ready-dev ## Check format, style, types and layers
 	$(BIN)/ruff format --check $(SOURCES)
@@ -76,23 +72,23 @@ bench: .venv/ready-dev ## Compare the data path with nginx and a direct connecti
 	$(BIN)/python -m bench
 
 golden: .venv/ready-dev ## Write the golden files anew; read the difference before you commit it
-	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/core tests/importer
+	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/unit/core tests/e2e/cli/test_config_import.py
 
 docs: .venv/ready-dev ## Write anew what the documents take from the code
 	$(BIN)/python -m tools.docs
 
 soak: .venv/ready-dev ## The fault tests with their full counts (an hour)
-	LLMUX_SOAK=1 $(BIN)/pytest -m "soak or not soak" tests/process tests/faults
+	LLMUX_SOAK=1 $(BIN)/pytest -m "soak or not soak" tests/faults
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
-	$(BIN)/python tests/build_llama_server.py
+	$(BIN)/python tests/support/build_llama_server.py
 
 test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB) and test its runtime with it
-	$(BIN)/python -m tests.build_vllm
-	$(BIN)/pytest -s tests/vllm
+	$(BIN)/python -m tests.support.build_vllm
+	$(BIN)/pytest -s tests/e2e/runtimes/test_vllm.py
 
 test-chatterbox: .venv/ready-dev ## Install the real Chatterbox once (1.8 GB) and let it speak
-	LLMUX_TEST_CHATTERBOX=1 $(BIN)/pytest -s tests/runtimes/test_chatterbox.py -k real
+	LLMUX_TEST_CHATTERBOX=1 $(BIN)/pytest -s tests/e2e/runtimes/test_chatterbox.py -k real
 
 lock: .venv/ready-dev ## Write the lock files anew; what is pinned stays, unless it can't
 	$(COMPILE) pyproject.toml -o requirements.lock

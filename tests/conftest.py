@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import costs, shares
+from tests.support import costs, shares
 
 # What is computed is judged, not how fast a shared machine was at it.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])

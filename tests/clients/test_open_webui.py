@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from supervisor.catalog.keys import Scope, new_key
-from tests.admin.conftest import listening, loading
-from tests.daemon import fake, running, wait_until
+from tests.e2e.admin.conftest import listening, loading
+from tests.e2e.admin.conftest import site as site  # a fixture
+from tests.support.daemon import fake, running, wait_until
 
 
 def statuses(site) -> dict[str, str]:

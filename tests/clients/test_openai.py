@@ -7,7 +7,8 @@ import json
 import openai
 import pytest
 
-from tests import tiny
+from tests.e2e.http.conftest import site as site  # a fixture
+from tests.support import tiny
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {

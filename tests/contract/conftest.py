@@ -23,11 +23,11 @@ from runtimes import device_kind
 from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY, AnyAdapter
-from tests import contributing, fake_vllm, hf_folder, tiny, tiny_language
-from tests.limits import LIMIT_S
-from tests.ports import quiet_ports
+from tests.support import contributing, fake_vllm, hf_folder, tiny, tiny_language
+from tests.support.limits import LIMIT_S
+from tests.support.ports import quiet_ports
 
-FAKE = Path(__file__).parents[1] / "fake_worker.py"
+FAKE = Path(__file__).parents[1] / "support" / "fake_worker.py"
 BASE_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
@@ -122,7 +122,7 @@ def llama(program: str) -> Subject:
         tiny.runtimes_dir()
         keys |= {"program": "embedded"}
     elif (binary := tiny.llama_server()) is None:
-        pytest.skip("there is no llama-server here; tests/build_llama_server.py builds one")
+        pytest.skip("there is no llama-server here; tests/support/build_llama_server.py builds one")
     else:
         keys |= {"binary": str(binary)}
     return Subject(
@@ -172,7 +172,7 @@ def transformers(folder: Path) -> Subject:
 
 
 def remote() -> Subject:
-    """No process: what the contract says of configurations holds for it, what it says of workers is in tests/remote."""
+    """No process: what the contract says of configurations holds for it, what it says of workers is in tests/e2e/remote."""
     return Subject(
         name="openai_remote",
         adapter=REGISTRY.get("openai_remote"),
@@ -214,9 +214,9 @@ SUBJECTS = {
 """Every runtime that has workers, with its subjects."""
 
 ELSEWHERE = {
-    "embeddings": "tests/runtimes/test_embeddings.py",
-    "chatterbox": "tests/runtimes/test_chatterbox.py",
-    "openai_remote": "has no workers; tests/remote",
+    "embeddings": "tests/e2e/runtimes/test_embeddings.py",
+    "chatterbox": "tests/e2e/runtimes/test_chatterbox.py",
+    "openai_remote": "has no workers; tests/e2e/remote",
 }
 RUNTIMES = [subject for subjects in SUBJECTS.values() for subject in subjects] + ["contributed"]
 

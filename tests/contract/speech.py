@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from runtimes.registry import REGISTRY
-from tests import environments, hearing
 from tests.contract.conftest import Question, Subject
+from tests.support import environments, hearing
 
 
 def _form(stream: bool) -> dict[str, object]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runtimes.base import Endpoint
 from tests.contract.conftest import CHATTING
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 
 class TestConfiguration:

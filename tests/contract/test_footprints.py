@@ -14,9 +14,9 @@ from runtimes.registry import REGISTRY
 from supervisor.core.types import Generation, ModelId
 from supervisor.io.host_memory import DEVICE, HostMemory
 from supervisor.io.memory import HolderPids
-from tests import environments, hearing, minilm, tiny_language
 from tests.contract import conftest, speech
 from tests.contract.conftest import Question, Subject, Worker
+from tests.support import environments, hearing, minilm, tiny_language
 
 WITHIN = 0.3
 
@@ -75,8 +75,8 @@ SUBJECTS = {  # runtime, or runtime-kind
     "embeddings": Measured(model("embeddings", minilm.folder), lambda: BATCH),
 }
 ELSEWHERE = {
-    "chatterbox": "test_the_real_library of tests/runtimes/test_chatterbox.py (make test-chatterbox)",
-    "vllm_serve": "tests/vllm (make test-vllm)",
+    "chatterbox": "test_the_real_library of tests/e2e/runtimes/test_chatterbox.py (make test-chatterbox)",
+    "vllm_serve": "tests/e2e/runtimes/test_vllm.py (make test-vllm)",
     "command": "anybody's program: nothing to compute from but its files",
     "openai_remote": "takes no memory",
 }

@@ -17,8 +17,8 @@ import pytest
 from runtimes.llama_server.adapter import config
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, LlamaServerConfig
 from supervisor.io.upstream import UpstreamPool
-from tests import tiny
-from tests.limits import LIMIT_S
+from tests.support import tiny
+from tests.support.limits import LIMIT_S
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WEATHER = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.clients import SOAK, Gpu
+from tests.support.clients import SOAK, Gpu
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

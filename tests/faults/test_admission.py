@@ -11,8 +11,8 @@ from collections import Counter
 
 import pytest
 
-from tests.daemon import fake, running, wait_until
-from tests.faults.clients import code, starts, stats, times
+from tests.support.clients import code, starts, stats, times
+from tests.support.daemon import fake, running, wait_until
 
 PHASES = {
     "silent": {"fake": {"delay": 600}},

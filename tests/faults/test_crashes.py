@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.daemon import FAKE_WORKER, fake, running, wait_until
-from tests.faults.clients import Call, Stream, code, starts, stats, times, worker_tree
+from tests.support.clients import Call, Stream, code, starts, stats, times, worker_tree
+from tests.support.daemon import FAKE_WORKER, fake, running, wait_until
 
 SLOW = {"chunks": 4000, "chunk_delay": 0.05}
 

@@ -11,8 +11,8 @@ import time
 import httpx
 import pytest
 
-from tests.daemon import Daemon, fake, wait_until
-from tests.faults.clients import Call, times
+from tests.support.clients import Call, times
+from tests.support.daemon import Daemon, fake, wait_until
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
 TREES = {

@@ -9,8 +9,8 @@ from datetime import datetime
 
 import pytest
 
-from tests.daemon import FAKE_WORKER, fake, running, wait_until
-from tests.faults.clients import SOAK, Call, Gpu, Stream, starts
+from tests.support.clients import SOAK, Call, Gpu, Stream, starts
+from tests.support.daemon import FAKE_WORKER, fake, running, wait_until
 
 BIG, OTHER = 10000, 9000  # of 16384 MiB: never both
 

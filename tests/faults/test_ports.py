@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import fake, running, wait_until
-from tests.faults.clients import Call, stats
+from tests.support.clients import Call, stats
+from tests.support.daemon import fake, running, wait_until
 
 
 class Impostor:

@@ -21,9 +21,9 @@ import yaml
 from supervisor.catalog import Configuration, load
 from supervisor.catalog.keys import Keyring
 from supervisor.cli import daemon as daemon_module
-from tests.daemon import REPOSITORY, Daemon, fake, running, wait_until
-from tests.faults.clients import Call, Stream, stats, times
-from tests.limits import LIMIT_S
+from tests.support.clients import Call, Stream, stats, times
+from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
+from tests.support.limits import LIMIT_S
 
 MIB = 1024 * 1024
 

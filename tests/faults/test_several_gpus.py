@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import Daemon, fake, running, wait_until
-from tests.faults.clients import Call, Gpu, code, worker_tree
+from tests.support.clients import Call, Gpu, code, worker_tree
+from tests.support.daemon import Daemon, fake, running, wait_until
 
 
 @pytest.fixture

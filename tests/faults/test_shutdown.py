@@ -7,9 +7,9 @@ import time
 
 import httpx
 
-from tests.daemon import Daemon, fake, wait_until
-from tests.faults.clients import Call, Stream, code, stats
-from tests.limits import LIMIT_S
+from tests.support.clients import Call, Stream, code, stats
+from tests.support.daemon import Daemon, fake, wait_until
+from tests.support.limits import LIMIT_S
 
 MODELS = {
     "busy": fake(),

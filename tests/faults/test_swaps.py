@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from tests import tiny
-from tests.daemon import fake, gguf, running, wait_until
-from tests.faults.clients import starts, times
+from tests.support import tiny
+from tests.support.clients import starts, times
+from tests.support.daemon import fake, gguf, running, wait_until
 
 BUDGET_MIB = 450
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import fake, running
-from tests.faults.clients import Call, Stream, code, stats
+from tests.support.clients import Call, Stream, code, stats
+from tests.support.daemon import fake, running
 
 WRONG = """
 import socket, sys, threading

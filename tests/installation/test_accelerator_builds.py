@@ -14,8 +14,8 @@ from supervisor.io import accelerators, venvs
 from supervisor.io import installer as installers
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
-from tests import fake_nvml
-from tests.wheels import wheel
+from tests.support import fake_nvml
+from tests.support.wheels import wheel
 
 TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 NATIVE = f"{TAG}-{TAG}-linux_{platform.machine()}"

@@ -15,9 +15,9 @@ from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
 from supervisor.cli import environments as products
 from supervisor.cli import worker_imports
-from tests import environments, hf_folder
-from tests.daemon import running
-from tests.limits import LIMIT_S
+from tests.support import environments, hf_folder
+from tests.support.daemon import running
+from tests.support.limits import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[2]
 OURS = [name for name in REGISTRY.names() if isinstance(REGISTRY.get(name), WorkerAdapter)]

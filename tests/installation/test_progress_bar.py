@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from supervisor.cli import environments, output
 from supervisor.io.recipe import Recipe
-from tests.wheels import wheel
+from tests.support.wheels import wheel
 
 
 class TestBar:

@@ -15,8 +15,8 @@ import pytest
 from supervisor.cli import environments
 from supervisor.io import venvs
 from supervisor.io.recipe import Recipe
-from tests import tiny
-from tests.daemon import REPOSITORY, Daemon, gguf, running, wait_until
+from tests.support import tiny
+from tests.support.daemon import REPOSITORY, Daemon, gguf, running, wait_until
 
 NAME = "llama_server"
 

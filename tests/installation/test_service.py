@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from supervisor.cli import service
-from tests.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 
 PATIENCE_S = 60.0
 UNITS = REPOSITORY / "deploy" / "systemd"

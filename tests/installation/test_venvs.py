@@ -16,7 +16,7 @@ import uv
 from supervisor.io import venvs
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
-from tests.wheels import wheel
+from tests.support.wheels import wheel
 
 
 def quiet(_line):

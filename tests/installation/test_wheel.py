@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from supervisor.cli.exit_codes import ExitCode
-from tests.daemon import REPOSITORY
-from tests.limits import LIMIT_S
-from tests.ports import quiet_ports
-from tests.wheels import wheel
+from tests.support.daemon import REPOSITORY
+from tests.support.limits import LIMIT_S
+from tests.support.ports import quiet_ports
+from tests.support.wheels import wheel
 
 UV = str(Path(sys.executable).with_name("uv"))
 CONFIG = REPOSITORY / "config"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.daemon import Daemon, fake, running
-from tests.held import held
+from tests.support.daemon import Daemon, fake, running
+from tests.support.held import held
 
 ENDPOINTS = ["/v1/chat/completions", "/v1/messages", "/echo", "GET /stats"]
 GATE = "slow-may-fail"  # until this file is there, `slow` is loading

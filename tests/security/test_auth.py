@@ -11,9 +11,10 @@ import httpx
 import pytest
 import yaml
 
-from tests.daemon import REPOSITORY, Daemon, fake, wait_until
-from tests.http import raw
-from tests.limits import LIMIT_S
+from tests.e2e.http.conftest import site as site  # a fixture
+from tests.support import raw
+from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 USER, ADMIN, METRICS, OLD = (f"sk-test-{name}-{'0' * 16}" for name in ("user", "admin", "metrics", "old"))

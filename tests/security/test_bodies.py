@@ -11,9 +11,9 @@ import pytest
 from supervisor.errors import InvalidRequestError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.json_body import open_object
-from tests.daemon import wait_until
-from tests.http import raw
-from tests.limits import LIMIT_S
+from tests.support import raw
+from tests.support.daemon import wait_until
+from tests.support.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 MIB = 1024 * 1024

@@ -7,9 +7,10 @@ import json
 import httpx
 import pytest
 
-from tests.daemon import Daemon, fake, running, wait_until
-from tests.http import raw
-from tests.limits import LIMIT_S
+from tests.e2e.http.conftest import site as site  # a fixture
+from tests.support import raw
+from tests.support.daemon import Daemon, fake, running, wait_until
+from tests.support.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.http import raw
+from tests.support import raw
 
 HOST = "Host: 127.0.0.1"
 

@@ -21,8 +21,8 @@ from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.io.devices import open_sampler
 from supervisor.io.ports import PortRange
-from tests.daemon import fake
-from tests.proxy.wire import Front, front, talk
+from tests.support.daemon import fake
+from tests.support.wire import Front, front, talk
 
 ORIGIN = "https://chat.example.org"
 

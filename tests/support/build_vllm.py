@@ -1,7 +1,7 @@
 """A real vLLM for the processor, for the tests of vllm_serve, installed once by the code that users run.
 
-python -m tests.build_vllm            # installs when needed: a minute or more, and 2.3 GB
-python -m tests.build_vllm --find     # never installs; exit code 1 without one
+python -m tests.support.build_vllm            # installs when needed: a minute or more, and 2.3 GB
+python -m tests.support.build_vllm --find     # never installs; exit code 1 without one
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from supervisor.cli import environments as products
 from supervisor.io import venvs
-from tests import environments
+from tests.support import environments
 
 
 def find() -> Path | None:

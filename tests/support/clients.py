@@ -12,9 +12,9 @@ from pathlib import Path
 
 import httpx
 
-from tests import fake_nvml
-from tests.daemon import Daemon
-from tests.limits import LIMIT_S
+from tests.support import fake_nvml
+from tests.support.daemon import Daemon
+from tests.support.limits import LIMIT_S
 
 SOAK = os.environ.get("LLMUX_SOAK") == "1"
 

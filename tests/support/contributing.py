@@ -14,7 +14,7 @@ from types import ModuleType
 
 from runtimes.registry import REGISTRY, Registry
 
-PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 NAME = "zulu"
 
 

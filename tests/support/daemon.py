@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import yaml
 
-from tests import tiny
-from tests.limits import LIMIT_S
-from tests.ports import quiet_ports
+from tests.support import tiny
+from tests.support.limits import LIMIT_S
+from tests.support.ports import quiet_ports
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 
 

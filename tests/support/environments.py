@@ -1,7 +1,7 @@
 """Real environments of the runtimes, built for the processor by the code that users run, once per machine.
 
 `installed("transformers")` takes seconds to a minute the first time (from uv's cache, or the index), and nothing once it
-is there and still what its locks say. Processes that ask at the same time take turns. `python -m tests.environments`
+is there and still what its locks say. Processes that ask at the same time take turns. `python -m tests.support.environments`
 installs those that `make test` needs.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from supervisor.cli import environments
 from supervisor.io import venvs
-from tests.build_llama_server import CACHE
-from tests.to_install import ENVIRONMENTS
+from tests.support.build_llama_server import CACHE
+from tests.support.to_install import ENVIRONMENTS
 
 FOLDER = CACHE / "runtimes"
 

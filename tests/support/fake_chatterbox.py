@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tests import environments
+from tests.support import environments
 
 SOURCE = '''
 import time

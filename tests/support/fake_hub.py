@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 COMMITS = {"main": "a" * 40, "v2": "b" * 40, "v1": "c" * 40, "v4": "d" * 40}
 

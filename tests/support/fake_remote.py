@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trustme
 
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 KEY = "sk-theirs-4f9d1c0b7a6e5d38"
 MODEL = "provider-large"

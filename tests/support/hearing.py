@@ -17,10 +17,10 @@ from functools import cache
 from math import pi, sin
 from pathlib import Path
 
-from tests import environments
-from tests.build_llama_server import CACHE
-from tests.generators import whisper as generator
-from tests.limits import LIMIT_S
+from tests.support import environments
+from tests.support.build_llama_server import CACHE
+from tests.support.generators import whisper as generator
+from tests.support.limits import LIMIT_S
 
 GENERATORS = Path(__file__).parent / "generators"
 SAID = generator.SAID  # by every Whisper, in every window

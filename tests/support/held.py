@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.daemon import fake
+from tests.support.daemon import fake
 
 _WAIT = 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"'
 

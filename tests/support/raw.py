@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.daemon import Daemon
-from tests.limits import LIMIT_S
+from tests.support.daemon import Daemon
+from tests.support.limits import LIMIT_S
 
 
 @dataclass(frozen=True)

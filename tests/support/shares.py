@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
-COSTS = Path(__file__).with_name("costs.json")
-TOGETHER = {f"tests/transcription/test_{name}.py": "tests/transcription" for name in ("answers", "files", "turns")}
+COSTS = Path(__file__).parents[1] / "costs.json"
+TOGETHER = {
+    f"tests/e2e/runtimes/transcription/test_{name}.py": "tests/e2e/runtimes/transcription"
+    for name in ("answers", "files", "turns")
+}
 MOST = 8  # of processes: some tests start workers that take gigabytes
 
 

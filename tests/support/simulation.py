@@ -295,3 +295,22 @@ class World:
 
     def decided(self) -> list[Decided]:
         return [effect for effect in self.effects if isinstance(effect, Decided)]
+
+
+def guessed(name: str, mib: int, **more: object):
+    """A model whose footprint is an estimate, so that measurements count."""
+    spec = model(name, mib, **more)
+    object.__setattr__(spec, "footprint", Footprint(mib, FootprintSource.COMPUTED))
+    return spec
+
+
+def load(world: World, name: str) -> None:
+    ticket = world.request(name)
+    world.run(3)
+    assert ticket in world.dispatched
+    world.finish(ticket)
+    world.run(1)
+
+
+def record(world: World, name: str):
+    return world.scheduler.state.models[ModelId(name)]

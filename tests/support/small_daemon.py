@@ -16,7 +16,7 @@ from pathlib import Path
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import instance_lock, reap_leftovers
 from supervisor.io.spawn import spawn
-from tests.process.trees import order
+from tests.support.trees import order
 
 
 async def keep(instance: str, folder: Path, slot: int, count: int, steady: bool) -> None:

@@ -1,7 +1,7 @@
 """Real models and real llama.cpp programs for tests, made once per machine and kept in the user's cache.
 
 `model(...)` is a scripted GGUF (see supervisor/cli/demo/tiny.py); `projector(...)` gives one eyes; `runtimes_dir()` holds the
-embedded llama.cpp, installed when first asked for; `llama_server()` is a real binary, where tests/build_llama_server.py
+embedded llama.cpp, installed when first asked for; `llama_server()` is a real binary, where tests/support/build_llama_server.py
 has built one.
 """
 
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from supervisor.cli.demo import gguf, tiny
-from tests import build_llama_server, environments
+from tests.support import build_llama_server, environments
 
 CACHE = build_llama_server.CACHE
 ANSWER, THOUGHT, TOOL_CALL = tiny.ANSWER, tiny.THOUGHT, tiny.TOOL_CALL

@@ -1,4 +1,4 @@
-"""Tiny language models for the transformers runtime, written once per machine by tests/generators/language.py.
+"""Tiny language models for the transformers runtime, written once per machine by tests/support/generators/language.py.
 
 Writing one takes torch, so the generator is run by the Python of the runtime's own environment.
 """
@@ -12,8 +12,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests import environments, tiny
-from tests.limits import LIMIT_S
+from tests.support import environments, tiny
+from tests.support.limits import LIMIT_S
 
 GENERATOR = Path(__file__).parent / "generators" / "language.py"
 ANSWER = "Hello from a tiny model 🙂"

@@ -1,13 +1,13 @@
 """Says what `make test` is going to install, and how much it is, before anything is. Needs only the standard library.
 
-python3 -m tests.to_install
+python3 -m tests.support.to_install
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.build_llama_server import CACHE
+from tests.support.build_llama_server import CACHE
 
 ENVIRONMENTS = {  # of runtimes, in MiB: to download, and on disk
     "llama_server": (33, 101),
@@ -21,7 +21,7 @@ MIB_A_MINUTE = 200
 
 def missing() -> dict[Path, tuple[int, int]]:
     """What isn't there, with its sizes."""
-    ready = Path(__file__).parents[1] / ".venv" / "ready-dev"
+    ready = Path(__file__).parents[2] / ".venv" / "ready-dev"
     there = {ready: TOOLS} | {CACHE / "runtimes" / name: sizes for name, sizes in ENVIRONMENTS.items()}
     return {path: sizes for path, sizes in there.items() if not path.exists()}
 

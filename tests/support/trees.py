@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from supervisor.io.spawn import SpawnOrder
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
-FAKE_WORKER = Path(__file__).parent.parent / "fake_worker.py"
+FAKE_WORKER = Path(__file__).with_name("fake_worker.py")
 PYTHON = (sys.executable, "-I", "-S")
 SOAK = os.environ.get("LLMUX_SOAK") == "1"
 

@@ -235,3 +235,16 @@ async def until(predicate: Callable[[], bool]) -> None:
 
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def receiving(*pieces: bytes):
+    """An ASGI receive that brings these pieces, then a disconnect."""
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": n + 1 < len(pieces)} for n, piece in enumerate(pieces)
+    ]
+    left = iter([*messages, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(left)
+
+    return receive

@@ -8,7 +8,7 @@ The terms follow llama.cpp (llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-h
   each slot instead; latent attention (MLA) keeps no values.
 - compute buffer: activations of one physical batch, its attention mask, without flash attention its scores too.
 
-tests/runtimes compares the sum with what real workers take.
+tests/e2e/runtimes compares the sum with what real workers take.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Memory is the weights in the type they are loaded in, the caches of `parallel` requests of `n_ctx` tokens, the activations
 of one step, and the program. The largest layer's cache counts three times: a step copies it, one token longer, and
-attention repeats it for the heads that share it. tests/runtimes compares the sum with the memory of real workers.
+attention repeats it for the heads that share it. tests/e2e/runtimes compares the sum with the memory of real workers.
 """
 
 from __future__ import annotations

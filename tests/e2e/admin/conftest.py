@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import tiny
-from tests.daemon import Daemon, fake, gguf, running, wait_until
-from tests.held import held
-from tests.limits import LIMIT_S
+from tests.support import tiny
+from tests.support.daemon import Daemon, fake, gguf, running, wait_until
+from tests.support.held import held
+from tests.support.limits import LIMIT_S
 
 GATE = "slow-may-come-up"
 ENDPOINTS = ["/v1/chat/completions", "/v1/responses", "/v1/messages", "GET /stats"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.daemon import fake, gguf, running, wait_until
-from tests.held import frozen
-from tests.http import raw
+from tests.support import raw
+from tests.support.daemon import fake, gguf, running, wait_until
+from tests.support.held import frozen
 
 CHAT = "/v1/chat/completions"
 

@@ -7,10 +7,10 @@ import threading
 import httpx
 import pytest
 
-from tests import tiny
-from tests.admin.conftest import loading
-from tests.daemon import wait_until
-from tests.held import frozen
+from tests.e2e.admin.conftest import loading
+from tests.support import tiny
+from tests.support.daemon import wait_until
+from tests.support.held import frozen
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from tests.admin.conftest import listening
-from tests.daemon import fake, running, wait_until
-from tests.held import frozen
+from tests.e2e.admin.conftest import listening
+from tests.support.daemon import fake, running, wait_until
+from tests.support.held import frozen
 
 
 class TestEvents:

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 from supervisor.cli.exit_codes import ExitCode
-from tests import tiny
-from tests.daemon import REPOSITORY, Daemon, fake, running
-from tests.limits import LIMIT_S
+from tests.support import tiny
+from tests.support.daemon import REPOSITORY, Daemon, fake, running
+from tests.support.limits import LIMIT_S
 
 ADMIN = "sk-test-admin-0000000000000000"
 

@@ -15,9 +15,9 @@ import yaml
 from supervisor.cli import environments
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import venvs
-from tests import fake_nvml, hf_folder, tiny
-from tests.cli.conftest import Shell
-from tests.daemon import fake, gguf
+from tests.support import fake_nvml, hf_folder, tiny
+from tests.support.daemon import fake, gguf
+from tests.support.shell import Shell
 
 Checks = dict[str, list[dict[str, Any]]]
 

@@ -21,8 +21,8 @@ from structlog.dev import ConsoleRenderer, plain_traceback
 
 from supervisor.cli import log_lines
 from supervisor.cli.log_lines import LONGEST, Lines, for_terminals, json_line
-from tests.daemon import REPOSITORY, Daemon, fake, wait_until
-from tests.limits import LIMIT_S
+from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.limits import LIMIT_S
 
 
 def told(code: str, form: str = "json", level: str = "info") -> str:
@@ -62,7 +62,7 @@ class Mute:
 class Troubled(Daemon):
     """Its stderr alone is its log."""
 
-    program = (str(Path(__file__).with_name("troubled.py")),)
+    program = (str(Path(__file__).parents[2] / "support" / "troubled_daemon.py"),)
 
     def lines(self) -> list[dict[str, Any]]:
         text = self.log_text()

@@ -14,9 +14,9 @@ import pytest
 
 from supervisor.cli import output
 from supervisor.cli.exit_codes import ExitCode
-from tests.cli.conftest import LLMUX, Shell
-from tests.daemon import REPOSITORY
-from tests.limits import LIMIT_S
+from tests.support.daemon import REPOSITORY
+from tests.support.limits import LIMIT_S
+from tests.support.shell import LLMUX, Shell
 
 MARKUP = "[red]red[/red] [link=http://evil.example]here[/link] [/] :smile: 'quoted' 127.0.0.1"
 CONTROLS = "\x1b]0;title\x07\x1b[2J\x9b31m\x1b]8;;http://evil.example\x1b\\\r\u202eback\x08\x7f"

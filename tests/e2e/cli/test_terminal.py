@@ -7,8 +7,8 @@ import signal
 import termios
 
 from supervisor.cli.exit_codes import ExitCode
-from tests import tiny
-from tests.daemon import wait_until
+from tests.support import tiny
+from tests.support.daemon import wait_until
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.daemon import Daemon, fake, running, wait_until
-from tests.faults.clients import Gpu
+from tests.faults.conftest import measured as measured  # a fixture
+from tests.support.clients import Gpu
+from tests.support.daemon import Daemon, fake, running, wait_until
 
 ASR, TTS, OTHER_TTS = "cohere-transcribe", "chatterbox-multilingual", "chatterbox-turbo"
 SMALL, MEDIUM, UNCENSORED = "qwen3.5-4b", "qwen3.5-9b-fp8", "qwen3.5-9b-fp8-uncensored"

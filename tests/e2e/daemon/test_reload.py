@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from supervisor.catalog.keys import new_key
-from tests.daemon import REPOSITORY, Daemon, fake, running, wait_until
-from tests.faults.clients import Stream
-from tests.held import frozen
-from tests.limits import LIMIT_S
+from tests.support.clients import Stream
+from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
+from tests.support.held import frozen
+from tests.support.limits import LIMIT_S
 
 SLOW = {"fake": {"chunks": 60, "chunk_delay": 0.1}}
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import daemon
-from tests.daemon import Daemon
+from tests.support import daemon
+from tests.support.daemon import Daemon
 
 
 class ToyDaemon(Daemon):
-    program = ("-m", "tests.io.toy_daemon")
+    program = ("-m", "tests.support.toy_daemon")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_core_places_by_its_memory(toys):
 def test_on_its_own_where_devices_are_auto(toys):
     """Every kind's devices are used; the notes say which kinds there are none of."""
     toys.config["devices"] = "auto"
-    toys.env |= {"LLMUX_NVML_MODULE": str(Path(__file__).parents[1] / "fake_nvml.py")}
+    toys.env |= {"LLMUX_NVML_MODULE": str(Path(__file__).parents[2] / "support" / "fake_nvml.py")}
     toys.start()
     assert [one["id"] for one in toys.get("/v1/admin/gpu-memory").json()["devices"]] == ["toy0", "toy1"]
     assert [line["message"] for line in toys.events("devices.note")] == [

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-from tests import tiny
-from tests.daemon import Daemon, fake, gguf, running
+from tests.support import tiny
+from tests.support.daemon import Daemon, fake, gguf, running
 
-MEDIA_WORKER = Path(__file__).with_name("media_worker.py")
+MEDIA_WORKER = Path(__file__).parents[2] / "support" / "fake_media_worker.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
     "--no-sandbox",
@@ -115,7 +115,7 @@ def screenshot() -> Callable[[Page, str], None]:
 
     def take(page: Page, name: str) -> None:
         if os.environ.get("LLMUX_SCREENSHOTS") == "1":
-            folder = Path(__file__).parents[2] / "docs" / "images"
+            folder = Path(__file__).parents[3] / "docs" / "images"
             folder.mkdir(parents=True, exist_ok=True)
             page.screenshot(path=folder / f"dashboard-{name}.png", animations="disabled")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.daemon import Daemon, fake, running, wait_until
-from tests.ui.conftest import PATIENCE_MS
+from tests.e2e.dashboard.conftest import PATIENCE_MS
+from tests.support.daemon import Daemon, fake, running, wait_until
 
 expect.set_options(timeout=PATIENCE_MS)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import openai
 
-from tests import hearing, tiny
+from tests.support import hearing, tiny
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -1,7 +1,7 @@
 """The home server of config/examples/home-16gb, every model replaced by a tiny one of its runtime, everything else from the
 file: names, parameters, priorities, sizes, limits, keys.
 
-Its 16 GiB GPU is a scripted driver (tests/fake_nvml.py) on which each worker takes, while it lives, what the file says its
+Its 16 GiB GPU is a scripted driver (tests/support/fake_nvml.py) on which each worker takes, while it lives, what the file says its
 model takes. The workers are real and compute on the processor: the runtimes' Pythons pass that one word on changed.
 """
 
@@ -18,11 +18,10 @@ import openai
 import pytest
 import yaml
 
-from tests import environments, hearing, tiny, tiny_language
-from tests.daemon import REPOSITORY, Daemon, wait_until
-from tests.faults.clients import Gpu
-from tests.runtimes import fake_chatterbox
-from tests.runtimes.test_chatterbox import checkpoint, clip
+from tests.support import environments, fake_chatterbox, hearing, tiny, tiny_language
+from tests.support.chatterbox import checkpoint, clip
+from tests.support.clients import Gpu
+from tests.support.daemon import REPOSITORY, Daemon, wait_until
 
 FOLDER = REPOSITORY / "config" / "examples" / "home-16gb"
 CONTEXT = 8192

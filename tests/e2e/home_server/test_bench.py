@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.daemon import REPOSITORY
-from tests.limits import LIMIT_S
+from tests.support.daemon import REPOSITORY
+from tests.support.limits import LIMIT_S
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import yaml
 from supervisor.catalog import load
 from supervisor.catalog.keys import Scope, load_keys
 from supervisor.errors import ConfigError
-from tests.installation.conftest import FOLDER, filled_in
-from tests.pull.conftest import Pull
-from tests.pull.stand_in import Hub, Repo
+from tests.e2e.cli.pull.conftest import Pull
+from tests.e2e.home_server.conftest import FOLDER, filled_in
+from tests.support.fake_hub import Hub, Repo
 
 GB = 10**9
 SMALL_FILES = dict.fromkeys(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.installation.asking import chat, speak, transcribe
+from tests.e2e.home_server.asking import chat, speak, transcribe
 
 HEARING, VOICE = "cohere-transcribe", "chatterbox-multilingual"
 SMALL, MEDIUM, LARGE = "qwen3.5-4b", "qwen3.5-9b-fp8", "gpt-oss-20b"

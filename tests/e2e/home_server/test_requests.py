@@ -8,10 +8,10 @@ import httpx
 import openai
 import pytest
 
-from tests import tiny
-from tests.daemon import wait_until
-from tests.installation.asking import HELLO, chat, speak, streamed, transcribe, whole
-from tests.runtimes.test_transformers_chat import WEATHER, looking, picture
+from tests.e2e.home_server.asking import HELLO, chat, speak, streamed, transcribe, whole
+from tests.support import tiny
+from tests.support.asking import WEATHER, looking, picture
+from tests.support.daemon import wait_until
 
 HYBRID = {
     "qwen3.5-4b": ("Qwen3.5-4B-Thinking", "Qwen3.5-4B-Instruct"),

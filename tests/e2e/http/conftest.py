@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests import tiny
-from tests.daemon import Daemon, fake, gguf, running
-from tests.http.application import Served, serving
+from tests.support import tiny
+from tests.support.daemon import Daemon, fake, gguf, running
 
 FAKE_ENDPOINTS = [
     "/v1/chat/completions",
@@ -52,10 +50,3 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     }
     with running(tmp_path_factory.mktemp("site"), config) as daemon:
         yield daemon
-
-
-@pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    """The application in this process."""
-    async with serving(tmp_path) as served:
-        yield served

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.daemon import fake, running
-from tests.http import raw
+from tests.support import raw
+from tests.support.daemon import fake, running
 
 HOST = "Host: 127.0.0.1"
 CHAT = "/v1/chat/completions"

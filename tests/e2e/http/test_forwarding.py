@@ -8,10 +8,10 @@ import json
 import httpx
 import pytest
 
-from tests.daemon import fake, running, wait_until
-from tests.held import held
-from tests.http import raw
-from tests.limits import LIMIT_S
+from tests.support import raw
+from tests.support.daemon import fake, running, wait_until
+from tests.support.held import held
+from tests.support.limits import LIMIT_S
 
 HOST = "Host: 127.0.0.1"
 CHAT = "/v1/chat/completions"

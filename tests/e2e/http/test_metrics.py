@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from supervisor.http.worker_metrics import together
-from tests import tiny
-from tests.daemon import REPOSITORY, fake, gguf, running, wait_until
+from tests.support import tiny
+from tests.support.daemon import REPOSITORY, fake, gguf, running, wait_until
 
 GRAFANA = REPOSITORY / "deploy" / "grafana"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.daemon import fake, running
+from tests.support.daemon import fake, running
 
 BOUNDARY = "llmux-test-boundary"
 TYPE = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}

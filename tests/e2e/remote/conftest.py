@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from tests.daemon import Daemon, fake, running
-from tests.remote.stand_in import KEY, MODEL, Authority, StandIn, serving
+from tests.support.daemon import Daemon, fake, running
+from tests.support.fake_remote import KEY, MODEL, Authority, StandIn, serving
 
 VARIABLE = "THEIR_API_KEY"
 CLIENT_KEY = "sk-llmux-client"

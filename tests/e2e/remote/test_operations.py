@@ -11,10 +11,10 @@ import threading
 
 import httpx
 
-from tests.daemon import REPOSITORY, fake, wait_until
-from tests.limits import LIMIT_S
-from tests.remote.conftest import VARIABLE, remote
-from tests.remote.stand_in import KEY, MODEL, Reply, StandIn, serving
+from tests.e2e.remote.conftest import VARIABLE, remote
+from tests.support.daemon import REPOSITORY, fake, wait_until
+from tests.support.fake_remote import KEY, MODEL, Reply, StandIn, serving
+from tests.support.limits import LIMIT_S
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 

@@ -9,10 +9,10 @@ import json
 import httpx
 import pytest
 
-from tests.daemon import Daemon, running, wait_until
-from tests.limits import LIMIT_S
-from tests.remote.conftest import CLIENT_KEY, models_of
-from tests.remote.stand_in import AUDIO, KEY, MODEL, Reply, StandIn, serving
+from tests.e2e.remote.conftest import CLIENT_KEY, models_of
+from tests.support.daemon import Daemon, running, wait_until
+from tests.support.fake_remote import AUDIO, KEY, MODEL, Reply, StandIn, serving
+from tests.support.limits import LIMIT_S
 
 YES = {"allow_remote": True}
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 import trustme
 
-from tests.daemon import Daemon, running, wait_until
-from tests.limits import LIMIT_S
-from tests.remote.conftest import remote
-from tests.remote.stand_in import Reply, StandIn, serving
+from tests.e2e.remote.conftest import remote
+from tests.support.daemon import Daemon, running, wait_until
+from tests.support.fake_remote import Reply, StandIn, serving
+from tests.support.limits import LIMIT_S
 
 
 class TestCertificates:

@@ -14,95 +14,26 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-import wave
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtimes.adapters.worker_adapter import BOOTSTRAP
-from runtimes.chatterbox.adapter import OTHERS, WEIGHTS, ChatterboxAdapter, ChatterboxConfig
+from runtimes.chatterbox.adapter import WEIGHTS
 from runtimes.chatterbox.shared.languages import LANGUAGES
-from runtimes.chatterbox.worker.sentences import MAX_CHARACTERS, pieces
-from tests import environments
-from tests.daemon import running, wait_until
-from tests.limits import LIMIT_S
-from tests.ports import quiet_ports
-from tests.runtimes import fake_chatterbox
-from tests.tiny import CACHE
+from runtimes.chatterbox.worker.sentences import pieces
+from tests.support import environments
+from tests.support.chatterbox import checkpoint, clip
+from tests.support.chatterbox import runtimes_dir as runtimes_dir
+from tests.support.daemon import running, wait_until
+from tests.support.limits import LIMIT_S
+from tests.support.ports import quiet_ports
+from tests.support.tiny import CACHE
 
-ADAPTER = ChatterboxAdapter()
 REAL = os.environ.get("LLMUX_TEST_CHATTERBOX") == "1"
 TEXT = "The first sentence is here. The second one follows it at once, as sentences do. And a third."
-
-
-class TestSentences:
-    """Pieces are the text, none is too long, and they end where one would breathe."""
-
-    @given(st.text(st.sampled_from("abc Ä.!?。,;\n\"'")))
-    def test_nothing_is_lost(self, text):
-        found = pieces(text)
-        assert "".join("".join(found).split()) == "".join(text.split())
-        assert all(0 < len(piece) <= MAX_CHARACTERS for piece in found)
-
-    def test_sentences(self):
-        assert pieces("Hello there. " * 30)[0].count("Hello") == 9
-        assert all(piece.endswith(".") for piece in pieces("Hello there. " * 30))
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "Dr. Smith met Mr. Jones at 3.5 km from St. Ives on a very long walk that went on and on for a while, said he.",
-            "Am 3. Mai war z. B. der Himmel blau, und das blieb er auch noch einige Tage lang, wie man sich erzählte.",
-        ],
-    )
-    def test_no_sentence_ends_here(self, text):
-        long = " ".join([text] * 4)
-        assert all(piece.endswith((text[-12:], text)) for piece in pieces(long))
-
-    def test_a_long_sentence_is_cut_at_a_comma(self):
-        text = "word " * 30 + "word, " + "word " * 60
-        first, *_ = pieces(text)
-        assert first.endswith("word,")
-
-    def test_a_long_text_without_any_end(self):
-        """The time it takes grows with its length, not with its square: the worker does nothing else meanwhile."""
-        began = time.process_time()
-        assert len(pieces("Am 1. 2. z. B. " * 6600)) == 330
-        assert time.process_time() - began < 3
-
-    def test_without_any_space(self):
-        assert [len(piece) for piece in pieces("x" * 700)] == [300, 300, 100]
-
-
-def clip(path: Path, seconds: float = 6.0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(24000)
-        file.writeframes(b"".join(struct.pack("<h", (i * 37) % 8000) for i in range(int(24000 * seconds))))
-
-
-def checkpoint(folder: Path, variant: str) -> Path:
-    """The files that a variant has, with hardly anything in them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    for name in (*WEIGHTS[variant], *OTHERS[variant]):
-        (folder / name).write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def runtimes_dir(tmp_path_factory) -> Path:
-    """An environment `chatterbox` of what its worker needs beside the library, and our replacement of that."""
-    folder = tmp_path_factory.mktemp("runtimes")
-    fake_chatterbox.environment(folder / "chatterbox")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -407,52 +338,6 @@ class TestEnds:
         assert speak(daemon, "turbo").status_code == 200
 
 
-class TestAdapter:
-    """What is missing is said before anything is started."""
-
-    def config(self, folder, **keys) -> ChatterboxConfig:
-        return ChatterboxConfig(runtime="chatterbox", path=str(folder), **keys)
-
-    def test_problems(self, tmp_path):
-        folder = checkpoint(tmp_path / "model", "default")
-        check = lambda **keys: " ".join(ADAPTER.check(self.config(folder, **keys), runtimes_dir=Path()))
-        assert "there is no voice" in check()
-        (folder / "conds.pt").touch()
-        assert check() == ""
-        assert "lacks t3_turbo_v1.safetensors, s3gen_meanflow.safetensors" in check(variant="turbo")
-        assert "there is no such folder" in check(voices=str(tmp_path / "none"))
-        clip(tmp_path / "voices" / "anna.wav", 0.1)
-        assert "default_voice: there is no voice 'eve'; there are anna, default" in check(
-            voices=str(tmp_path / "voices"), default_voice="eve"
-        )
-        assert "no such folder" in " ".join(ADAPTER.check(self.config(tmp_path / "no"), runtimes_dir=Path()))
-
-    def test_language(self, tmp_path):
-        folder = checkpoint(tmp_path / "model", "multilingual")
-        (folder / "conds.pt").touch()
-
-        def check(language: str, variant: str = "multilingual") -> str:
-            found = ADAPTER.check(self.config(folder, variant=variant, default_language=language), runtimes_dir=Path())
-            return " ".join(found)
-
-        assert [check(good) for good in ("de", "zh", "German", "pt-BR")] == [""] * 4
-        assert "default_language: 'cs' can't be spoken by variant multilingual; it must be one of ar, da" in check("cs")
-        assert "did you mean sv, Swedish?" in check("Sweedish")
-        assert "default_language: 'de' can't be spoken by variant default; it must be one of en" in check(
-            "de", "default"
-        )
-
-    def test_listeners(self, tmp_path):
-        assert ADAPTER.target_inflight(self.config(tmp_path)) == 8
-        assert ADAPTER.target_inflight(self.config(tmp_path, target_inflight=1)) == 1
-
-    def test_estimate(self, tmp_path):
-        folder = checkpoint(tmp_path / "model", "default")
-        assert ADAPTER.estimate(self.config(folder)).source == "computed"
-        (folder / "s3gen.safetensors").unlink()
-        assert ADAPTER.estimate(self.config(folder)) is None
-
-
 @pytest.mark.skipif(not REAL, reason="the real library takes 1.8 GB and minutes: make test-chatterbox")
 @pytest.mark.timeout(1500)
 def test_the_real_library(tmp_path, capsys):
@@ -461,7 +346,7 @@ def test_the_real_library(tmp_path, capsys):
     listing = "from chatterbox.mtl_tts import SUPPORTED_LANGUAGES as known; print(*sorted(known))"
     told = subprocess.run([str(source / "bin" / "python"), "-c", listing], capture_output=True, text=True, check=True)
     assert tuple(told.stdout.split()[-23:]) == LANGUAGES
-    writer = Path(__file__).with_name("write_chatterbox.py")
+    writer = Path(__file__).parents[2] / "support" / "write_chatterbox.py"
     model = CACHE / "models" / "chatterbox-small"
     if not (model / "tokenizer.json").exists():
         subprocess.run([str(source / "bin" / "python"), "-I", str(writer), str(model), "--small"], check=True)

@@ -14,19 +14,19 @@ import httpx
 import pytest
 
 from runtimes.adapters.worker_adapter import BOOTSTRAP
-from tests.daemon import wait_until
-from tests.kit.leaving import leave
-from tests.limits import LIMIT_S
-from tests.ports import quiet_ports
+from tests.support.daemon import wait_until
+from tests.support.leaving import leave
+from tests.support.limits import LIMIT_S
+from tests.support.ports import quiet_ports
 
-HERE = Path(__file__).parent
+TOY = Path(__file__).parents[2] / "support" / "toy_worker.py"
 KEY = "k" * 32
 
 START = f"""
 import runpy, sys
-sys.path.append({str(Path(__file__).parents[2])!r})
+sys.path.append({str(Path(__file__).parents[3])!r})
 sys.argv = sys.argv[1:]
-runpy.run_path({str(HERE / "toy.py")!r}, run_name="__main__")
+runpy.run_path({str(TOY)!r}, run_name="__main__")
 """
 """The toy isn't part of the package that bootstrap.py opens."""
 

@@ -14,10 +14,9 @@ import httpx
 import openai
 import pytest
 
-from tests import environments, hearing, minilm, tiny, tiny_language
-from tests.daemon import gguf, running, wait_until
-from tests.runtimes import fake_chatterbox
-from tests.runtimes.test_chatterbox import checkpoint, clip
+from tests.support import environments, fake_chatterbox, hearing, minilm, tiny, tiny_language
+from tests.support.chatterbox import checkpoint, clip
+from tests.support.daemon import gguf, running, wait_until
 
 LONG = "Please say all of this aloud, slowly. " * 100
 

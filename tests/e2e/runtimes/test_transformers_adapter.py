@@ -16,8 +16,8 @@ from runtimes.device_kind import DeviceAssignment
 from runtimes.transformers.adapter import TransformersAdapter
 from runtimes.transformers.adapter.speech import Speech
 from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
-from tests import environments, tiny_language
-from tests.limits import LIMIT_S
+from tests.support import environments, tiny_language
+from tests.support.limits import LIMIT_S
 
 ADAPTER = TransformersAdapter()
 HOST = DeviceAssignment("host", device_kind.HOST)
@@ -216,7 +216,7 @@ class TestKnowledge:
 class TestKernels:
     """A worker that lacks what computes quantised weights says so and ends, before it loads them.
 
-    The environment here is the one for the processor; that for CUDA is in tests/pull/test_kernels_loaded.py.
+    The environment here is the one for the processor; that for CUDA is in tests/e2e/cli/pull/test_kernels_loaded.py.
     """
 
     @pytest.mark.parametrize(("kind", "method"), [("qwen3", "fp8"), ("gpt_oss", "mxfp4")])

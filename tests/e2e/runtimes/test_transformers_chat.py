@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
 import re
@@ -17,13 +15,13 @@ import httpx
 import openai
 import psutil
 import pytest
-from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests import environments, tiny_language
-from tests.daemon import running, wait_until
-from tests.limits import LIMIT_S
-from tests.tiny_language import ANSWER, THOUGHT
+from tests.support import environments, tiny_language
+from tests.support.asking import WEATHER, function, looking, picture
+from tests.support.daemon import running, wait_until
+from tests.support.limits import LIMIT_S
+from tests.support.tiny_language import ANSWER, THOUGHT
 
 HELLO = [{"role": "user", "content": "Hello"}]
 KINDS = ["qwen3", "qwen3_5", "gpt_oss", "qwen3_vl", "qwen3_5_vision"]
@@ -31,11 +29,6 @@ QUANTISED = {"qwen3": "fp8", "gpt_oss": "mxfp4"}
 EYES = ["qwen3_vl", "qwen3_5_vision"]
 
 
-def function(name: str, **properties: object) -> dict[str, object]:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
-
-
-WEATHER = function("get_weather", city={"type": "string"})
 TIME = function("get_time")
 QUOTE, A, F, OPEN, CLOSE, END = (
     1,
@@ -46,17 +39,6 @@ QUOTE, A, F, OPEN, CLOSE, END = (
     279,
 )  # places of ", a, f, {, } and gpt_oss's <|end|> in the vocabulary
 STEPS = [{"role": "user", "content": "think in steps"}]  # the models' templates take it as: don't rush to a tool
-
-
-def picture(width: int = 100, height: int = 60, color: str = "red", kind: str = "PNG") -> str:
-    data = io.BytesIO()
-    Image.new("RGB", (width, height), color).save(data, kind)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(data.getvalue()).decode()}"
-
-
-def looking(*urls: str) -> list[dict[str, object]]:
-    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, *parts]}]
 
 
 @pytest.fixture(scope="module")

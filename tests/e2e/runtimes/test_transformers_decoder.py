@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import runtimes
-from tests import tiny_language
+from tests.support import tiny_language
 
 PROGRAM = tiny_language.GENERATOR.with_name("decoding.py")
 

@@ -19,13 +19,13 @@ import psutil
 import pytest
 
 from runtimes.vllm_serve.adapter.config import KEY_OF_OPTION, OWN_OPTIONS
-from tests import build_vllm
-from tests import daemon as daemons
-from tests.daemon import wait_until
-from tests.limits import LIMIT_S
+from tests.support import build_vllm
+from tests.support import daemon as daemons
+from tests.support.daemon import wait_until
+from tests.support.limits import LIMIT_S
 
 pytestmark = pytest.mark.skipif(build_vllm.find() is None, reason="there is no vLLM here; make test-vllm installs one")
-GENERATOR = Path(__file__).parents[1] / "generators" / "language.py"
+GENERATOR = Path(__file__).parents[2] / "support" / "generators" / "language.py"
 LOAD_S = 300.0
 CACHE_BYTES = 64 << 20
 WEATHER = {

@@ -9,9 +9,9 @@ import httpx
 import psutil
 import pytest
 
-from tests import daemon as daemons
-from tests import fake_vllm, hf_folder
-from tests.daemon import wait_until
+from tests.support import daemon as daemons
+from tests.support import fake_vllm, hf_folder
+from tests.support.daemon import wait_until
 
 GONE_S = 20.0
 

@@ -11,7 +11,7 @@ import signal
 import pytest
 import uvloop
 
-from tests.process.trees import survivors, until, wait_until, zombies
+from tests.support.trees import survivors, until, wait_until, zombies
 
 
 def pytest_asyncio_loop_factories(config, item):

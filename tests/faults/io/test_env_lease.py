@@ -13,9 +13,9 @@ import pytest
 from supervisor.io import env_lease, venvs
 from supervisor.io.env_lease import RECORD, EnvironmentGoneError, EnvLease
 from supervisor.io.spawn import SpawnOrder, spawn
-from tests.io.test_venvs import lock as lock  # a fixture
-from tests.io.test_venvs import quiet
-from tests.process.trees import until
+from tests.installation.test_venvs import lock as lock  # a fixture
+from tests.installation.test_venvs import quiet
+from tests.support.trees import until
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 

@@ -13,8 +13,8 @@ import pytest
 from supervisor.errors import UnavailableError
 from supervisor.io import ports
 from supervisor.io.ports import Ownership, PortRange, listeners, owner_check
-from tests.ports import quiet_ports
-from tests.process.trees import FAKE_WORKER, PYTHON, wait_until
+from tests.support.ports import quiet_ports
+from tests.support.trees import FAKE_WORKER, PYTHON, wait_until
 
 
 @pytest.fixture

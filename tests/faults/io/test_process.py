@@ -18,8 +18,8 @@ from supervisor.io import cgroup, shim
 from supervisor.io.ports import PortRange
 from supervisor.io.process import Pidfd, SpawnError, UnkillableError
 from supervisor.io.spawn import SpawnOrder, spawn
-from tests.ports import quiet_ports
-from tests.process.trees import order, state, survivors, times, until
+from tests.support.ports import quiet_ports
+from tests.support.trees import order, state, survivors, times, until
 
 pytestmark = pytest.mark.usefixtures("subreaper")
 

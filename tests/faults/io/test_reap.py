@@ -16,13 +16,13 @@ import pytest
 from supervisor.errors import LlmuxError
 from supervisor.io import reap
 from supervisor.io.reap import Hunt, Mark, Proc, instance_lock, marked, open_same, reap_leftovers
-from tests.process.trees import FAKE_WORKER, PYTHON, state, survivors, times, wait_until
+from tests.support.trees import FAKE_WORKER, PYTHON, state, survivors, times, wait_until
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[3]
 
 
 def small_daemon(instance: str, folder: Path, workers: int, mode: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.process.small_daemon", instance, str(folder), str(workers), mode]
+    command = [sys.executable, "-m", "tests.support.small_daemon", instance, str(folder), str(workers), mode]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 

@@ -5,7 +5,7 @@ rows spell scripts: after `\n` the model thinks, answers and stops. What the pro
 and the chat templates, shaped like those of the families they stand for, see to that. `random` leaves the weights as they
 were drawn: such a model says nothing of sense, but every part of it counts.
 
-Run by the Python of the transformers runtime: `language.py FOLDER '{"kind": "qwen3", …}'`. tests/tiny_language.py does.
+Run by the Python of the transformers runtime: `language.py FOLDER '{"kind": "qwen3", …}'`. tests/support/tiny_language.py does.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supervisor.core.admission import AdmissionPolicy
-from tests.core.simulation import World, model
+from tests.support.simulation import World, model
 
 
 class LongestQueueFirst(AdmissionPolicy):

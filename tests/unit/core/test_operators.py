@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from supervisor.core.events import LoadAsked, PinAsked, Respecified, UnloadAsked
 from supervisor.core.types import ModelId
-from tests.core.simulation import World, model
+from tests.support.simulation import World, model
 
 A = ModelId("a")
-
-
-@pytest.fixture
-def world():
-    world = World()
-    yield world
-    assert world.replays(), "a replay decides the same"
 
 
 class TestPin:

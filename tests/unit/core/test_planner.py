@@ -31,7 +31,7 @@ from supervisor.core.plans import (
 )
 from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, Eviction, ModelId, Policy
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "planner"
+GOLDEN = Path(__file__).parents[2] / "golden" / "planner"
 GPU = DeviceId("gpu0")
 TOTAL, MARGIN = 16384, 512
 

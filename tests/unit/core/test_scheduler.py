@@ -29,14 +29,7 @@ from supervisor.core.types import (
     Policy,
     RejectCode,
 )
-from tests.core.simulation import GPU, World, model
-
-
-@pytest.fixture
-def world():
-    world = World()
-    yield world
-    assert world.replays(), "a replay decides the same"
+from tests.support.simulation import GPU, World, model
 
 
 class TestColdModel:

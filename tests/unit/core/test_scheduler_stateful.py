@@ -43,7 +43,7 @@ from supervisor.core.types import (
     TicketId,
     WorkerState,
 )
-from tests.core.simulation import GPU, Key, World, model
+from tests.support.simulation import GPU, Key, World, model
 
 NAMES = ["asr", "tts", "small", "medium", "large", "guess", "spread"]
 GPU1 = DeviceId("gpu1")

@@ -8,8 +8,7 @@ import pytest
 
 from supervisor.core.events import MemorySampled, UnloadAsked
 from supervisor.core.types import Crash, CrashClass, DeviceId, ModelId, WorkerState
-from tests.core.simulation import GPU, World, model
-from tests.core.test_scheduler_review import guessed, load, record
+from tests.support.simulation import GPU, World, guessed, load, model, record
 
 GPU1 = DeviceId("gpu1")
 

@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.lifecycle import TABLE, ImpossibleTransitionError, Trigger, advance
 from supervisor.core.state import Change, Drain, Life, ModelState, Wish
 from supervisor.core.types import HAS_WORKER, Crash, CrashClass, ModelId, StopCause, WorkerState
-from tests.core.simulation import World, model
+from tests.support.simulation import World, model
 
 A = ModelId("a")
 

@@ -22,7 +22,7 @@ from supervisor.core.events import (
 from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
 from supervisor.errors import UnavailableError
-from tests.core.simulation import GPU, model
+from tests.support.simulation import GPU, model
 
 A, B = ModelId("a"), ModelId("b")
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from runtimes.registry import REGISTRY, Registry
-from tests import contributing
 from tests.contract import conftest, test_footprints
-from tests.contributing import NAME
-from tests.docs.test_docs import DOCS, PAGES, ROOT, part, rows, text
+from tests.support import contributing
+from tests.support.contributing import NAME
+from tests.unit.docs.test_docs import DOCS, PAGES, ROOT, part, rows, text
 
 
 def make_targets() -> set[str]:

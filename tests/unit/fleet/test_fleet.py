@@ -17,7 +17,7 @@ from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
 from supervisor.core.types import CrashClass, DeviceId, Generation, ModelId, StopCause
 from supervisor.fleet.fleet import Fleet
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import ScriptedLauncher, look
 
 NEAR, FAR = ModelId("near"), ModelId("far")

@@ -24,10 +24,10 @@ from supervisor.fleet.launcher import Look, Started
 from supervisor.fleet.local import LocalLauncher
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership, PortRange
-from tests.daemon import fake
-from tests.limits import LIMIT_S
-from tests.process.trees import survivors
+from tests.support.daemon import fake
+from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import ScriptedLauncher
+from tests.support.trees import survivors
 
 HOST = "127.0.0.1"
 DEVICE = DeviceId("host")

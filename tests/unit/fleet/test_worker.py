@@ -19,7 +19,7 @@ from supervisor.io.memory import HolderPids
 from supervisor.io.ports import Ownership, PortOwnership
 from supervisor.io.probe import Progress
 from supervisor.io.process import ProcessExit, SpawnError, UnkillableError
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import PIDS, PORT, STRANGE, ScriptedLauncher, look
 
 KEY = (ModelId("a"), Generation(3))

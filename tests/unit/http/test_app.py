@@ -12,8 +12,8 @@ from supervisor.daemon.events import Subscription
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.errors import UnavailableError
 from supervisor.proxy.disconnect import ResponseBrokenError
-from tests.http.application import ORIGIN, ask, get
-from tests.proxy.wire import post, talk, until
+from tests.support.application import ORIGIN, ask, get
+from tests.support.wire import post, talk, until
 
 EVENTS, MODELS = b"/v1/admin/events", b"/v1/admin/models"
 

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.body import read_body
-from tests.proxy.wire import PATIENCE_S, front, post, talk, until
+from tests.support.wire import PATIENCE_S, front, post, talk, until
 
 
 async def echo(scope, receive, send):

@@ -11,8 +11,8 @@ import pytest
 from starlette.applications import Starlette
 
 from supervisor.http.ui import CONTENT_TYPES, FOLDER, HEADERS, routes
-from tests.http.application import ask, get
-from tests.proxy.wire import front
+from tests.support.application import ask, get
+from tests.support.wire import front
 
 FILES = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if path.is_file()}
 NOT_THERE = [

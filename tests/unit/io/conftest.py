@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import fake_nvml
+from tests.support import fake_nvml
 
 FAKE = Path(fake_nvml.__file__)
 

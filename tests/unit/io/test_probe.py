@@ -25,7 +25,7 @@ from supervisor.io.probe import (
     startup_delay_s,
 )
 from supervisor.io.upstream_wire import Connection
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
 OK = ProbeResult(True, 200, "HTTP 200")
 BAD = ProbeResult(False, None, "no answer")
@@ -230,7 +230,7 @@ async def main():
         assert result.detail == "no answer within 2.5 s", result
 asyncio.run(main())
 """
-        subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S, cwd=Path(__file__).parents[2])
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT_S, cwd=Path(__file__).parents[3])
 
     async def test_our_stalled_loop(self):
         async def hang(head, writer):

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from supervisor.io import store as store_module
 from supervisor.io.store import Footprints, NotSavedError, Store
-from tests.limits import LIMIT_S
+from tests.support.limits import LIMIT_S
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 async def filled(path, footprints=40):

@@ -11,7 +11,7 @@ import pytest
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
 from supervisor.io.upstream import UpstreamPool
 from supervisor.io.upstream_wire import kept_s
-from tests.proxy.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, pool, until, worker
+from tests.support.wire import PATIENCE_S, Conn, answering, chunk, ok, open_fds, pool, until, worker
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n%s\r\n2\r\nhi\r\n0\r\n\r\n"
 

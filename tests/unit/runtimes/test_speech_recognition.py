@@ -13,7 +13,7 @@ from runtimes import device_kind
 from runtimes.base import Endpoint, LaunchContext, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
-from tests import hearing
+from tests.support import hearing
 
 FASTER, TRANSFORMERS = REGISTRY.get("faster_whisper"), REGISTRY.get("transformers")
 

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 
-from tests import to_install
-from tests.daemon import REPOSITORY
+from tests.support import to_install
+from tests.support.daemon import REPOSITORY
 
 
 def told(home: str) -> str:
     """On a machine with this home; without any package."""
-    command = [sys.executable, "-S", "-m", "tests.to_install"]
+    command = [sys.executable, "-S", "-m", "tests.support.to_install"]
     environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"} | {"HOME": home}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True).stdout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.pins import pins
-from tests.wheels import wheel
+from tests.support.wheels import wheel
 from tools import lock_runtimes as lock
 
 

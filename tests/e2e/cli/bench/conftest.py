@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import tiny
-from tests.cli.conftest import LLMUX, Shell, environment, heed_ctrl_c
-from tests.daemon import REPOSITORY
-from tests.limits import LIMIT_S
-from tests.runtimes.test_chatterbox import runtimes_dir as runtimes_dir  # a fixture
+from tests.support import tiny
+from tests.support.chatterbox import runtimes_dir as runtimes_dir  # a fixture
+from tests.support.daemon import REPOSITORY
+from tests.support.limits import LIMIT_S
+from tests.support.shell import LLMUX, Shell, environment, heed_ctrl_c
 
-PRETENDER = Path(__file__).with_name("pretender.py")
+PRETENDER = Path(__file__).parents[3] / "support" / "fake_bench_worker.py"
 NOWHERE = "http://127.0.0.1:1"
 
 
 def pretender(*flags: str, **keys: object) -> dict[str, object]:
-    """A model that tests/bench_command/pretender.py serves."""
+    """A model that tests/support/fake_bench_worker.py serves."""
     cmd = [sys.executable, "-I", "-S", str(PRETENDER), "--port", "${port}", *flags]
     return {"runtime": "command", "cmd": cmd, "vram_mib": 100, **keys}
 
@@ -35,7 +35,7 @@ class Bench:
         self.config = folder / "bench.yaml"
         self.script = folder / "nvml.json"  # without it there is no driver
         self.variables = {
-            "LLMUX_NVML_MODULE": str(REPOSITORY / "tests" / "fake_nvml.py"),
+            "LLMUX_NVML_MODULE": str(REPOSITORY / "tests" / "support" / "fake_nvml.py"),
             "LLMUX_FAKE_NVML": str(self.script),
             "TMPDIR": str(folder),
         }

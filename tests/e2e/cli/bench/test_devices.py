@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from supervisor.cli.exit_codes import ExitCode
-from tests import environments, fake_nvml, hearing
-from tests.bench_command.conftest import pretender
-from tests.daemon import Daemon, fake, running
+from tests.e2e.cli.bench.conftest import pretender
+from tests.support import environments, fake_nvml, hearing
+from tests.support.daemon import Daemon, fake, running
 
 TAKES_MIB = 700
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.exit_codes import ExitCode
-from tests.daemon import fake, wait_until
-from tests.limits import LIMIT_S
+from tests.support.daemon import fake, wait_until
+from tests.support.limits import LIMIT_S
 
 STAGES = {"while it loads": ("--warmup", "3600"), "while it is asked": ("--hang",)}
 

@@ -8,10 +8,10 @@ import wave
 import pytest
 
 from supervisor.cli.bench import audio
-from tests import environments, hearing, minilm
-from tests.bench_command.conftest import pretender
-from tests.daemon import gguf
-from tests.runtimes.test_chatterbox import checkpoint, clip
+from tests.e2e.cli.bench.conftest import pretender
+from tests.support import environments, hearing, minilm
+from tests.support.chatterbox import checkpoint, clip
+from tests.support.daemon import gguf
 
 
 class TestText:

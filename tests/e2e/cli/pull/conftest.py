@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.daemon import REPOSITORY
-from tests.limits import LIMIT_S
-from tests.pull.stand_in import Hub, Repo
+from tests.support.daemon import REPOSITORY
+from tests.support.fake_hub import Hub, Repo
+from tests.support.limits import LIMIT_S
 
 MIB = 1 << 20
 

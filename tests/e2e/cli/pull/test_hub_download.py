@@ -17,9 +17,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import hub_download
 from supervisor.io.hub import File, HubError, Listing
-from tests.daemon import wait_until
-from tests.limits import LIMIT_S
-from tests.pull.conftest import MIB, content
+from tests.e2e.cli.pull.conftest import MIB, content
+from tests.support.daemon import wait_until
+from tests.support.limits import LIMIT_S
 
 LIMIT = constants.MAX_HTTP_DOWNLOAD_SIZE
 WEIGHTS = "model.safetensors"

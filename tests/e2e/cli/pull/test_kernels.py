@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.exit_codes import ExitCode
-from tests.pull.conftest import MIB, Pull, content
-from tests.pull.stand_in import COMMITS, Hub, Repo
+from tests.e2e.cli.pull.conftest import MIB, Pull, content
+from tests.support.fake_hub import COMMITS, Hub, Repo
 
 MACHINE = platform.machine()
 FP8, MXFP4 = "kernels/kernels-community/finegrained-fp8", "kernels/kernels-community/gpt-oss-triton-kernels"

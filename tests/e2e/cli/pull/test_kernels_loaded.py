@@ -18,10 +18,10 @@ from runtimes.device_kind import DeviceAssignment
 from runtimes.transformers.adapter import TransformersAdapter
 from runtimes.transformers.shared.quantised import KERNELS
 from supervisor.cli.exit_codes import ExitCode
-from tests import kernels_package, tiny_language
-from tests.daemon import wait_until
-from tests.limits import LIMIT_S
-from tests.pull.stand_in import COMMITS, Repo
+from tests.support import kernels_package, tiny_language
+from tests.support.daemon import wait_until
+from tests.support.fake_hub import COMMITS, Repo
+from tests.support.limits import LIMIT_S
 
 ADAPTER = TransformersAdapter()
 PREFIX = "kernels/kernels-community"

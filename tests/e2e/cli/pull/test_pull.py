@@ -13,10 +13,10 @@ from supervisor.cli import pull as pulling
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.io import hub as hub_files
 from supervisor.io import hub_download
-from tests.daemon import wait_until
-from tests.limits import LIMIT_S
-from tests.pull.conftest import MIB, content
-from tests.pull.stand_in import Repo
+from tests.e2e.cli.pull.conftest import MIB, content
+from tests.support.daemon import wait_until
+from tests.support.fake_hub import Repo
+from tests.support.limits import LIMIT_S
 
 TINY = {"config.json", "tokenizer.json", "model.safetensors"}
 

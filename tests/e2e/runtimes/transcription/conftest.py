@@ -17,11 +17,11 @@ from runtimes import device_kind
 from runtimes.base import LaunchContext
 from runtimes.device_kind import DeviceAssignment
 from runtimes.registry import REGISTRY
-from tests import environments, hearing
 from tests.contract.conftest import BASE_ENVIRONMENT
-from tests.daemon import wait_until
-from tests.limits import LIMIT_S
-from tests.ports import quiet_ports
+from tests.support import environments, hearing
+from tests.support.daemon import wait_until
+from tests.support.limits import LIMIT_S
+from tests.support.ports import quiet_ports
 
 HEARD = "/v1/audio/transcriptions"
 

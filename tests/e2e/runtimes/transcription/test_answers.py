@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tests import hearing
-from tests.transcription.conftest import keys_of
+from tests.e2e.runtimes.transcription.conftest import keys_of
+from tests.support import hearing
 
 TRANSLATED = "/v1/audio/translations"
 

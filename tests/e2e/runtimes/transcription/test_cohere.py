@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import hearing
-from tests.limits import LIMIT_S
-from tests.transcription.conftest import started
+from tests.e2e.runtimes.transcription.conftest import started
+from tests.support import hearing
+from tests.support.limits import LIMIT_S
 
 
 def keys(**more: object) -> dict[str, object]:
@@ -99,7 +99,7 @@ noise = numpy.random.default_rng(0).standard_normal(16000).astype(numpy.float32)
 numpy.save(place, extractor(noise, sampling_rate=16000, return_tensors="pt")["input_features"].numpy())
 """
         found = []
-        for runtime, root in (("transformers", Path(__file__).parents[2]), ("embeddings", "")):
+        for runtime, root in (("transformers", Path(__file__).parents[4]), ("embeddings", "")):
             place = tmp_path / f"{runtime}.npy"
             argv = [hearing.python(runtime), "-I", "-c", script, root, hearing.cohere(), place]
             done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S)

@@ -11,10 +11,10 @@ import httpx
 import openai
 import pytest
 
-from tests import hearing
-from tests.daemon import running, wait_until
-from tests.transcription.conftest import HEARD, keys_of
-from tests.transcription.test_turns import LONG_H, hours
+from tests.e2e.runtimes.transcription.conftest import HEARD, keys_of
+from tests.e2e.runtimes.transcription.test_turns import LONG_H, hours
+from tests.support import hearing
+from tests.support.daemon import running, wait_until
 
 MODELS = ("quick", "exact", "cohere")
 

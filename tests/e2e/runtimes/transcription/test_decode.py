@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import hearing
-from tests.limits import LIMIT_S
-from tests.transcription.test_files import FORMATS
+from tests.e2e.runtimes.transcription.test_files import FORMATS
+from tests.support import hearing
+from tests.support.limits import LIMIT_S
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 MEASURE = """
 import io, json, sys, types

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from tests import hearing
-from tests.transcription.conftest import keys_of
+from tests.e2e.runtimes.transcription.conftest import keys_of
+from tests.support import hearing
 
 FORMATS = [
     "speech.wav",

@@ -8,10 +8,10 @@ import threading
 import wave
 from collections.abc import Iterator
 
-from tests import hearing
-from tests.daemon import wait_until
-from tests.kit.leaving import leave
-from tests.transcription.conftest import HEARD, Ears, keys_of
+from tests.e2e.runtimes.transcription.conftest import HEARD, Ears, keys_of
+from tests.support import hearing
+from tests.support.daemon import wait_until
+from tests.support.leaving import leave
 
 LONG_H = 1.9  # almost as much as a worker takes: many seconds of work
 

@@ -13,7 +13,7 @@ from runtimes import device_kind
 from runtimes.base import Endpoint, LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import DeviceAssignment
 from runtimes.llama_server.adapter import LlamaServerAdapter
-from tests import tiny
+from tests.support import tiny
 
 ADAPTER = LlamaServerAdapter()
 HOST = DeviceAssignment("host", device_kind.HOST)

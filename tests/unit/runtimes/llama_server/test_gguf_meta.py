@@ -12,7 +12,7 @@ import pytest
 
 from runtimes.base import ModelUnusableError
 from runtimes.llama_server.adapter import gguf_meta
-from tests import tiny
+from tests.support import tiny
 
 
 class TestRead:

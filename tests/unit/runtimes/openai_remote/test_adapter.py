@@ -14,8 +14,8 @@ from supervisor.catalog import load
 from supervisor.cli.configuration import effective, shown
 from supervisor.core.types import FootprintSource
 from supervisor.errors import ConfigError
-from tests.daemon import REPOSITORY
-from tests.remote.stand_in import KEY, MODEL
+from tests.support.daemon import REPOSITORY
+from tests.support.fake_remote import KEY, MODEL
 
 ADAPTER = REGISTRY.get("openai_remote")
 ADDRESS = "https://api.example.com/v1"

@@ -20,7 +20,7 @@ from runtimes.base import (
 )
 from runtimes.vllm_serve.adapter import VllmServeAdapter
 from runtimes.vllm_serve.adapter.config import FLAGS, KEY_OF_OPTION, OWN_OPTIONS, VllmServeConfig
-from tests import fake_vllm, hf_folder
+from tests.support import fake_vllm, hf_folder
 
 ADAPTER = VllmServeAdapter()
 HOST = DeviceAssignment("host", device_kind.HOST)

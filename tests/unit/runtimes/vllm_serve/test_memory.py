@@ -1,4 +1,4 @@
-"""What a vLLM worker is told about memory and what it is expected to take; tests/vllm compares that with a real one."""
+"""What a vLLM worker is told about memory and what it is expected to take; tests/e2e/runtimes/test_vllm.py compares that with a real one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from runtimes.base import ModelUnusableError
 from runtimes.vllm_serve.adapter import VllmServeAdapter, memory
-from tests import hf_folder
+from tests.support import hf_folder
 
 ADAPTER = VllmServeAdapter()
 MIB = memory.MIB

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.daemon import fake, running, wait_until
+from tests.support.daemon import fake, running, wait_until
 
 LLMUX = (sys.executable, "-m", "supervisor.cli")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.daemon import Daemon, fake
-from tests.fake_worker import WORDS
+from tests.support.daemon import Daemon, fake
+from tests.support.fake_worker import WORDS
 
 
 @pytest.fixture(scope="module")

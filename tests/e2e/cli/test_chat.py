@@ -1,0 +1,35 @@
+"""`llmux chat` in pipes."""
+
+from __future__ import annotations
+
+import json
+
+from supervisor.cli.exit_codes import ExitCode
+from tests.support import tiny
+
+
+class TestChat:
+    """`chat` with a prompt: one answer."""
+
+    def test_a_prompt_in_words(self, shell):
+        assert shell("chat", "quick", "Hello", "there").stdout == f"{tiny.ANSWER}\n"
+
+    def test_a_prompt_on_stdin(self, shell):
+        assert shell("chat", "quick", stdin="Hello there").stdout == f"{tiny.ANSWER}\n"
+        assert shell("chat", "quick", stdin="").returncode == ExitCode.USAGE
+
+    def test_thoughts_are_not_in_the_answer(self, shell):
+        told = shell("chat", "thinker", "Hello")
+        assert told.stdout == f"{tiny.ANSWER}\n"
+        assert told.stderr == f"{tiny.THOUGHT}\n"
+        assert shell("chat", "thinker", "Hello", "--no-thinking").stderr == ""
+
+    def test_json(self, shell):
+        answer = json.loads(shell("chat", "quick", "Hello", "--json").stdout)
+        assert answer["choices"][0]["message"]["content"] == tiny.ANSWER
+        assert shell("chat", "quick", "--json", stdin="Hello").returncode == ExitCode.DONE
+
+    def test_an_error_in_the_stream(self, site, shell):
+        told = shell("chat", "broken", "Hello")
+        assert (told.returncode, told.stdout) == (ExitCode.FAILED, "")
+        assert "weights.bin" in told.stderr

@@ -1,0 +1,105 @@
+"""`llmux keys`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from supervisor.cli.exit_codes import ExitCode
+
+FILE = """\
+# who may come in
+keys:
+  # the chat server
+  - name: webui
+    key: sk-webui-0123456789
+    scopes: [inference]  # not admin
+
+  # the operators
+  - name: ops
+    key_sha256: 1111111111111111111111111111111111111111111111111111111111111111
+    scopes:
+      - admin
+      - metrics
+  # the last one
+  - {name: old, key: sk-old-0123456789, expires: 2020-01-31}
+"""
+
+
+class TestKeys:
+    """`keys add`, `list`, `revoke` on a file with comments."""
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        path = tmp_path / "api_keys.yaml"
+        path.write_text(FILE)
+        return path
+
+    def test_list(self, alone, path):
+        shown = alone("keys", "list", "--file", str(path)).stdout
+        assert "sk-" not in shown
+        assert "1111" not in shown
+        rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
+        assert "admin, metrics" in rows["ops"]
+        assert rows["webui"].endswith("valid")
+        assert "2020-01-31" in rows["old"]
+        assert rows["old"].endswith("expired")
+        data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
+        assert [entry["name"] for entry in data] == ["webui", "ops", "old"]
+
+    def test_list_of_nothing(self, alone):
+        none = alone("keys", "list")
+        assert (none.returncode, none.stdout) == (ExitCode.DONE, "")
+        assert "llmux keys add" in none.stderr
+
+    @pytest.mark.parametrize("name", ["webui", "ops", "old"])
+    def test_revoke_keeps_the_rest_as_it_is(self, alone, path, name):
+        done = alone("keys", "revoke", name, "--file", str(path))
+        assert (done.returncode, done.stdout) == (ExitCode.DONE, "")
+        left = path.read_text()
+        entries = yaml.safe_load(FILE)["keys"]
+        assert yaml.safe_load(left)["keys"] == [entry for entry in entries if entry["name"] != name]
+        assert set(left.splitlines()) < set(FILE.splitlines())
+        for comment in ("# who may come in", "# the chat server", "# the operators", "# the last one"):
+            assert comment in left
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    def test_revoke_all(self, alone, path):
+        for name in ("ops", "webui", "old"):
+            done = alone("keys", "revoke", name, "--file", str(path))
+            assert done.returncode == ExitCode.DONE, done.stderr
+        assert "last key" in done.stderr
+        assert alone("keys", "list", "--file", str(path)).stdout == ""
+        assert alone("keys", "add", "new", "--file", str(path)).returncode == ExitCode.DONE
+
+    def test_revoke_in_a_list_of_one_line(self, alone, path):
+        path.write_text("[{name: a, key: sk-a-0123456789abc}, {name: b, key: sk-b-0123456789abc}]  # both\n")
+        done = alone("keys", "revoke", "a", "--file", str(path), "--json")
+        assert json.loads(done.stdout)["left"] == ["b"]
+        assert "comments are lost" in done.stderr
+        assert [entry["name"] for entry in yaml.safe_load(path.read_text())] == ["b"]
+
+    def test_revoke_unknown(self, alone, path):
+        told = alone("keys", "revoke", "webiu", "--file", str(path))
+        assert told.returncode == ExitCode.NOT_FOUND
+        assert "'webui'" in told.stderr
+        assert path.read_text() == FILE
+        assert alone("keys", "revoke", "a").returncode == ExitCode.NOT_FOUND
+
+    @pytest.mark.parametrize(
+        "words", [("",), ("a\nb",), ("x" * 101,), ("a", "--expires", "never"), ("a", "--scope", "root")]
+    )
+    def test_names_and_dates_that_are_none(self, alone, path, words):
+        told = alone("keys", "add", *words, "--file", str(path))
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
+        assert "sk-llmux" not in told.stderr
+        assert path.read_text() == FILE
+
+    def test_the_old_name_of_add(self, alone, path):
+        assert alone("keys", "new", "a", "--file", str(path)).returncode == ExitCode.DONE
+        assert " new" not in alone("keys", "--help").stdout
+        made = json.loads(alone("keys", "add", "b", "--file", str(path), "--json").stdout)
+        assert made["key"].startswith("sk-llmux-")
+        assert made["key"] not in path.read_text()

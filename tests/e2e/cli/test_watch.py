@@ -1,0 +1,86 @@
+"""The commands that go on: what they print of what happens."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from supervisor.cli.commands.watch import KINDS
+from supervisor.cli.exit_codes import ExitCode
+from supervisor.daemon import events
+from tests.support.daemon import REPOSITORY, wait_until
+from tests.support.shell import LLMUX
+
+ESCAPE = "\x1b"
+
+
+class TestWatching:
+    """`why`, `logs`, `events`, `top`."""
+
+    def test_why(self, shell):
+        shell("load", "chat")
+        shell("unload", "chat")
+        one = shell("why", "chat").stdout
+        assert "unloaded by an operator" in one
+        assert "MODEL" in shell("why", "-n", "5").stdout.splitlines()[0]
+        assert len(json.loads(shell("why", "chat", "-n", "2", "--json").stdout)["data"]) == 2
+
+    def test_logs(self, shell):
+        shell("load", "chat")
+        assert len(shell("logs", "chat", "-n", "3").stdout.splitlines()) == 3
+        assert len(json.loads(shell("logs", "chat", "-n", "3", "--json").stdout)["lines"]) == 3
+
+    def test_logs_are_followed(self, site, shell, tmp_path):
+        shell("load", "chat")
+        out = tmp_path / "out"
+        with out.open("wb") as file:
+            command = [*LLMUX, "logs", "chat", "-f", "-n", "1", "--json"]
+            follower = subprocess.Popen(command, env=shell.env(), cwd=REPOSITORY, stdout=file)
+        try:
+            before = len(wait_until(lambda: out.read_text(), what="the last line"))
+            site.chat("quick").raise_for_status()
+            wait_until(lambda: len(out.read_text()) > before, what="a new line")
+            assert all("line" in json.loads(line) for line in out.read_text().splitlines())
+        finally:
+            follower.kill()
+            follower.wait()
+
+    @pytest.mark.parametrize("as_json", [False, True])
+    def test_events(self, shell, tmp_path, as_json):
+        out = tmp_path / "out"
+        with out.open("wb") as file:
+            command = [*LLMUX, "events", "--types", "decision,model", *(["--json"] if as_json else [])]
+            listener = subprocess.Popen(command, env=shell.env(), cwd=REPOSITORY, stdout=file)
+        try:
+
+            def heard() -> str:
+                shell("load", "talker")  # until it listens
+                shell("unload", "talker")
+                return out.read_text()
+
+            wait_until(lambda: "unloaded by an operator" in heard(), what="the event")
+            last = '"state": "stopped"' if as_json else "talker: stopped"
+            wait_until(lambda: last in out.read_text(), what="what came of it")
+        finally:
+            listener.kill()
+            listener.wait()
+        if as_json:
+            assert {json.loads(line)["event"] for line in out.read_text().splitlines()} == {"decision", "model"}
+
+    def test_kinds_are_the_daemons(self, shell):
+        assert events.KINDS == KINDS
+        wrong = shell("events", "--types", "model,nothing")
+        assert wrong.returncode == ExitCode.USAGE
+        assert "'nothing'" in wrong.stderr
+
+    def test_top_once(self, shell):
+        shown = shell("top", "--once").stdout
+        assert "4 models loaded" in shown
+        assert "host" in shown
+        assert re.search(r"^host  [━╸╺ ]{24}  \d.* used, ", shown, re.MULTILINE)
+        assert ESCAPE not in shown
+        seen = json.loads(shell("top", "--json").stdout)
+        assert {"devices", "models", "requests"} == set(seen)

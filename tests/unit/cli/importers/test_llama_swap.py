@@ -1,0 +1,56 @@
+"""Configurations of llama-swap: what they become, and what is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.errors import ConfigError
+from tests.support.importing import notes, swap
+
+
+class TestLlamaSwap:
+    """What a golden file shows badly."""
+
+    def test_macros(self):
+        draft = swap(
+            {
+                "m": {"macros": [{"n": 7}], "cmd": "x --port ${PORT} ${a}", "filters": {"setParams": {"seed": "${n}"}}},
+            },
+            macros=[{"n": 1}, {"b": "${n}-${MODEL_ID}"}, {"a": "--name ${b} ${env.HOME}"}],
+        )
+        assert draft.models["m"]["cmd"] == ["x", "--port", "${port}", "--name", "7-m", "/home/me"]
+        assert draft.virtual_models["m"]["force"] == {"seed": 7}
+
+    def test_macros_that_contain_each_other(self):
+        with pytest.raises(ConfigError, match="contain each other"):
+            swap({"m": {"cmd": "${a}"}}, macros={"a": "${b}", "b": "${a}"})
+
+    def test_one_model_at_a_time(self):
+        models = {name: {"cmd": "x ${PORT}"} for name in ("a", "b")}
+        group = {"all": {"members": ["a", "b"]}}
+        assert swap(models, groups=group).limits == {"max_loaded": {"llm": 1}}
+        assert swap(models | {"c": {"cmd": "y ${PORT}"}}, groups=group).limits == {}
+
+    def test_ports_that_are_fixed(self):
+        draft = swap(
+            {
+                "found": {"cmd": "x --listen=127.0.0.1:9000", "proxy": "http://localhost:9000"},
+                "unknown": {"cmd": "x"},
+                "away": {"cmd": "x ${PORT}", "proxy": "http://192.168.1.5:${PORT}"},
+            }
+        )
+        assert draft.models["found"]["cmd"] == ["x", "--listen=127.0.0.1:${port}"]
+        assert [draft.models[name].get("enabled") for name in draft.models] == [None, False, False]
+
+    def test_other_dollars_stay_as_they_look(self):
+        draft = swap({"m": {"cmd": "x ${PORT} $HOME ${MODEL_ID}", "env": ["A=$B"]}})
+        assert draft.models["m"]["cmd"] == ["x", "${port}", "$HOME", "m"]
+        assert draft.models["m"]["env"] == {"A": "$B"}
+
+    def test_values_that_are_not_valid_are_told_and_left_out(self):
+        draft = swap({"m": {"cmd": "x ${PORT}", "ttl": 60, "checkEndpoint": "no-slash"}})
+        assert draft.models["m"] == {"cmd": ["x", "${port}"], "keep_alive_s": 60}
+        assert any("health_path" in note for note in notes(draft))
+
+    def test_relative_paths_are_told(self):
+        assert any("m/a.gguf starts from" in note for note in notes(swap({"m": {"cmd": "llama-server -m m/a.gguf"}})))

@@ -1,0 +1,110 @@
+"""Settings of llm-pool: what they become, and what is told."""
+
+from __future__ import annotations
+
+from supervisor.cli.importers import llm_pool
+from tests.support.importing import notes
+
+
+class TestLlmPool:
+    """settings.json with local.json over it."""
+
+    def test_merge(self):
+        assert llm_pool.merged({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 3}, "d": [2]}) == {
+            "a": {"b": 3, "c": 2},
+            "d": [2],
+        }
+
+    def test_shared_stop_words_come_along(self):
+        models = {"a": {"backend": "llama_server", "model_path": "/a.gguf"}}
+        draft = llm_pool.convert({"engine": {"decoding": {"stop": ["</s>"]}, "models": models}})
+        draft.settle()
+        assert draft.virtual_models["a"]["defaults"] == {"stop": ["</s>"]}
+        assert notes(draft) == []
+
+    def test_vllm_fields_and_options(self):
+        """Both become keys; a field of its own wins over an option."""
+        fields = {
+            "vllm_model": "Qwen/Qwen3-8B",
+            "vllm_max_model_len": 4096,
+            "vllm_enable_prefix_caching": False,
+            "vllm_max_pixels": 4014080,
+            "vllm_kv_cache_memory_bytes": 1 << 30,
+            "vllm_unheard_of": 1,
+            "vllm_serve_host": "0.0.0.0",
+            "vllm_serve_api_key": "secret",
+            "vllm_serve_extra_args": [
+                *(
+                    "--max-num-seqs",
+                    "1",
+                    "--max_num_batched_tokens=2048",
+                    "--max-model-len",
+                    "99",
+                    "--quantization",
+                    "modelopt",
+                ),
+                *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--no-enforce-eager", "--port", "9"),
+                *("--default-chat-template-kwargs", '{"enable_thinking": false}', "--attention-backend", "triton_attn"),
+                *("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2, "quantization": "fp8"}'),
+                *("--num-gpu-blocks-override", "9", "-O3"),
+            ],
+        }
+        draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "vllm_serve", **fields}}}})
+        assert draft.models["a"] == {
+            "runtime": "vllm_serve",
+            "model": "Qwen/Qwen3-8B",
+            "max_model_len": 4096,
+            "enable_prefix_caching": False,
+            "max_pixels": 4014080,
+            "kv_cache_memory_bytes": 1 << 30,
+            "max_num_seqs": 1,
+            "max_num_batched_tokens": 2048,
+            "quantization": "modelopt",
+            "tool_call_parser": "hermes",
+            "enforce_eager": False,
+            "default_chat_template_kwargs": {"enable_thinking": False},
+            "speculative_method": "mtp",
+            "num_speculative_tokens": 2,
+            "extra_args": ["--attention-backend", "triton_attn", "-O3"],
+        }
+        assert notes(draft) == [
+            "engine.models.a.vllm_unheard_of: vllm_serve has no such key; try extra_args",
+            "engine.models.a.vllm_serve_host: llmux chooses it",
+            "engine.models.a.vllm_serve_api_key: llmux chooses it",
+            "engine.models.a.vllm_serve_extra_args.--port: llmux chooses it",
+            "engine.models.a.vllm_serve_extra_args.--speculative-config.quantization: vllm_serve has no such key",
+            "engine.models.a.vllm_serve_extra_args.--num-gpu-blocks-override: kv_cache_memory_bytes says how large the cache is",
+        ]
+
+    def test_a_share_of_a_device_sizes_no_cache(self):
+        fields = {
+            "vllm_model": "/m",
+            "vllm_gpu_memory_utilization": 0.9,
+            "vllm_max_model_len": 9,
+            "vllm_max_num_seqs": 1,
+        }
+        draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "vllm", **fields}}}})
+        assert draft.models["a"] == {"runtime": "vllm_serve", "path": "/m", "max_model_len": 9, "max_num_seqs": 1}
+        (note,) = notes(draft)
+        assert note.startswith("engine.models.a.vllm_gpu_memory_utilization: the KV cache is as large as one")
+
+    def test_models_that_are_none(self):
+        models = {"a": 3, "b": {}, "c": {"backend": "vllm"}, "d": {"backend": "llama_cpp", "model_path": "/d.gguf"}}
+        draft = llm_pool.convert({"engine": {"models": models}})
+        assert list(draft.models) == ["d"]
+        assert notes(draft)[:3] == [
+            "engine.models.a: expected an object",
+            "engine.models.b: it has no backend",
+            "engine.models.c: it has no vllm_model",
+        ]
+
+    def test_an_address_that_others_reach(self):
+        models = {"a": {"backend": "llama_server", "model_path": "/a.gguf"}}
+        draft = llm_pool.convert({"service": {"host": "0.0.0.0"}, "engine": {"models": models}})
+        assert notes(draft) == ["service.host: others reach 0.0.0.0, so llmux wants keys: llmux keys add NAME"]
+
+    def test_a_model_without_a_file_is_left_out(self):
+        draft = llm_pool.convert({"engine": {"models": {"a": {"backend": "llama_server", "model_path": None}}}})
+        draft.settle()
+        assert draft.models == {}
+        assert notes(draft) == ["models.a: is left out: nothing is left that could be run"]

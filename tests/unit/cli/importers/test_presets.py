@@ -1,0 +1,28 @@
+"""Presets of llama-server's router: what they become, and what is told."""
+
+from __future__ import annotations
+
+from supervisor.cli.importers import presets
+from tests.support.importing import ini
+
+
+class TestPresets:
+    """INI as llama.cpp reads it."""
+
+    def test_sections(self):
+        sections = presets.parse("version = 1\n[*]\r\nc = 1 ; no\n[ a b ] # yes\nm=x#y\n[a b]\nm = z\n")
+        assert sections == {"": {"version": "1"}, "*": {"c": "1"}, "a b": {"m": "z"}}
+
+    def test_own_goes_over_shared_whatever_its_spelling(self):
+        draft = ini("[*]\nctx-size = 1\nno-kv-unified = true\n[a]\nm = /a.gguf\nLLAMA_ARG_CTX_SIZE = 2\nkvu = 1\n")
+        assert draft.models == {"a": {"path": "/a.gguf", "n_ctx": 2, "kv_unified": True}}
+
+    def test_switches(self):
+        draft = ini("[a]\nm = /a.gguf\nc = 0\nwarmup = false\nno-mmap = off\nembeddings = 0\nflash-attn = true\n")
+        assert draft.models["a"] == {
+            "path": "/a.gguf",
+            "n_ctx": 0,
+            "extra_args": ["--no-warmup"],
+            "load_mode": "mmap",
+            "flash_attn": "on",
+        }

@@ -1,0 +1,68 @@
+"""The model in a form."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.errors import InvalidRequestError
+from supervisor.proxy.form import read_form
+
+FORM = b'--X\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+FILE = b'--X\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n%s\r\n'
+TYPE = b'multipart/form-data; boundary="X"'
+
+
+class TestForms:
+    """One short field is found wherever it stands; nothing else is decoded."""
+
+    @pytest.mark.parametrize("audio", [b"\0\xff\r\n--Y", bytes(3_000_000), b"\r\n--X-" * 300_000])
+    @pytest.mark.parametrize("first", [True, False])
+    async def test_found(self, audio, first):
+        parts = [FORM % (b"model", b"whisper"), FILE % audio, FORM % (b"language", b"de")]
+        body = b"".join(parts if first else parts[::-1]) + b"--X--\r\n"
+        assert (await read_form(body, TYPE)).name == "whisper"
+        assert (await read_form(bytearray(body), TYPE)).name == "whisper"
+
+    async def test_absent(self):
+        assert (await read_form(FILE % b"model" + b"--X--\r\n", TYPE)).name is None
+
+    @pytest.mark.parametrize(
+        ("body", "content_type"),
+        [
+            (b"", b"multipart/form-data"),
+            (b"no form at all", TYPE),
+            (FORM % (b"x", b"1") * 100 + b"--X--\r\n", TYPE),
+            (FORM % (b"model", b"a") * 2 + b"--X--\r\n", TYPE),
+            (FORM % (b"model", b"a" * 1000) + b"--X--\r\n", TYPE),
+            (FORM % (b"model", b"\xff") + b"--X--\r\n", TYPE),
+            (b"--X\r\n" + b"A: b\r\n" * 1000 + b"\r\n\r\n--X--\r\n", TYPE),
+            (b"", b"multipart/form-data; boundary=" + b"b" * 1000),
+        ],
+        ids=["no boundary", "no form", "many parts", "twice", "long", "not utf-8", "many headers", "long boundary"],
+    )
+    async def test_refused(self, body, content_type):
+        with pytest.raises(InvalidRequestError):
+            await read_form(body, content_type)
+
+    @pytest.mark.parametrize(
+        "audio", [b"", b"--X--", b"\0\xff\r\n--Y\r\n--X-", bytes(3_000_000), b"\r\n--X-" * 300_000]
+    )
+    @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+    async def test_changed(self, audio, order):
+        parts = [FORM % (b"model", b"asr"), FILE % audio, FORM % (b"language", b"de"), FORM % (b"tags[]", b"a")]
+        end = b"--X--\r\nepilogue"
+        body = b"".join(parts[i] for i in order) + end
+        form = await read_form(body, TYPE)
+        assert {"model", "file", "language", "tags[]"} == form.names
+        new = {"model": ("whisper",), "tags[]": (), "n": ("1", "2")}
+        kept = b"".join(parts[i] for i in order if i in (1, 2))
+        added = FORM % (b"model", b"whisper") + FORM % (b"n", b"1") + FORM % (b"n", b"2")
+        assert added + kept + end == form._changed(new)
+        again = await read_form(form._changed(new), TYPE)
+        assert ("whisper", form.names - {"tags[]"} | {"n"}) == (again.name, again.names)
+        assert form._changed({}) is body
+
+    async def test_a_form_that_breaks_off_stays_one(self):
+        body = FORM % (b"model", b"asr") + FILE % b"abc"
+        form = await read_form(body, TYPE)
+        assert form._changed({"model": ()}) == FILE % b"abc"

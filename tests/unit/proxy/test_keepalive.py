@@ -1,0 +1,55 @@
+"""Keep-alive comments."""
+
+from __future__ import annotations
+
+import asyncio
+
+from supervisor.dialects.openai import OPENAI
+from supervisor.errors import UnavailableError
+from supervisor.proxy.keepalive import Keepalive
+
+
+class TestKeepalive:
+    """Comments only when the wait is long, and never two heads."""
+
+    async def test_short_wait_sends_nothing(self):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        async with Keepalive(send, [], OPENAI, interval_s=5) as keepalive:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not keepalive.started
+        assert not sent
+
+    async def test_long_wait_and_failure(self):
+        sent = []
+        enough = asyncio.Event()
+
+        async def send(message):
+            sent.append(message)
+            if len(sent) == 4:
+                enough.set()
+
+        async with Keepalive(send, [(b"x-request-id", b"r")], OPENAI, interval_s=0.02) as keepalive:
+            await enough.wait()
+        assert keepalive.started
+        count = len(sent)
+        await asyncio.sleep(0.06)
+        assert len(sent) == count, "silent again after the block"
+        assert sent[0]["status"] == 200
+        assert (b"x-request-id", b"r") in sent[0]["headers"]
+        assert {message["body"] for message in sent[1:]} == {b": keepalive\n\n"}
+        await keepalive.fail(UnavailableError("no memory"))
+        assert sent[-1]["body"].startswith(b'data: {"error":{"message":"no memory"')
+        assert sent[-1]["more_body"] is False
+
+    async def test_blocked_head_is_not_counted_as_sent(self):
+        async def send(message):
+            await asyncio.Event().wait()
+
+        async with Keepalive(send, [], OPENAI, interval_s=0.01) as keepalive:
+            await asyncio.sleep(0.05)
+        assert not keepalive.started
