@@ -379,14 +379,14 @@ class TestMentions:
 
     def test_module_map(self):
         """Every path in it exists, and every package and top-level module is in it."""
-        section = part(text("architecture.md"), "## Module map")
+        section = part(text("architecture.md"), "## Rooms")
         paths = {path.rstrip("/") for path in re.findall(r"`((?:supervisor|runtimes|deploy)[\w/.]*)`", section)}
         assert set() == {path for path in paths if not (ROOT / path).exists()}
         there = {p.relative_to(ROOT).as_posix() for p in (ROOT / "supervisor").iterdir() if not p.name.startswith("_")}
         assert set() == {path for path in there - {"supervisor/py.typed"} if path not in paths}
 
     def test_modules_of_the_map(self):
-        section = part(text("architecture.md"), "## Module map")
+        section = part(text("architecture.md"), "## Rooms")
         for folder, line in re.findall(r"^\| `(supervisor/\w+)/` \| (.*) \|$", section, re.MULTILINE):
             modules = {path.stem for path in (ROOT / folder).iterdir()}
             assert set() == set(re.findall(r"`(\w+)`", line)) - modules - {"llmux"}, folder
