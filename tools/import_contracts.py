@@ -8,23 +8,29 @@ from importlinter.domain.imports import Module
 
 
 class AllowedContract(Contract):
-    """The modules of `source_modules` import themselves and `allowed_modules`, nothing else."""
+    """The modules of `source_modules` import themselves and `allowed_modules`, nothing else.
+
+    With `within`, only what they import of that package is looked at.
+    """
 
     type_name = "allowed"
 
     source_modules = fields.ListField(subfield=fields.ModuleField())
     allowed_modules = fields.ListField(subfield=fields.ModuleField())
+    within = fields.ModuleField(required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Look at every import of the sources."""
         sources = [_name(module) for module in self.source_modules]  # type: ignore[attr-defined]
         allowed = [*sources, *(_name(module) for module in self.allowed_modules)]  # type: ignore[attr-defined]
+        within = None if self.within is None else _name(self.within)  # type: ignore[arg-type]  # the metaclass makes modules of fields
         wrong = sorted(
             (importer, imported)
             for importer in graph.modules
             if any(_is_within(importer, source) for source in sources)
             for imported in graph.find_modules_directly_imported_by(importer)
-            if not any(_is_within(imported, name) for name in allowed)
+            if (within is None or _is_within(imported, within))
+            and not any(_is_within(imported, name) for name in allowed)
         )
         return ContractCheck(kept=not wrong, metadata={"wrong": wrong})
 
