@@ -292,20 +292,20 @@ class Engine:
 
         Never for a request that was cut: it would load again what was just unloaded.
         """
-        records = self._scheduler.state.models
+        models = self._scheduler.state.models
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while (
-                    (record := records.get(ticket.model)) is not None
-                    and record.generation == ticket.generation
-                    and record.answering
+                    (found := models.get(ticket.model)) is not None
+                    and found.generation == ticket.generation
+                    and found.answering
                 ):
                     await self._change()
                 return ticket.cut_reason is None
         return False
 
     def finish(self, ticket: Ticket) -> None:
-        """The request is over. RequestContext exactly once for every admitted ticket."""
+        """The request is over. Call this exactly once for every admitted ticket."""
         del self._tickets[ticket.id]
         self.post(RequestFinished(ticket.id))
 
@@ -313,19 +313,19 @@ class Engine:
 
     def model(self, model: ModelId) -> ModelStatus | None:
         """What is known of it now; None for a model that is not configured."""
-        world = self._scheduler.state
-        record = world.models.get(model)
-        return None if record is None else model_status(world, record, self.clock())
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return None if found is None else model_status(state, found, self.clock())
 
     def models(self) -> tuple[ModelStatus, ...]:
         """Every model, in the order in which they were configured."""
-        world, now = self._scheduler.state, self.clock()
-        return tuple(model_status(world, record, now) for record in world.models.values())
+        state, now = self._scheduler.state, self.clock()
+        return tuple(model_status(state, found, now) for found in state.models.values())
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Every configured device, by id."""
-        world = self._scheduler.state
-        return tuple(device_status(world, device) for device in world.ledger.devices())
+        state = self._scheduler.state
+        return tuple(device_status(state, device) for device in state.ledger.devices())
 
     def queue(self) -> QueueStatus:
         """All requests together."""
@@ -356,22 +356,22 @@ class Engine:
         """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only."""
         self.post(LoadAsked(model))
         while True:
-            record = self._scheduler.state.models.get(model)
-            if record is None:
+            found = self._scheduler.state.models.get(model)
+            if found is None:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
-            if record.state is WorkerState.READY and record.answering:
+            if found.state is WorkerState.READY and found.answering:
                 return
-            if record.state is WorkerState.READY and record.spec.remote:
-                raise UnavailableError(f"{model}: {record.life.reason}", code="remote_unavailable")
-            self._check_quarantine(record)
-            if record.state is WorkerState.FAILED or (record.state is WorkerState.STOPPED and record.asked_at is None):
+            if found.state is WorkerState.READY and found.spec.remote:
+                raise UnavailableError(f"{model}: {found.life.reason}", code="remote_unavailable")
+            self._check_quarantine(found)
+            if found.state is WorkerState.FAILED or (found.state is WorkerState.STOPPED and found.asked_at is None):
                 code = (
                     "runtime_not_installed"
-                    if record.crash and record.crash.kind == "runtime_not_installed"
+                    if found.crash and found.crash.kind == "runtime_not_installed"
                     else "load_failed"
                 )
-                detail = record.crash.log_tail if record.crash is not None else ()
-                raise UnavailableError(f"{model} was not loaded: {record.life.reason}", code=code, detail=detail)
+                detail = found.crash.log_tail if found.crash is not None else ()
+                raise UnavailableError(f"{model} was not loaded: {found.life.reason}", code=code, detail=detail)
             await self._change()
 
     async def unload(self, model: ModelId, *, force: bool = False) -> None:
@@ -379,21 +379,21 @@ class Engine:
 
         Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
         """
-        records = self._scheduler.state.models
-        before = records[model].generation if model in records else None
+        models = self._scheduler.state.models
+        before = models[model].generation if model in models else None
         self.post(UnloadAsked(model, force))
         while True:
-            record = records.get(model)
-            if record is None or not record.has_worker or record.generation != before:
+            found = models.get(model)
+            if found is None or not found.has_worker or found.generation != before:
                 return
-            if record.state is WorkerState.READY:
+            if found.state is WorkerState.READY:
                 return
-            self._check_quarantine(record)
+            self._check_quarantine(found)
             await self._change()
 
-    def _check_quarantine(self, record: ModelState) -> None:
+    def _check_quarantine(self, found: ModelState) -> None:
         """There is no telling when a worker goes that can't be killed, or memory comes back that is long overdue."""
-        reason = self._scheduler.state.ledger.quarantined_by(record.holder)
+        reason = self._scheduler.state.ledger.quarantined_by(found.holder)
         if reason is not None:
             raise UnavailableError(reason, code="device_quarantined")
 
@@ -407,8 +407,8 @@ class Engine:
         """Drain and stop every worker; returns when all are gone or can't be killed. Nobody needs their memory back."""
         self.post(ShutdownAsked())
         while any(
-            record.has_worker and not record.exited and not record.stuck
-            for record in self._scheduler.state.models.values()
+            found.has_worker and not found.exited and not found.stuck
+            for found in self._scheduler.state.models.values()
         ):
             await self._change()
         self._sampling.stop()

@@ -79,49 +79,49 @@ class QueueStatus:
     is_stopping: bool  # the daemon shuts down: nothing new is admitted
 
 
-def model_status(world: SchedulerState, record: ModelState, now: float) -> ModelStatus:
+def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelStatus:
     """See ModelStatus."""
-    leases = world.ledger.leases_of(record.holder)
-    queued = world.queue.count(record.id)
-    since_s = now - record.life.since
+    leases = state.ledger.leases_of(model.holder)
+    queued = state.queue.count(model.id)
+    since_s = now - model.life.since
     return ModelStatus(
-        spec=record.spec,
-        state=record.state,
-        reason=record.life.reason,
+        spec=model.spec,
+        state=model.state,
+        reason=model.life.reason,
         since_s=since_s,
-        answering=record.answering,
-        has_worker=record.has_worker,
-        generation=record.generation,
-        devices=record.devices if record.has_worker else (),
+        answering=model.answering,
+        has_worker=model.has_worker,
+        generation=model.generation,
+        devices=model.devices if model.has_worker else (),
         leases=leases,
-        pinned=record.pinned,
-        is_wanted=record.id in world.wanted or record.asked_at is not None or queued > 0,
-        waits_for=record.claims if record.id in world.wanted else (),
-        in_flight=len(record.in_flight),
+        pinned=model.pinned,
+        is_wanted=model.id in state.wanted or model.asked_at is not None or queued > 0,
+        waits_for=model.claims if model.id in state.wanted else (),
+        in_flight=len(model.in_flight),
         queued=queued,
-        idle_s=now - record.last_used if record.has_worker and not record.in_flight else None,
-        eta_s=_eta_s(record, leases, since_s),
-        load_s=record.load_s,
-        crash=record.crash,
-        is_replaced=record.change is not None,
+        idle_s=now - model.last_used if model.has_worker and not model.in_flight else None,
+        eta_s=_eta_s(model, leases, since_s),
+        load_s=model.load_s,
+        crash=model.crash,
+        is_replaced=model.change is not None,
     )
 
 
-def device_status(world: SchedulerState, device: DeviceSpec) -> DeviceStatus:
+def device_status(state: SchedulerState, device: DeviceSpec) -> DeviceStatus:
     """See DeviceStatus."""
-    leases = tuple(lease for lease in world.ledger.leases() if lease.device == device.id)
-    return DeviceStatus(device, world.ledger.totals(device.id), leases)
+    leases = tuple(lease for lease in state.ledger.leases() if lease.device == device.id)
+    return DeviceStatus(device, state.ledger.totals(device.id), leases)
 
 
-def queue_status(world: SchedulerState) -> QueueStatus:
+def queue_status(state: SchedulerState) -> QueueStatus:
     """See QueueStatus."""
-    in_flight = sum(len(record.in_flight) for record in world.models.values())
-    return QueueStatus(len(world.queue), in_flight, world.shutting_down)
+    in_flight = sum(len(model.in_flight) for model in state.models.values())
+    return QueueStatus(len(state.queue), in_flight, state.shutting_down)
 
 
-def _eta_s(record: ModelState, leases: tuple[Lease, ...], since_s: float) -> float | None:
+def _eta_s(model: ModelState, leases: tuple[Lease, ...], since_s: float) -> float | None:
     """By the time the last load took; before the first one, by the size of the model."""
-    if record.state is not WorkerState.STARTING:
+    if model.state is not WorkerState.STARTING:
         return None
     guess = max(1.0, sum(lease.mib for lease in leases) / RELOAD_MIB_PER_S)
-    return max(0.0, (guess if record.load_s is None else record.load_s) - since_s)
+    return max(0.0, (guess if model.load_s is None else model.load_s) - since_s)
