@@ -400,7 +400,7 @@ class Engine:
     # ---------------------------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Begin to sample memory. RequestContext once, on the running loop."""
+        """Begin to sample memory. Call it once, on the running loop."""
         self._sampling.start()
 
     async def shutdown(self) -> None:

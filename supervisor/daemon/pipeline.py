@@ -1,4 +1,11 @@
-"""The way of an inference request, in six steps: body, target, demand, ticket, forward, release.
+"""The way of an inference request, in six steps whose numbers come back in the code:
+
+1. Body: read, and opened once.
+2. Target: which model is meant, may it be asked this, and what does its worker get?
+3. Demand: the request gets a number and is entered among those in flight. From here on it can be cancelled.
+4. Ticket: the engine admits it to a worker, at once or after a wait.
+5. Forward: the bytes go through.
+6. Release: the ticket is given back, the request leaves the list, one log line says what came of it.
 
 Which paths exist is what the configured models' runtimes serve, exact path and method; everything else is not inference.
 The model is named by the body's `model` (JSON or multipart), by `?model=` for requests that don't name one in their body,
@@ -78,8 +85,11 @@ class Pipeline:
         """Serve one request. Raises LlmuxError as long as nothing was sent; see `forward` for what follows."""
         context.path = scope["path"]
         try:
+            # 1.
             body = await open_body(scope, receive, self._body_limit)
+            # 2.
             target = await self._target(scope, body, context)
+            # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
             cancelling = CancelOnDisconnect(scope, receive)
             self._requests.begin(context, cancelling)
@@ -95,6 +105,7 @@ class Pipeline:
             context.failure = "client_gone"
             raise
         finally:
+            # 6.
             self._requests.finished(context)
 
     # ------------------------------------------------------------------------------------------------------------ target
@@ -177,9 +188,11 @@ class Pipeline:
     async def _attempt(
         self, scope: Scope, send: Send, context: RequestContext, target: Target, keepalive: Keepalive
     ) -> None:
+        # 4.
         ticket = context.ticket = await self._admitted(context, target.model, keepalive)
         assert ticket.upstream is not None
         try:
+            # 5.
             await forward(
                 scope,
                 send,
@@ -196,6 +209,7 @@ class Pipeline:
                 first_byte_s=self._first_byte_s,
             )
         finally:
+            # 6.
             self._engine.finish(ticket)
 
     async def _admitted(self, context: RequestContext, model: ModelId, keepalive: Keepalive) -> Ticket:
