@@ -407,8 +407,7 @@ class Engine:
         """Drain and stop every worker; returns when all are gone or can't be killed. Nobody needs their memory back."""
         self.post(ShutdownAsked())
         while any(
-            found.has_worker and not found.exited and not found.stuck
-            for found in self._scheduler.state.models.values()
+            found.has_worker and not found.exited and not found.stuck for found in self._scheduler.state.models.values()
         ):
             await self._change()
         self._sampling.stop()
