@@ -56,6 +56,8 @@ class Recording:
 
     def add(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
         """Keep one event for the listener."""
+        if self._ended:
+            return
         text = event_line(at, event, effects)
         self._bytes += len(text)
         if self._bytes > BACKLOG_BYTES:
@@ -129,7 +131,7 @@ def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
 def _parsed(text: bytes, number: int) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"The recording can't be read after event {number}: {error}.") from error
     if not isinstance(content, dict):
         raise InvalidRequestError(f"The recording can't be read after event {number}: a line is no object.")
@@ -180,8 +182,11 @@ def _pack(value: Any, seen: dict[int, int]) -> Any:
 
 
 def unpacked(value: Any) -> Any:
-    """The value again. Raises InvalidRequestError for a class that the core doesn't have."""
-    return _unpack(value, {})
+    """The value again. Raises InvalidRequestError for what the core doesn't have."""
+    try:
+        return _unpack(value, {})
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InvalidRequestError(f"The recording can't be read: {error!r}.") from error
 
 
 def _unpack(value: Any, seen: dict[int, Any]) -> Any:
