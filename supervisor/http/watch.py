@@ -1,4 +1,4 @@
-"""The admin API's streams: what happens, and what the workers write into their logs."""
+"""The admin API's streams: events, and the lines that workers write into their logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.parameters import choices, flag, number
 
 MAX_LINES: Final = 10_000
-LINE_BYTES: Final = 512  # of a long line no more is shown anyway
+LINE_BYTES: Final = 512  # longer lines are not shown in full anyway
 FOLLOW_INTERVAL_S: Final = 0.3
 
 
