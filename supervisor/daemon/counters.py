@@ -1,6 +1,6 @@
-"""Counters and histograms as prometheus_client's, without their locks: counting is a tenth of the work.
+"""Counters and histograms like prometheus_client's, but without locks, which makes counting ten times cheaper.
 
-For the event loop's thread only, which is where requests end and metrics are asked for.
+Use them from the event loop's thread only: requests end and metrics are read there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FastCounter(Collector):
 
 
 class FastHistogram(Collector):
-    """How values are spread, by model. `bounds` are the buckets' upper ends, ascending."""
+    """The distribution of values, by model. `bounds` are the buckets' upper ends, ascending."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self._name, self._about, self._bounds = name, about, bounds

@@ -36,7 +36,7 @@ class Daemon:
     pipeline: Pipeline = field(init=False)
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
-    learned: Callable[[], Learned] = dict  # the footprints that the store knows by now
+    learned: Callable[[], Learned] = dict  # the footprints that the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
@@ -48,7 +48,7 @@ class Daemon:
         self.configure(self.catalog, self.keyring)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
-        """What new requests meet from now on; those under way go on with what they met."""
+        """Serve new requests with these; running ones keep what they began with."""
         self.catalog, self.keyring = catalog, keyring
         self.pipeline = Pipeline(self.engine, catalog, self.requests)
         for listener in self.on_configure:

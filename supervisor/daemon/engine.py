@@ -1,11 +1,11 @@
 """The single writer: it owns the scheduler, gives it events, and carries its effects out.
 
 `post()` is synchronous and runs on the event loop's thread, so one event is handled completely (state changed, effects
-started) before anything else can look. Effects never wait: workers are started and stopped by their own tasks, which
-answer with further events. An event posted from within an effect is handled right after the current one.
+started) before other code can run. Effects never wait: each worker has its own task that starts and stops it and reports
+by further events. An event posted from within an effect is handled right after the current one.
 
-A request's ticket is given out by `admit()` and given back by `finish()`; a ticket that was admitted is always finished,
-because `admit` finishes it itself when its caller is cancelled while waiting.
+`admit()` gives out a request's ticket and `finish()` takes it back. Every admitted ticket is finished: if the caller is
+cancelled while it waits, `admit` does so itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = structlog.get_logger("llmux.engine")
 MOST_RECORDINGS = 4
 
 Observer = Callable[[Event, Sequence[Effect]], None]
-"""Looks and returns at once; it posts nothing and raises nothing."""
+"""Returns at once, posts nothing and raises nothing."""
 
 
 class FootprintStore(Protocol):
@@ -115,7 +115,7 @@ class Engine:
     def post(self, event: Event) -> None:
         """Handle `event` now, or right after the one being handled. Never blocks, never raises for operational trouble.
 
-        A mistake of ours in handling `event` is raised only after what followed from it was handled.
+        A bug in handling `event` is raised only after the events that followed from it were handled.
         """
         self._events.append(event)
         if self._handling:
@@ -158,13 +158,13 @@ class Engine:
             raise mistake
 
     def _is_settled(self, event: Event, effects: list[Effect]) -> bool:
-        """A request that was dispatched at once, or that ended while nobody waited, moves no deadline. Most do."""
+        """A request that was dispatched at once, or that ended while none waited, moves no deadline. This is the usual case."""
         if type(event) is RequestArrived:
             return len(effects) == 1 and type(effects[0]) is Dispatch
         return type(event) is RequestFinished and not effects and not self._scheduler.state.wanted
 
     def _look_ahead(self) -> None:
-        """See to it that the next deadline is kept, and that memory is read soon when somebody waits for it."""
+        """Set the timer for the next deadline; read memory soon if a load waits for it."""
         was_impatient, self._impatient = self._impatient, self._scheduler.is_impatient()
         if self._impatient and not was_impatient:
             self._sampling.soon()
@@ -193,7 +193,7 @@ class Engine:
     # -------------------------------------------------------------------------------------------------------- effects
 
     def _carry_out(self, effect: Effect) -> None:
-        """See to the effect; one that fails must not keep those after it from being seen to."""
+        """Carry the effect out; a failure must not prevent the effects after it."""
         try:
             self._do(effect)
         except Exception as error:
@@ -263,10 +263,10 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------- requests
 
     async def admit(self, ticket_id: TicketId, model: ModelId, priority: int = 0) -> Ticket:
-        """Wait for a turn on a worker of `model`. Returns at once when one is ready and has room.
+        """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
-        Cancelling it takes the request out of the queue. Raises NotFoundError or UnavailableError. Whoever gets the
-        ticket must `finish()` it.
+        Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. The caller must
+        `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock())
         self._tickets[ticket_id] = ticket
@@ -288,9 +288,9 @@ class Engine:
         return ticket
 
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
-        """Is the worker that was to serve this ticket found to take no more requests, now or within that time?
+        """Does it turn out, now or within that time, that the ticket's worker takes no more requests?
 
-        Never for a request that was cut: it would load again what was just unloaded.
+        False for a request that was cut: it would reload a model that was just unloaded.
         """
         models = self._scheduler.state.models
         with contextlib.suppress(TimeoutError):
@@ -312,13 +312,13 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------- the read door
 
     def model(self, model: ModelId) -> ModelStatus | None:
-        """What is known of it now; None for a model that is not configured."""
+        """The model's current status; None if it is not configured."""
         state = self._scheduler.state
         found = state.models.get(model)
         return None if found is None else model_status(state, found, self.clock())
 
     def models(self) -> tuple[ModelStatus, ...]:
-        """Every model, in the order in which they were configured."""
+        """Every model, in the order of the configuration."""
         state, now = self._scheduler.state, self.clock()
         return tuple(model_status(state, found, now) for found in state.models.values())
 
@@ -375,7 +375,7 @@ class Engine:
             await self._change()
 
     async def unload(self, model: ModelId, *, force: bool = False) -> None:
-        """Unload `model` and return when its memory is back, though requests may load it again. Cancelling stops waiting only.
+        """Unload `model` and return when its memory is back. Requests may load it again. Cancelling stops waiting only.
 
         Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
         """
@@ -392,7 +392,7 @@ class Engine:
             await self._change()
 
     def _check_quarantine(self, found: ModelState) -> None:
-        """There is no telling when a worker goes that can't be killed, or memory comes back that is long overdue."""
+        """A worker can't be killed, or its memory is long overdue: nobody can say when that ends."""
         reason = self._scheduler.state.ledger.quarantined_by(found.holder)
         if reason is not None:
             raise UnavailableError(reason, code="device_quarantined")
@@ -404,7 +404,7 @@ class Engine:
         self._sampling.start()
 
     async def shutdown(self) -> None:
-        """Drain and stop every worker; returns when all are gone or can't be killed. Nobody needs their memory back."""
+        """Drain and stop every worker; returns when each has ended or can't be killed. Does not wait for their memory."""
         self.post(ShutdownAsked())
         while any(
             found.has_worker and not found.exited and not found.stuck for found in self._scheduler.state.models.values()

@@ -1,7 +1,7 @@
-"""Events for whoever listens: published from anywhere on the loop, read by bounded subscriptions.
+"""Events for subscribers: published from anywhere on the loop, read through bounded subscriptions.
 
-Publishing never waits and costs nothing while nobody listens. A subscriber that falls behind by more than its bound is
-dropped: its stream ends, and its client, which has missed something anyway, comes again and reads the state anew.
+Publishing never waits and costs nothing without subscribers. A subscriber that falls behind by more than its bound is
+dropped: its stream ends. Its client has missed events, so it reconnects and reads the whole state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CLIENTS: Final = 32  # of these, for streams that take no operator's key
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One event. `seq` grows by one with each, whatever its kind."""
+    """One event. `seq` grows by one with each event of any kind."""
 
     seq: int
     kind: Kind
@@ -39,7 +39,7 @@ class Published:
 
 
 class Hub:
-    """Where events come together. Use from the event loop's thread."""
+    """Distributes events to subscriptions. Use from the event loop's thread."""
 
     def __init__(self) -> None:
         self._seq = 0
@@ -47,11 +47,11 @@ class Hub:
         self._closed = False
 
     def wants(self, kind: Kind) -> bool:
-        """Does anybody listen to it?"""
+        """Does a subscription want this kind?"""
         return bool(self._subscriptions) and any(kind in each.kinds for each in self._subscriptions)
 
     def publish(self, kind: Kind, data: dict[str, JsonValue]) -> None:
-        """Give it to everybody who listens."""
+        """Give the event to every subscription that wants it."""
         self._seq += 1
         event = Published(self._seq, kind, data)
         for subscription in tuple(self._subscriptions):
@@ -59,7 +59,7 @@ class Hub:
                 subscription.put(event)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
-        """Listen, inside a `with` block. Raises UnavailableError when `most` do already."""
+        """Listen, inside a `with` block. Raises UnavailableError if `most` clients listen already."""
         if self._closed or len(self._subscriptions) >= most:
             raise UnavailableError(
                 f"{len(self._subscriptions)} clients listen to events already; close one.", retry_after_s=10.0
@@ -67,14 +67,14 @@ class Hub:
         return Subscription(frozenset(kinds), self._subscriptions)
 
     def close(self) -> None:
-        """End every subscription: the daemon stops."""
+        """End every subscription, because the daemon stops."""
         self._closed = True
         for subscription in tuple(self._subscriptions):
             subscription.end()
 
 
 class Subscription:
-    """One listener's events, from the moment it was made."""
+    """One subscriber's events since the subscription was made."""
 
     __slots__ = ("_all", "_backlog", "_ended", "_something", "kinds")
 
@@ -95,7 +95,7 @@ class Subscription:
         self.end()
 
     def put(self, event: Published) -> None:
-        """Keep it for the listener, or drop the listener."""
+        """Keep the event for the subscriber, or drop the subscriber."""
         if len(self._backlog) >= BACKLOG:
             self.end()
             return
@@ -103,13 +103,13 @@ class Subscription:
         self._something.set()
 
     def end(self) -> None:
-        """No more events; what waits in `next` returns."""
+        """End it; a pending `next` returns."""
         self._all.discard(self)
         self._ended = True
         self._something.set()
 
     async def next(self, timeout_s: float) -> list[Published] | None:
-        """All that came since the last call: nothing within `timeout_s` is an empty list, the end is None."""
+        """All events since the last call; an empty list if none came within `timeout_s`, None at the end."""
         if not self._something.is_set():
             try:
                 async with asyncio.timeout(timeout_s):

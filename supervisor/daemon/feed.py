@@ -1,8 +1,8 @@
-"""What the engine does, told to those who listen: decisions, alerts, models, memory; and written into the history.
+"""Publishes what the engine does (decisions, alerts, models, memory) as events, and writes it into the history.
 
-Decisions and alerts are told one by one. Models are told by state: after an event that may have changed some, those whose
-view differs from what was told last are told whole, at once after a change of state and at most five times a second for
-mere traffic. Memory is told when it changed, once a second at most. With nobody listening only the history is kept.
+Decisions and alerts are published one by one. A model is published as its whole view, if the view differs from the last
+one published: at once after a change of state, at most five times a second for changed traffic. Memory is published when
+it changed, at most once a second. Without subscribers only the history is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Feed:
         daemon.engine.observers.append(self.observe)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
-        """Listen to what happens from now on. Raises UnavailableError when `most` do already."""
+        """Subscribe to events from now on. Raises UnavailableError when `most` do already."""
         daemon = self._daemon
         if not daemon.hub.wants("decision"):
             self._decisions_told = daemon.engine.last_decision
@@ -81,7 +81,7 @@ class Feed:
     # models
 
     def _flush_after(self, delay_s: float) -> None:
-        """Compare the models with what was told, not within the engine's turn."""
+        """Publish the models that changed; runs outside the engine's turn."""
         soon = delay_s == 0.0
         if self._flush is not None:
             if self._flush_soon or not soon:
@@ -126,7 +126,7 @@ class Feed:
 
 
 def _told(status: ModelStatus) -> Told:
-    """What makes a difference to somebody who looks at the model."""
+    """The part of the view whose change is worth publishing."""
     return (
         status.state,
         status.generation,

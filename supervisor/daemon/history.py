@@ -1,8 +1,9 @@
 """The last half hour as numbers: one point every two seconds, in a ring that never grows.
 
-A point is written when the memory has been read, at most one per interval. Readings drift, so one interval without any has
-what the next one has; several (the machine slept) are there as empty points, so that a point's place in the list is its time. What is counted rather than sampled (swaps,
-tokens) belongs to the interval in which it happened; an answer's tokens are spread evenly over the time it took.
+A point is written when memory was read, at most one per interval. Readings drift, so a single interval without a reading
+copies the next one. Several of them (the machine slept) become empty points, so that a point's place in the list is its
+time. Counted values (swaps, tokens) belong to the interval in which they happened; a response's tokens are spread evenly
+over its duration.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Point = dict[str, float | None]
 
 
 class History:
-    """Times are those of one monotonic clock, the engine's."""
+    """All times are of the engine's monotonic clock."""
 
     def __init__(self, *, interval_s: float = INTERVAL_S, points: int = POINTS) -> None:
         self.interval_s = interval_s
@@ -30,23 +31,23 @@ class History:
         self._last = 0  # number of the newest point; a point's number is its time in intervals
 
     def sample(self, now: float, values: Mapping[str, float | None]) -> None:
-        """The values at `now`; the first ones of an interval count."""
+        """Write the values at `now`; only the first ones of an interval count."""
         number = self._reach(now)
         point = self._at(number)
-        late = len(self._points) > 2 and not self._points[-2].keys() - COUNTED  # a reading that came just too late
+        late = len(self._points) > 2 and not self._points[-2].keys() - COUNTED  # a reading just after its interval
         for name, value in values.items():
             point.setdefault(name, value)
             if late and name in self._points[-3]:
                 self._points[-2].setdefault(name, value)
 
     def count(self, name: str, now: float, amount: float = 1) -> None:
-        """Add to what happened in this interval."""
+        """Add to a count of this interval."""
         self._add(self._reach(now), name, amount)
 
     def spread(self, name: str, amount: float, began: float, ended: float) -> None:
-        """Add a rate: `amount` things evenly from `began` (an interval before `ended` at least) to `ended`, per second.
+        """Add `amount` as a rate per second, spread evenly from `began` (at least an interval before `ended`) to `ended`.
 
-        What lies further back than the ring reaches is lost.
+        A part older than the ring is dropped.
         """
         began = min(began, ended - self.interval_s)
         rate = amount / (ended - began)
@@ -58,7 +59,7 @@ class History:
             self._add(number, name, rate * covered_s / self.interval_s)
 
     def series(self) -> tuple[float, dict[str, JsonValue]]:
-        """When the first point begins, and for every name its values, oldest first; None where nothing was sampled."""
+        """The first point's time, and every name's values, oldest first; None if there was no sample."""
         names = dict.fromkeys(COUNTED) | dict.fromkeys(name for point in self._points for name in point)
         table: dict[str, JsonValue] = {
             name: [_rounded(point.get(name, 0.0 if name in COUNTED else None)) for point in self._points]
@@ -68,7 +69,7 @@ class History:
         return first * self.interval_s, table
 
     def _reach(self, now: float) -> int:
-        """Make the point of this time; its number."""
+        """Make this time's point and return its number."""
         number = math.floor(now / self.interval_s)
         if not self._points:
             self._points.append({})

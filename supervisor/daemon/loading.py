@@ -1,7 +1,9 @@
-"""Loading and unloading as operators ask for it, with settings that last until an unload, a change of the model's configuration or the daemon's end.
+"""Loading and unloading for operators, with overrides.
 
-An override is told twice, to the workers (how the next one is started) and to the core (what it takes, and that a running
-one of another definition has to be replaced), in one turn of the loop, so that the two never disagree about a start.
+Overrides last until an unload, a change of the model's configuration, or the daemon's end.
+
+They change two places within one turn of the loop, so that both agree about every start: the workers (how to start the
+next one) and the core (its footprint, and that a running worker with another definition must be replaced).
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from supervisor.errors import InvalidRequestError, UnavailableError
 
 
 async def load(daemon: Daemon, model: ModelId, overrides: Mapping[str, JsonValue] | None) -> None:
-    """Load it and return when it is ready. `overrides` replace those it has (empty: none any more); None keeps them.
+    """Load the model and return when it is ready. `overrides` replace its overrides (empty: remove all); None keeps them.
 
-    Raises InvalidRequestError for overrides that can't be, UnavailableError when it can't be loaded.
+    Raises InvalidRequestError for invalid overrides, UnavailableError if the model can't be loaded.
     """
     if overrides:
         await _override(daemon, model, overrides)
@@ -32,18 +34,18 @@ async def load(daemon: Daemon, model: ModelId, overrides: Mapping[str, JsonValue
 
 
 async def unload(daemon: Daemon, model: ModelId, *, force: bool) -> None:
-    """Unload it, drop its overrides, and return when its memory is back."""
+    """Unload the model, drop its overrides, and return when its memory is back."""
     _drop(daemon, model)
     await daemon.engine.unload(model, force=force)
 
 
 def ask_load(daemon: Daemon, model: ModelId) -> None:
-    """Begin to load it."""
+    """Begin to load the model and return."""
     daemon.engine.post(LoadAsked(model))
 
 
 def ask_unload(daemon: Daemon, model: ModelId) -> None:
-    """Begin to unload it, and drop its overrides."""
+    """Begin to unload the model, drop its overrides and return."""
     _drop(daemon, model)
     daemon.engine.post(UnloadAsked(model))
 
@@ -74,7 +76,7 @@ def _drop(daemon: Daemon, model: ModelId) -> None:
 
 
 def _refuse_too_large(daemon: Daemon, spec: ModelSpec) -> None:
-    """The running worker must not go for one that fits nowhere."""
+    """Overrides that fit nowhere must not stop the running worker."""
     found = misplaced(spec, [device.spec for device in daemon.engine.devices()])
     if found is not None:
         message = f"With these overrides {spec.id} has no place here: {found[1]}."

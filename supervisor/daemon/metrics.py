@@ -1,7 +1,7 @@
-"""What llmux counts, in Prometheus's terms.
+"""llmux's metrics, in Prometheus's terms.
 
-Base units (seconds, bytes, tokens), counters end in `_total`. Durations of requests have OpenTelemetry's names for
-generative AI. A state (memory, queues, models) is read through the read door when somebody asks for the metrics.
+They use base units (seconds, bytes, tokens), and counters end in `_total`. Durations of requests have OpenTelemetry's
+names for generative AI. State (memory, queues, models) is read through the read door when a client gets the metrics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 _DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
 
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each of ours, which nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double our series, and nobody reads them
 
 
 class Metrics:
@@ -82,7 +82,7 @@ class Metrics:
         daemon.requests.listeners.append(self.finished)
 
     def orphans(self, count: int) -> None:
-        """So many leftovers were reaped at the start."""
+        """Count the leftovers that were killed at the start."""
         self._orphans.inc(count)
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
@@ -104,7 +104,7 @@ class Metrics:
                 self._load.observe(event.model, status.load_s)
 
     def finished(self, context: RequestContext, total_s: float) -> None:
-        """A request ended. Names that no model has are not counted by name: they are the client's to choose."""
+        """A request ended. Unknown model names are not counted by name: clients could make up any number of them."""
         route = self._daemon.catalog.route(context.name) if context.name is not None else None
         name = context.name if context.name is not None and route is not None else "unknown"
         outcome, ticket = context.outcome, context.ticket
@@ -129,7 +129,7 @@ class Metrics:
 
 
 class _States(Collector):
-    """Gauges, read from the scheduler when somebody asks."""
+    """Gauges, read from the scheduler at each scrape."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon

@@ -7,9 +7,9 @@
 5. Forward: the bytes go through.
 6. Release: the ticket is given back, the request leaves the list, one log line says what came of it.
 
-Which paths exist is what the configured models' runtimes serve, exact path and method; everything else is not inference.
-The model is named by the body's `model` (JSON or multipart), by `?model=` for requests that don't name one in their body,
-or is the only one there is.
+The runtimes of the configured models define which paths exist, by exact path and method; everything else is not
+inference. A request names its model in the body's `model` (JSON or multipart) or in `?model=`. If only one model is
+configured, it may leave the name out.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from supervisor.proxy.translation import Translation
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
 PATIENCE_S: Final = 5.0
-"""How long it may take, on a busy machine, until a worker that can't be reached is found to have ended; nothing was sent,
-so it can be again."""
+"""How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
+can be sent again."""
 
 NAME_LIMIT: Final = 512  # of the name of a model
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes, and what goes there."""
+    """Where a request goes, and what is sent there."""
 
     model: ModelId
     path: bytes  # the worker's path and query
@@ -57,7 +57,7 @@ class Target:
 class Pipeline:
     """Serves one catalog; a reload makes another."""
 
-    _numbers = itertools.count(1)  # tickets are ours: a client's x-request-id may repeat
+    _numbers = itertools.count(1)  # not the client's x-request-id, which may repeat
 
     def __init__(self, engine: Engine, catalog: Catalog, requests: InFlight) -> None:
         self._engine = engine
@@ -82,7 +82,7 @@ class Pipeline:
         return tuple(sorted(method for method, served in self._table if served == path))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
-        """Serve one request. Raises LlmuxError as long as nothing was sent; see `forward` for what follows."""
+        """Serve one request. Raises LlmuxError if nothing was sent yet; for later failures see `forward`."""
         context.path = scope["path"]
         try:
             # 1.
@@ -111,7 +111,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------------------ target
 
     async def _target(self, scope: Scope, body: Body, context: RequestContext) -> Target:
-        """Which model is meant, may it be asked this, and what does it get? Raises LlmuxError."""
+        """The model, whether this request is allowed for it, and what to send it. Raises LlmuxError."""
         translation = context.dialect.translation(scope["method"], context.path)
         public_path = context.path
         if translation is not None:
@@ -135,7 +135,7 @@ class Pipeline:
         return Target(model, path, await body.rewritten(route.rewrite, endpoint), translation)
 
     def _unnamed(self, scope: Scope) -> str | None:
-        """The model meant by a request that does not name one in its body."""
+        """The model of a request whose body names none."""
         query: bytes = scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
         if named:
@@ -160,9 +160,9 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------- demand, ticket, forward
 
     async def _answer(self, scope: Scope, send: Send, context: RequestContext, target: Target) -> None:
-        """Get a turn on a worker and pass the request through; once more where the worker turns out to have ended.
+        """Wait for a worker and forward the request; retry once if the worker turns out to have ended.
 
-        A stream's client is kept waiting with keep-alives; once the first one is sent, failures are told in-band.
+        A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
         """
         keepalive = context.keepalive = self._keepalive(send, context)
         try:
@@ -181,7 +181,7 @@ class Pipeline:
     def _keepalive(self, send: Send, context: RequestContext) -> Keepalive:
         if not context.stream:
             return Keepalive(send, [], context.dialect, interval_s=None)
-        first_at = asyncio.get_running_loop().time() + self._keepalive_s  # that is when the head will go out
+        first_at = asyncio.get_running_loop().time() + self._keepalive_s  # the response's headers go out then
         headers = [(b"x-request-id", context.request_id), processing_ms(context.arrived_at, first_at), *context.extra]
         return Keepalive(send, headers, context.dialect, interval_s=self._keepalive_s)
 
@@ -219,7 +219,7 @@ class Pipeline:
             async with keepalive:
                 ticket = await self._engine.admit(context.ticket_id, model)
         except BaseException:
-            if ticket is not None:  # the client left while the last keep-alive was being taken back
+            if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)
             raise
         return ticket

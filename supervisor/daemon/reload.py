@@ -1,11 +1,11 @@
-"""Reload: the configuration is read again, and what is different about it takes effect.
+"""Reload: read the configuration again and apply the differences.
 
-Everything that can be wrong is looked for off the loop, before anything is changed; then catalog, routes, auth, limits and
-the core's specifications are replaced within one turn. Workers of models that are run otherwise now end after their
-streams and come back, those of models that are gone end, all others don't notice. What only a start can change (addresses,
-directories, devices) stays as it is and is reported.
+Every check runs off the loop, before anything changes; then catalog, routes, auth, limits and the core's specifications are
+replaced within one turn. A model with a changed definition gets a new worker after its streams, the worker of a removed
+model stops, and all others don't notice. Settings that only a start can change (addresses, directories, devices) stay as
+they are and are reported.
 
-Reloads run one after another, whoever asks: the API, SIGHUP, or the watch on the files.
+Reloads run one after another, whether the API, SIGHUP or the file watch asks for them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Difference:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[str, ...]
-    restarted: tuple[str, ...]  # those of `changed` whose worker has to be another one
+    restarted: tuple[str, ...]  # those of `changed` whose worker is replaced
     unchanged: int
     settings: tuple[str, ...]  # changed, and in effect
     needs_restart: tuple[str, ...]  # changed in the file, and not in effect
@@ -75,7 +75,7 @@ class Reloader:
         self._read = self._stamps()
 
     async def reload(self, cause: str) -> Difference:
-        """Reload, after those that were asked for before. It goes on when the caller leaves.
+        """Reload, after the reloads that were requested earlier. It continues if the caller is cancelled.
 
         Raises ConfigError with every problem; then nothing was changed. Raises UnavailableError while shutting down.
         """
@@ -85,12 +85,12 @@ class Reloader:
         return outcome
 
     def begin(self, cause: str) -> asyncio.Task[Difference | LlmuxError]:
-        """Reload; what comes of it is logged."""
+        """Begin a reload; its result is logged."""
         self._last = asyncio.create_task(self._reload_after(self._last, cause), name=f"reload: {cause}")
         return self._last
 
     async def watch(self) -> None:
-        """For ever, while `server.watch` is on: reload after a file changed and then stayed as it was for one interval."""
+        """Loops while `server.watch` is on: reloads after a file changed and then stayed the same for one interval."""
         before = self._read
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
@@ -137,7 +137,7 @@ class Reloader:
         return {path: _stamp(path) for path in self._configuration.files(self._daemon.catalog)}
 
     def _prepare(self, learned: Learned) -> _Prepared:
-        """All that is slow or may fail. Blocks on files. Raises ConfigError."""
+        """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
         self._read = self._stamps()
         wanted = self._configuration.read()
@@ -181,7 +181,7 @@ class Reloader:
         return self._difference(before, after, tuple(settings), prepared.needs_restart)
 
     def _overridden(self, spec: ModelSpec) -> ModelSpec:
-        """An operator's settings of an unchanged model stay."""
+        """Keep an operator's overrides of unchanged models."""
         override = self._daemon.fleet.override_of(spec.id)
         if override is None:
             return spec
@@ -206,7 +206,7 @@ class Reloader:
 
 
 def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
-    """Every name there is, and what it means. One that is a model's and a virtual model's means both."""
+    """Every name and what it means. A name of both a model and a virtual model means both."""
     names: dict[str, tuple[object, ...]] = {model.id: (model.config,) for model in catalog.models.values()}
     for virtual in catalog.virtual.values():
         names[virtual.name] = (*names.get(virtual.name, ()), virtual.config)

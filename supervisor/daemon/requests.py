@@ -1,7 +1,7 @@
-"""The requests that are under way: what is known of each, who wants to see them, and how an operator ends one.
+"""The running and queued requests: what is known of each, who observes them, and how an operator cancels one.
 
-A request is entered once its body was read and its model found, and is taken out at its end; nothing happens for the
-pieces of its answer in between. Its end is told to the event stream and the history as one canonical record.
+A request is added once its body was read and its model found, and removed at its end; the pieces of its response cost
+nothing here. At its end one canonical record goes to the log, the event stream and the history.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Json = dict[str, JsonValue]
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request: who asks, what its answer carries, and what the canonical log line tells of it."""
+    """One request: its client, what its response carries, and what the canonical log line contains."""
 
     request_id: bytes
     arrived_at: float  # loop time
@@ -88,7 +88,7 @@ class InFlight:
         self._ended: list[RequestContext] = []
         self.listeners: list[
             Callable[[RequestContext, float], None]
-        ] = []  # told of each that ended, and how many seconds it took
+        ] = []  # called for each request that ended, with its seconds
 
     def begin(self, context: RequestContext, cancelling: CancelOnDisconnect) -> None:
         """Enter it. `finished` must follow."""
@@ -98,7 +98,7 @@ class InFlight:
             self._hub.publish("request", {"id": context.ticket_id, "state": "started", **_about(context)})
 
     def finished(self, context: RequestContext) -> None:
-        """Take it out now, and tell of it soon. Also for those that were refused before they were entered."""
+        """Remove it now and record it soon. Also for requests that were rejected before they were added."""
         if context.ticket_id is not None:
             self._calls.pop(context.ticket_id, None)
         loop = asyncio.get_running_loop()
@@ -108,10 +108,10 @@ class InFlight:
         self._ended.append(context)
 
     def _tell(self) -> None:
-        """Of all that ended in one turn of the loop, after their answers have gone out."""
+        """Record all requests that ended in one turn of the loop, after their responses were sent."""
         ended, self._ended = self._ended, []
-        log = logger.bind()  # once for them all: a logger not bound looks everything up at every line
-        quick_tokens = 0  # of answers that took no longer than a point of the history: added to it at once
+        log = logger.bind()  # bound once for all: an unbound logger looks everything up at every line
+        quick_tokens = 0  # of responses no longer than a point of the history: added in one step
         for context in ended:
             context.usage = context.outcome.usage()
             record = context.record()
@@ -132,7 +132,7 @@ class InFlight:
             self._history.spread("tokens_per_s", quick_tokens, now, now)
 
     def cancel(self, ticket_id: str) -> bool:
-        """End it at an operator's wish: its client gets an error. False: there is no such request (any more)."""
+        """Cancel it for an operator: its client gets an error. False: there is no such request, or no longer."""
         found = self._calls.get(TicketId(ticket_id))
         if found is None:
             return False

@@ -1,4 +1,4 @@
-"""When memory is read: every two seconds, eight times as often while somebody waits for memory, and at once when asked."""
+"""When memory is read: every two seconds, eight times as often while a load waits for memory, and at once on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Sampling:
         self._task = asyncio.create_task(self._run(), name="memory-sampling")
 
     def stop(self) -> None:
-        """End; a reading under way is dropped."""
+        """Stop; a running reading is dropped."""
         if self._task is not None:
             self._task.cancel()
 
@@ -42,7 +42,7 @@ class Sampling:
             try:
                 await self._sample()
             except Exception:
-                log.exception("memory.sampling_failed")  # a mistake of ours must not blind the daemon for good
+                log.exception("memory.sampling_failed")  # a bug of ours must not end the readings for good
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IMPATIENT_S if self._is_impatient() else IDLE_S):
                     await self._now.wait()

@@ -1,7 +1,7 @@
-"""The read door: what may be seen of the scheduler's state, as frozen values that are made when somebody asks.
+"""The read door: the visible part of the scheduler's state, as frozen values made on demand.
 
-Nobody outside the engine touches the scheduler's own records. A status may be stale as soon as it was made; whatever
-decides something reads within the engine's turn instead.
+Nobody outside the engine touches the scheduler's own records. A status may be stale as soon as it was made; code
+that decides something reads within the engine's turn instead.
 """
 
 from __future__ import annotations

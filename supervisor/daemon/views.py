@@ -1,6 +1,6 @@
 """What the admin API shows: plain JSON objects made from the scheduler's state, the running workers and the catalog.
 
-Reading for display may be stale by an event; nothing here is used to decide.
+A view may be stale by an event, so nothing here is used to decide.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _rounded(seconds: float | None, digits: int) -> float | None:
 
 
 def _devices(status: ModelStatus) -> Json:
-    """Where its worker is: the devices as one text (None without a worker), and one by one."""
+    """The worker's devices: as one text (None without a worker), and as a list."""
     return {"device": " + ".join(status.devices) or None, "devices": list(status.devices)}
 
 

@@ -1,8 +1,8 @@
 """The model management of llama.cpp's own server, at the root, for clients that speak it: Open WebUI's load and eject buttons.
 
-Its words: a model is unloaded, loading, loaded or failed (we know no `sleeping`). Loads and unloads are begun and answered
-at once; their end shows in the list and in the event stream, as with llama.cpp. Names are the public ones: virtual models
-of one model share its state.
+A model is unloaded, loading, loaded or failed (llmux has no `sleeping`). The response to a load or unload comes at once;
+the list and the event stream show its end, as with llama.cpp. Clients use public names: virtual models of one model share
+its state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LlamaCpp(OpenAI):
         return path in _SCOPES
 
     def scope_for(self, path: str) -> str | None:
-        """Loads and unloads are an operator's."""
+        """Loads and unloads need the admin scope."""
         return _SCOPES[path]
 
     def routes(self, daemon: Daemon) -> list[Route]:

@@ -15,7 +15,7 @@ Status = Literal["unloaded", "loading", "loaded", "failed"]
 
 
 def status_view(daemon: Daemon, model: ModelId) -> Json:
-    """A model's `status`, with what a failed one died of."""
+    """A model's `status`, with the cause of a failure."""
     found = daemon.engine.model(model)
     value = _value(found)
     if value != "failed" or found is None or found.crash is None:

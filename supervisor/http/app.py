@@ -1,7 +1,7 @@
-"""The application: one gate for every request, then inference (pure ASGI) or everything else (a Starlette application).
+"""The application: authorises every request, then runs inference (pure ASGI) or everything else (a Starlette application).
 
-There is one renderer for errors, here: whatever raises an `LlmuxError` before it has sent anything gets the same envelope.
-A bug is left to the server protocol, which logs it, and answers it where nothing was sent.
+It is the only renderer of errors: every `LlmuxError` that is raised before anything was sent becomes an error response
+here. Bugs go to the server protocol, which logs them and responds if nothing was sent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Application:
         GuardedProtocol.configure(catalog.limits)
 
     def close(self) -> None:
-        """End what would go on for ever: the event streams."""
+        """End the endless responses: the event streams."""
         self._daemon.hub.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,13 +82,13 @@ class Application:
             raise
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette's patterns overlook one at a path's end: it would serve another path than the gate let in.
+        # Starlette's patterns ignore one at a path's end: it would serve another path than the authorised one.
         if "\n" in scope["path"]:
             raise self._nothing_at(scope)
         await self._others(scope, receive, send)
 
     async def _not_routed(self, request: Request, error: Exception) -> Response:
-        """Starlette's own 404 and 405, with the headers that it gives them."""
+        """Starlette's own 404 and 405, with its headers."""
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
         refused = self._nothing_at(request.scope, headers.pop("Allow", ""))
@@ -103,7 +103,7 @@ class Application:
 
 
 def error_response(error: LlmuxError, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
-    """What a client of `dialect` gets for this error; `headers` come on top of the error's own."""
+    """The error response for a client of `dialect`; `headers` are added to the error's own."""
     body = error_body(error, dialect)
     response = Response(body, error.status)
     response.raw_headers = error_headers(error, body)
@@ -117,12 +117,12 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _left_to_the_server(_request: Request, error: Exception) -> Response:
-    """A bug, or a client to whom nothing more can be told."""
+    """A bug, or a client that can't get anything more."""
     raise error
 
 
 def _signed(send: Send, context: RequestContext) -> Send:
-    """`send`, for responses that bear the request's id, how long it took, and what else belongs to every response."""
+    """`send`, which adds to every response the request's id, its duration and the other common headers."""
 
     async def signed(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,8 +1,8 @@
-"""Who may come in: the allowed hosts and origins, the one credential extractor, and the scope each path asks for.
+"""Authorisation: the allowed hosts and origins, the only credential extractor, and the scope that each path requires.
 
-Authorisation is by the path the application routes, and what no rule names is denied. With no keys configured the daemon
-listens on loopback only, and everything local is allowed; then the Host and Origin checks are what keeps a web page in
-the user's browser out (DNS rebinding, cross-site requests).
+It uses the same path as the application's routing and denies what no rule names. Without keys the daemon listens only on
+loopback and allows everything local; then the Host and Origin checks keep web pages in the user's browser out (DNS
+rebinding, cross-site requests).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
 def scope_for(path: str, dialect: Dialect) -> str | None:
-    """The key scope `path` asks for; None when it is open to all. What is not the daemon's own is the dialect's."""
+    """The key scope that `path` requires; None if it is open to all. The dialect decides about paths that aren't the daemon's."""
     if path in PUBLIC_PATHS or path.startswith("/ui/"):
         return None
     if path == "/metrics":
@@ -37,8 +37,8 @@ def scope_for(path: str, dialect: Dialect) -> str | None:
 def credential(headers: Iterable[tuple[bytes, bytes]], dialect: Dialect) -> bytes | None:
     """The one credential of a request: `Authorization: Bearer`, or another header that the dialect has for it.
 
-    An empty one is none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError when two different
-    ones are given: which of them counts must not depend on who looks. Raises AuthenticationError for another scheme.
+    An empty one counts as none: clients without a key send `Bearer` and nothing. Raises InvalidRequestError for two
+    different credentials: which of them counts must not depend on the reader. Raises AuthenticationError for another scheme.
     """
     found: set[bytes] = set()
     for name, value in headers:
@@ -73,7 +73,7 @@ class Auth:
         return cls(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
 
     def authorize(self, scope: Scope, dialect: Dialect) -> Key | None:
-        """The key the request came with (None: an open path, or no keys are configured). Raises what the client is told."""
+        """The request's key (None: an open path, or no keys are configured). Raises the client's error."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         wanted = scope_for(scope["path"], dialect)
         self._check_host(headers)
@@ -109,7 +109,7 @@ class Auth:
             (b"vary", b"origin"),
         ]
         if scope["method"] == "OPTIONS":
-            # Whatever it asks to send: SDKs have dozens of headers of their own, and the origin is trusted already.
+            # All headers it asks for: SDKs have dozens of their own, and the origin is trusted already.
             asked = [value for name, value in scope["headers"] if name == b"access-control-request-headers"]
             headers += [
                 (b"access-control-allow-methods", b"GET, POST"),
@@ -132,9 +132,9 @@ class Auth:
                     )
 
     def _check_origin(self, headers: list[tuple[bytes, bytes]], wanted: str | None) -> None:
-        """Our own pages may call everything; those of other allowed origins, what takes no more than inference.
+        """Our own pages may call everything, those of other allowed origins only paths up to the scope inference.
 
-        Images, frames and links send no Origin, but browsers say whether another site's page has them.
+        Images, frames and links send no Origin, but browsers report whether they are on another site's page.
         """
         site, has_origin = b"", False
         for name, value in headers:
@@ -159,7 +159,7 @@ class Auth:
 
 
 def _is_own(origin: str, headers: list[tuple[bytes, bytes]]) -> bool:
-    """Our own page, whose host has been checked. The scheme may differ: a proxy in front ends TLS."""
+    """Our own page, whose host was checked. The scheme may differ: a reverse proxy may terminate TLS."""
     host = next((value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"), None)
     return bool(host) and _authority(origin)[1] == host
 
@@ -174,7 +174,7 @@ def _authority(origin: str) -> tuple[str | None, str]:
 
 
 def _is_address(host: str) -> bool:
-    """An address can't be rebound: a page that reaches us by one was loaded from that very address."""
+    """DNS can't rebind an address: a page that reaches us by an address was loaded from that address."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

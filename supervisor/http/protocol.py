@@ -1,11 +1,11 @@
 """uvicorn's httptools protocol with the guards it lacks.
 
-A request's head has a deadline and a size, its body may not stall, a client may not stop reading for ever; what could be
-read in two ways (Content-Length with Transfer-Encoding, several Hosts) is refused before it gets a scope. Trailers are
-dropped. What was answered before its body was there ends the connection: after a moment, in which what still comes is
-thrown away, because closing with bytes unread makes the kernel take the answer back. Refusals are
-JSON in our envelope, and the connection closes. The scope carries a `Disconnect`, so a request learns at once that its
-client left. An application that fails after its response began has its connection cut: never a clean end.
+A request's headers have a deadline and a size limit, its body may not stall, and a client may not stop reading for ever.
+Ambiguous requests (Content-Length with Transfer-Encoding, several Hosts) are rejected before they get a scope. Trailers are
+dropped. A response sent before the whole body arrived ends the connection, but only after a moment in which the rest of the
+body is read and dropped: if bytes are unread at the close, the kernel discards the response. A rejection is a JSON error
+response, and the connection closes. The scope has a `Disconnect`, so a request learns at once that its client
+disconnected. If an application fails after its response began, its connection is cut, so the response never looks complete.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class GuardedProtocol(HttpToolsProtocol):
     write_stall_s = 120.0  # a client that reads nothing while we have something to send
     linger_s = 2.0  # for a client to read an early answer while it still sends
     linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
-    last_words_s = 1.0  # for a client to read why its answer breaks off, before it does
+    last_words_s = 1.0  # for a client to read the error before its response is cut
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class GuardedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.access_log = False  # one canonical line per request is the application's
+        self.access_log = False  # the application writes one canonical line per request
         self._in_head = True
         self._in_message = True
         self._head_bytes = 0
@@ -94,7 +94,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @classmethod
     def configure(cls, limits: LimitsConfig) -> None:
-        """For the connections that come from now on."""
+        """For new connections."""
         cls.head_limit, cls.head_s = limits.header_kib * 1024, limits.header_s
 
     # connection
@@ -175,7 +175,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         now = self.loop.time()
         if not self._in_head and self.flow.read_paused:
-            self._waiting_since = now  # we are the slow ones
+            self._waiting_since = now  # the server is slow here, not the client
         limit_s = self.head_s if self._in_head else self.body_stall_s
         left_s = self._waiting_since + limit_s - now
         if left_s > 0:
@@ -243,7 +243,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _check_head(self) -> None:
-        """Raises for what llhttp lets pass and we don't; raising inside a callback makes the parser fail."""
+        """Raises for requests that llhttp accepts and llmux doesn't; an exception in a callback makes the parser fail."""
         hosts = framings = 0
         size = len(self.url)
         for name, value in self.headers:
@@ -273,7 +273,7 @@ class GuardedProtocol(HttpToolsProtocol):
         )
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Go on in HTTP/1.1: some clients offer h2c with every request, and the parser leaves out the body then."""
+        """Continue in HTTP/1.1: some clients offer h2c with every request, and then the parser skips the body."""
         method = self.parser.get_method()
         head = [method, b" ", self.url, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
@@ -287,7 +287,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()  # an answer would land in the middle of another
+            self.transport.abort()  # a response would land in the middle of another
             return
         body = error_body(error, OPENAI)
         lines = [STATUS_LINE[error.status]]
@@ -375,7 +375,7 @@ def _split(url: bytes) -> tuple[bytes, bytes]:
 
 
 def _request_id(scope: HTTPScope) -> bytes:
-    """What the application called the request, else what we do."""
+    """The request id that the application chose, else a new one."""
     if STATE_KEY not in scope["state"]:
         scope["state"][STATE_KEY] = request_id_of(scope["headers"])
     found: bytes = scope["state"][STATE_KEY]
@@ -383,7 +383,7 @@ def _request_id(scope: HTTPScope) -> bytes:
 
 
 def _about(scope: HTTPScope) -> dict[str, str]:
-    # As it was written: what it means can be anything, also in a terminal.
+    # Not decoded: the decoded path could contain anything, also terminal control codes.
     path = scope["raw_path"].decode("latin-1")[:200]
     return {"method": scope["method"], "path": path, "request_id": _request_id(scope).decode()}
 

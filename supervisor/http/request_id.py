@@ -1,4 +1,4 @@
-"""The id that a request bears in our log, in the answer's headers and at the worker."""
+"""The id of a request in our log, in the response's headers and at the worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HARMLESS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW
 
 
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The client's own `x-request-id` where it is short and harmless, else a new one."""
+    """The client's own `x-request-id` if it is short and harmless, else a new one."""
     for name, value in headers:
         if name == b"x-request-id" and 0 < len(value) <= MAX_LENGTH and _HARMLESS.issuperset(value):
             return value

@@ -1,8 +1,8 @@
 """One request and its response at the server: uvicorn's cycle, with its own way to write.
 
-A response's head goes out together with the first piece of its body. uvloop writes at once: two writes are two system calls
-here and two wake-ups at the client. A head whose body is not there yet goes out by itself in the loop's next turn. What the
-application says is checked as uvicorn checks it, header by header only where something is wrong.
+A response's headers are sent together with the first piece of its body: uvloop writes at once, so two writes would be two
+system calls here and two wake-ups at the client. If the body isn't there yet, the headers go out alone in the loop's next
+turn. The application's messages are checked as uvicorn does it; single headers are checked only if something is wrong.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ResponseCycle(RequestResponseCycle):
         self.task: asyncio.Task[None] | None = None
 
     async def send(self, message: ASGISendEvent) -> None:
-        """ASGI's `send`. Raises RuntimeError for what would not be HTTP."""
+        """ASGI's `send`. Raises RuntimeError for messages that would not be valid HTTP."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -54,7 +54,7 @@ class ResponseCycle(RequestResponseCycle):
             raise RuntimeError(f"An ASGI message {message['type']!r} has no place in an HTTP response.")
 
     def cut(self, *, after_s: float = 0.0) -> None:
-        """Write what is held and close the connection, `after_s` later: so long the client can read what was written."""
+        """Write what is held, and close the connection `after_s` later, so that the client can read it first."""
         self._flush()
         if after_s and not self.transport.is_closing():
             self._loop.call_later(after_s, self.transport.close)

@@ -50,7 +50,7 @@ CONTENT_TYPES: Final = {
 class Dashboard(StaticFiles):
     """A folder's files of the types above, each by one name only (and the page by `/ui/`), with our headers also where there is none.
 
-    What a file's ETag stands for is its content: installed files may keep their size and date from one version to the next.
+    An ETag is made from a file's content: installed files may keep size and date from one version to the next.
     """
 
     def get_path(self, scope: Scope) -> str:
@@ -60,7 +60,7 @@ class Dashboard(StaticFiles):
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         """As of StaticFiles: blocks, and finds nothing outside of the folder."""
-        if f"/{path}" != os.path.normpath(f"/{path}"):  # another name of a file that has one
+        if f"/{path}" != os.path.normpath(f"/{path}"):  # a second name for a file
             return "", None
         full_path, found = super().lookup_path(path)
         return (full_path, found) if Path(full_path).suffix in CONTENT_TYPES else ("", None)
@@ -91,7 +91,7 @@ def routes(folder: Path = FOLDER) -> list[BaseRoute]:
     """`/ui/` and what belongs to it; `/` and `/ui` lead there."""
 
     async def to_dashboard(_request: Request) -> Response:
-        return Response(status_code=307, headers={"location": "ui/"})  # relative: right below any proxy's prefix, too
+        return Response(status_code=307, headers={"location": "ui/"})  # relative: works below a proxy's prefix, too
 
     return [
         Route("/", to_dashboard, methods=["GET"]),

@@ -19,7 +19,7 @@ from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.parameters import choices, flag, number
 
 MAX_LINES: Final = 10_000
-LINE_BYTES: Final = 512  # of a long line no more is shown anyway
+LINE_BYTES: Final = 512  # longer lines are not shown in full anyway
 FOLLOW_INTERVAL_S: Final = 0.3
 LONGEST_RECORDING_S: Final = 24 * 3600
 

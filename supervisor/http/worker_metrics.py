@@ -1,9 +1,8 @@
 """Workers' own metrics, put together into one text that Prometheus takes.
 
-A scraper drops a whole answer for one line that it can't read or one label that stands twice, so nothing is passed on
-unseen: samples that aren't well formed are left out, a worker's own label `model` is called `exported_model` (as
-Prometheus itself does), all samples of a metric stand together whichever worker has them, and names that are ours
-already are ours alone.
+A scraper drops a whole response for one invalid line or one duplicate label, so every line is checked. Malformed samples
+are left out. A worker's own label `model` becomes `exported_model` (Prometheus does the same). The samples of a metric are
+grouped across workers. Names of llmux's own metrics are not taken from workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, opened once as what they are said to be."""
+"""Request bodies: read within limits, parsed once by their Content-Type."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
 class Body(Protocol):
-    """What is asked of any request's body. `name` is None where it names no model."""
+    """What the pipeline needs of a request's body. `name` is None if it names no model."""
 
     name: str | None
     stream: bool
 
     def nameless(self) -> InvalidRequestError:
-        """The error where nothing else names the model either."""
+        """The error if nothing else names the model either."""
 
     def translate(self, translation: Translation) -> None:
-        """Become the canonical request. Raises InvalidRequestError where it can't."""
+        """Convert it to the canonical request. Raises InvalidRequestError if that fails."""
 
     def take_permission(self) -> bool:
-        """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
+        """Does llmux's own field allow that the request leaves this machine? Raises InvalidRequestError."""
 
     async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
-        """Raises InvalidRequestError for what no model gets, or not this one."""
+        """Raises InvalidRequestError for content that no model, or not this one, may get."""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
-        """What the worker gets. Raises InvalidRequestError where it can't be changed as wanted."""
+        """The body for the worker. Raises InvalidRequestError if the rewrite can't be applied."""
 
 
 class NoBody:
@@ -87,7 +87,7 @@ async def open_body(scope: Scope, receive: Receive, limit: int) -> Body:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> Bytes:
-    """The whole body. A client that stalls is disconnected by the protocol.
+    """The whole body. The protocol disconnects a client that stalls.
 
     Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon
     after the answer), and ClientDisconnectedError.
@@ -100,7 +100,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Bytes:
         raise _too_large(limit)
     if not more:
         return body
-    grown = bytearray(body)  # grows in place: joining pieces would copy it all in one turn of the loop
+    grown = bytearray(body)  # grows in place: joining pieces at the end would copy everything in one turn of the loop
     while more:
         body, more = await _next(receive)
         grown += body
@@ -110,7 +110,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Bytes:
 
 
 def content_type_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """What the body is said to be; empty when nothing is. Raises InvalidRequestError where a worker could read another one."""
+    """The Content-Type; empty without one. Raises InvalidRequestError if a worker could understand another type."""
     found = None
     for name, value in headers:
         if name == b"content-type":
@@ -123,7 +123,7 @@ def content_type_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def refuse_other_charset(content_type: bytes) -> None:
-    """JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys in it than those that we look at.
+    """JSON is UTF-8: a worker that follows `charset=utf-7` would find other keys than llmux does.
 
     Raises InvalidRequestError.
     """

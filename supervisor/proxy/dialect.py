@@ -1,8 +1,8 @@
-"""What the data path and the daemon know of an API dialect.
+"""What the data path and the daemon know about an API dialect.
 
-A dialect is one object that says everything that is special about an API: which paths are its own, which key scope each
-needs, which headers may carry the key, how an error looks, and what keeps a silent stream alive. `supervisor.dialects`
-has them all; the server picks one by the request's path and passes it down.
+A dialect is one object with everything that is special about an API: its paths, the key scope that each needs, the headers
+that may carry the key, the format of errors, and the bytes that keep a silent stream alive. `supervisor.dialects` has all
+dialects; the server picks one by the request's path and passes it down.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Dialect(Protocol):
 
     @property
     def keepalive(self) -> bytes:
-        """What a stream sends while nothing comes: clients skip it."""
+        """Bytes that a silent stream sends: clients skip them."""
 
     @property
     def has_openai_errors(self) -> bool:
-        """Are its errors OpenAI's, so that a worker's complete ones pass as they are?"""
+        """Are its errors OpenAI's, so that a worker's complete errors pass unchanged?"""
 
     def owns(self, path: str) -> bool:
         """Do clients of this path speak it?"""

@@ -1,4 +1,4 @@
-"""Noticing that a client left, while nothing is being read from it or written to it.
+"""Notices that a client disconnected, also while nothing is read from it or written to it.
 
 The server protocol knows at once (`connection_lost`) and says so through a `Disconnect` in the ASGI scope; `CancelOnDisconnect` turns
 that into the cancellation of whatever the request is waiting for. Nothing is started for a request that runs its course.
@@ -21,7 +21,7 @@ EXTENSION: Final = "llmux.disconnect"
 
 
 class ResponseOverError(Exception):
-    """Nothing more can be told to this client; the server cuts the connection. Not an error to render."""
+    """Nothing more can be sent to this client; the server cuts the connection. Not an error to render."""
 
 
 class ClientDisconnectedError(ResponseOverError):
@@ -29,7 +29,7 @@ class ClientDisconnectedError(ResponseOverError):
 
 
 class ResponseBrokenError(ResponseOverError):
-    """The response had begun and can't be completed: it must not look like a clean end. `told`: it says why itself."""
+    """The response had begun and can't be completed: it must not look complete. `told`: it contains the error."""
 
     def __init__(self, message: str, *, told: bool = False) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class ResponseBrokenError(ResponseOverError):
 
 
 class Disconnect:
-    """One client connection's end, known to the server protocol; one request at a time watches it."""
+    """The end of one client connection, reported by the server protocol; one request at a time watches it."""
 
     __slots__ = ("_callback", "_resume_reading", "gone", "task")
 
@@ -48,7 +48,7 @@ class Disconnect:
         self._callback: Callable[[], None] | None = None
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from the loop when the client leaves. A paused connection would not notice: reading resumes."""
+        """Call `callback` from the loop at a disconnect. Resumes reading: a paused connection would not notice."""
         self._callback = callback
         self._resume_reading()
 
@@ -64,10 +64,10 @@ class Disconnect:
 
 
 class CancelOnDisconnect:
-    """`with CancelOnDisconnect(scope, receive):` cancels what the current task awaits in it when the client leaves.
+    """`with CancelOnDisconnect(scope, receive):` cancels what the current task awaits when the client disconnects.
 
-    Leaves the block with ClientDisconnectedError then, or with the error given to `interrupt`, which does the same at somebody
-    else's wish. Enter it after the body was read: `receive` is ours inside. Not nestable.
+    The block then raises ClientDisconnectedError. `interrupt` ends the block the same way, with the error it is given. Enter
+    it after the body was read, and don't use `receive` inside. Not nestable.
     """
 
     __slots__ = ("_cancelling", "_disconnect", "_ending", "_receive", "_task", "_watcher")
@@ -109,7 +109,7 @@ class CancelOnDisconnect:
                 raise self._ending from error
 
     def interrupt(self, error: Exception) -> None:
-        """End the block with `error`. Nothing happens before it, after it, or when it is ending already."""
+        """End the block with `error`. Does nothing outside the block, or if it is ending already."""
         if self._task is not None and self._ending is None:
             self._ending = error
             self._task.cancel()

@@ -12,7 +12,7 @@ _MAX_RETRY_AFTER_S: Final = 120  # clients ignore more than that
 
 
 def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
-    """The body. `detail` lines come along where there are any."""
+    """The body, with the `detail` lines if there are any."""
     fields: dict[str, object] = {
         "message": error.message,
         "type": error.type,

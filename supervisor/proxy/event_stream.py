@@ -1,7 +1,7 @@
-"""Answers that go on for ever, as server-sent events: a comment when nothing comes for a while, an end when the client left.
+"""Endless server-sent event streams: a comment after some silence, an end when the client disconnects.
 
-`pieces` gives what to send; an empty piece is nothing new, which becomes a comment so that proxies keep the connection. The
-client's leaving cancels whatever `pieces` waits for, also while nothing is being written.
+`pieces` yields what to send. An empty piece means nothing new and becomes a comment, so that proxies keep the connection. A
+disconnect cancels whatever `pieces` waits for, also while nothing is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMMENT: Final = b": keepalive\n\n"
 
 
 class EventStream(Response):
-    """A response made of the pieces of an asynchronous generator, each sent when it comes. `held` is given back at its end."""
+    """A response from the pieces of an asynchronous generator, each sent as it comes. `held` is released at its end."""
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], held: AbstractContextManager[object]) -> None:
         super().__init__(
@@ -29,10 +29,10 @@ class EventStream(Response):
         )
         del self.headers["content-length"]
         self._pieces = pieces
-        self._held = held  # not the generator's own affair: one that was never begun would never give it back
+        self._held = held  # not released by the generator: one that never began would never release it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the generator ends or the client leaves (ClientDisconnectedError). Raises MethodNotAllowedError for HEAD."""
+        """Send until the generator ends or the client disconnects (ClientDisconnectedError). Raises MethodNotAllowedError for HEAD."""
         with self._held:
             if scope["method"] == "HEAD":  # it would never end
                 raise MethodNotAllowedError("A stream of events has no head to look at; use GET.", allowed="GET")

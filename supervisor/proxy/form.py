@@ -1,8 +1,8 @@
-"""Multipart forms: where their fields are, and what those say that decide where they go. Nothing else is decoded, files
-least of all.
+"""Multipart forms: the positions of their fields, and the values that decide where a form goes. Nothing else is decoded,
+especially no files.
 
-A form that a virtual model changes is cut and joined: fields that go are left out, new ones are put in front, and every
-other byte stays as it came.
+To change a form for a virtual model, removed fields are cut out, new ones are put in front, and every other byte stays
+unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bytes = bytes | bytearray
 
 
 async def read_form(body: Bytes, content_type: bytes) -> Form:
-    """Look through a form. Gives way to other work meanwhile.
+    """Scan a form. Other tasks run in between.
 
     Raises InvalidRequestError for what is not a form, has too many parts, or names the model twice.
     """
@@ -156,11 +156,11 @@ class Form:
         return self._changed(fields)
 
     def _changed(self, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
-        """The form with other values for these fields; none takes a field away."""
+        """The form with other values for these fields; an empty list removes a field."""
         body = self._body
         if not fields or not self._fields:
             return body
-        # The delimiter stands right before the first header; backwards from there nothing else is in between.
+        # The delimiter is directly before the first header, with nothing else in between.
         begins = [body.rfind(self._delimiter, 0, begin) for _, begin in self._fields]
         closing = body.find(b"\r\n" + self._delimiter + b"--", begins[-1]) + 2
         ends = [*begins[1:], closing if closing >= 2 else len(body)]

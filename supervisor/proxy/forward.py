@@ -1,12 +1,11 @@
-"""The data path: one client request, already admitted, to a worker and its answer back. Pure ASGI.
+"""The data path: sends one admitted request to a worker and its response back. Pure ASGI.
 
-Bodies are never parsed on their way: the last few pieces are kept, and `Outcome` looks for token counts in them when
-asked. A worker's error answers are the exception: those that are not in OpenAI's shape are put into it. An answer that
-broke off never ends cleanly: event streams carry one in-band error first, and then, as for all others, the connection is
-cut by raising `ResponseBrokenError` through the server.
+Bodies are not parsed on their way: the last few pieces are kept, and `Outcome` looks for token counts in them on demand.
+The exception: a worker's error responses are converted to the dialect's shape. A response that broke off never looks
+complete: `ResponseBrokenError` makes the server cut the connection, and an event stream gets an in-band error before that.
 
-Leaving clients are not watched here: the caller wraps admission and forwarding in one `CancelOnDisconnect`, and the cancellation
-that follows closes the worker's connection at once.
+Disconnects are not watched here: the caller wraps admission and forwarding in one `CancelOnDisconnect`, whose cancellation
+closes the worker's connection at once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from supervisor.proxy.upstream_error import error_answer, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
-TAIL_PIECES: Final = 4  # the usage event, `[DONE]`, and how reads may split them
+TAIL_PIECES: Final = 4  # enough for the usage event and `[DONE]`, however reads split them
 
 # The client's credentials are for us; framing fields are written anew; Expect was answered by the server.
 _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
@@ -52,7 +51,7 @@ _TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d+)')
 
 
 class Usage(NamedTuple):
-    """Tokens, as an answer's own usage says; None where it doesn't."""
+    """Tokens, from the response's own usage; None without one."""
 
     prompt: int | None = None
     completion: int | None = None
@@ -72,7 +71,7 @@ def _timed(tail: bytes) -> Usage:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a forwarded request; filled in as it goes, so it tells the truth after a cancellation too."""
+    """The result of a forwarded request, updated as it runs, so it is correct after a cancellation, too."""
 
     status: int = 0  # 0: no answer came
     bytes_sent: int = 0  # of the body
@@ -83,7 +82,7 @@ class Outcome:
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
     def usage(self) -> Usage:
-        """What the end of the answer says. Looked for at every call."""
+        """The usage at the end of the response. Each call searches for it."""
         tail = b"".join(self._tail)
         start = tail.find(_TOKENS)
         if start < 0:
@@ -125,8 +124,8 @@ async def forward(
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was sent already (see
     `Keepalive`). `translation` maps an answer to what the client speaks.
 
-    Raises an LlmuxError (UpstreamError, UpstreamTimeoutError, or with `sse_started` what an error answer said) as long as
-    it has sent nothing itself, so that the caller can; ResponseBrokenError, after which nobody must send, otherwise.
+    While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
+    with `sse_started` the worker's error. Later, raises ResponseBrokenError, after which nobody may send.
     Cancellation closes the worker's connection.
     """
     started_at = upstream.loop.time()
@@ -164,7 +163,7 @@ async def forward(
 
 
 async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Dialect) -> NoReturn:
-    """End a response that has begun and can't be completed: event streams tell why, and the connection is cut.
+    """End a response that has begun and can't be completed: event streams get the error, and the connection is cut.
 
     Raises ResponseBrokenError.
     """
@@ -192,7 +191,7 @@ async def _send_body(
 async def _send_error(
     send: Send, response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome, dialect: Dialect
 ) -> None:
-    """Pass on an error answer in the shape that clients of the dialect read as it is, any other one put into that shape."""
+    """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
     rendered = error_answer(response.status, content_type, data, dialect)
@@ -208,7 +207,7 @@ async def _send_error(
 
 
 def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
-    """The header that tells how long the client waited for the head of its answer, as OpenAI's API has it."""
+    """OpenAI's header for the time that the client waited for the response's headers."""
     return (b"openai-processing-ms", b"%d" % round((now - arrived_at) * 1000))  # the loop's clock has whole ones
 
 

@@ -1,8 +1,7 @@
-"""A JSON request, opened once: its top-level fields, their values unparsed.
+"""A JSON request, parsed once into its top-level fields, their values unparsed.
 
-Everything that is decided about a request is decided on these fields: where it goes, whether it may, what is changed in
-it. Where nothing is changed the body leaves byte for byte as it came. Of a large body only the outline is opened, so that
-megabytes of pictures are not looked at.
+All decisions about a request use these fields: where it goes, whether it is allowed, what changes in it. Without a change
+the body is forwarded byte for byte. Of a large body only the outline is parsed, so that megabytes of pictures are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _END: Final = re.compile(rb"\s*\}\s*")
 _COUNTED: Final = 1 << 16
 _MOST_FIELDS: Final = 1000
 _MOST_MARKS: Final = {b"{": 300_000, b"[": 300_000, b'"': 1_000_000}
-"""Limits on what a body may consist of: parsed, 32 MiB of `{},{},` are a gigabyte and ten seconds of everybody's time."""
+"""Limits on the parts of a body: parsing 32 MiB of `{},{},` takes a gigabyte and blocks all requests for ten seconds."""
 _RARE: Final = 1000
 _QUOTE: Final = ord('"')
 
@@ -55,7 +54,7 @@ class JsonBody:
 
     @classmethod
     async def open(cls, raw: Bytes) -> JsonBody:
-        """Open a body; others get their turn while a large one is looked through. Raises InvalidRequestError."""
+        """Parse a body; other tasks run while a large one is scanned. Raises InvalidRequestError."""
         if len(raw) <= _LARGE:
             return cls(raw, open_object(raw))
         outline = await Outline.of(raw)
@@ -82,9 +81,9 @@ class JsonBody:
         return permission.in_json(raw)
 
     async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
-        """See Body: no model gets references, and not every one gets images."""
+        """See Body: no model may get references, and only some may get images."""
         if self._outline is not None:
-            await asyncio.sleep(0)  # between two looks at what may still be large others get their turn
+            await asyncio.sleep(0)  # other tasks run between two scans of a possibly large body
         refuse_references(self._fields, self._value)
         refuse_images(self._fields, name, inputs, self._value)
 
@@ -147,7 +146,7 @@ def _refuse_bomb(body: Bytes) -> None:
 
 
 def _is_rare(body: Bytes, mark: bytes) -> bool:
-    """Finding a byte is ten times as fast as counting it where it is rare: an image has few marks."""
+    """For a rare byte, finding is ten times as fast as counting: an image has few such bytes."""
     end = 0
     for _ in range(_RARE):
         end = body.find(mark, end) + 1
@@ -157,10 +156,10 @@ def _is_rare(body: Bytes, mark: bytes) -> bool:
 
 
 def _refuse_duplicates(body: Bytes, fields: Fields) -> None:
-    """With a key twice the text is longer than what was parsed of it."""
+    """With a duplicate key, the text is longer than its parsed fields."""
     if len(fields) > _MOST_FIELDS:
         raise InvalidRequestError(f"The request body has more than {_MOST_FIELDS} fields.", code="too_many_values")
-    # Two braces; for each field two quotes, a colon and a comma, but for the last one. Most clients write nothing else.
+    # Two braces; for each field two quotes, a colon and a comma, except after the last. Most clients write nothing else.
     size = 1 + 4 * len(fields)
     for key, value in fields.items():
         size += len(key) + len(value)

@@ -19,8 +19,8 @@ class Keepalive:
     """`async with keepalive:` sends the dialect's keep-alive bytes while the block waits for long.
 
     After `interval_s` in the block the response starts (200, text/event-stream, plus `headers`), and the bytes go out
-    every `interval_s`. From then on `started` is True: the head is sent, and a failure is told by `fail`. With an
-    interval of None it does nothing: the answer is no stream.
+    every `interval_s`. From then on `started` is True: the headers are sent, and `fail` sends a failure. With an
+    interval of None it does nothing: the response is no stream.
     """
 
     __slots__ = ("_beat_task", "_dialect", "_headers", "_interval_s", "_send", "_timer", "started")
@@ -51,7 +51,7 @@ class Keepalive:
             await asyncio.wait((self._beat_task,))
 
     async def fail(self, error: LlmuxError) -> None:
-        """Tell the client in-band, once, and end the stream. Only when `started`."""
+        """Send the error in-band, once, and end the stream. Only when `started`."""
         assert self.started
         await self._send({"type": "http.response.body", "body": error_event(error, self._dialect), "more_body": False})
 

@@ -1,10 +1,10 @@
 """Media in prompts come as `data:` URLs or plain base64, never by reference.
 
-Runtimes fetch the `http:` and open the `file:` URLs and the paths that they are given: a client could reach what only this
-machine reaches, or read its files. So a prompt that refers to anything is refused before a worker sees it.
+Runtimes fetch the `http:` URLs and open the `file:` URLs and paths in a prompt. So a client could reach what only this
+machine can reach, or read its files. A prompt with any such reference is therefore rejected before a worker sees it.
 
-Text may speak of URLs as it likes: what counts is the value under a key that is called like something to be loaded, outside
-of texts, tools and their calls, citations and the like.
+Text may contain URLs. A reference is the value of a key whose name means loading, outside of texts, tools and their calls,
+citations and the like.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ _USUAL_FIELDS: Final = frozenset(
         "dimensions",
     ]
 )
-"""None of them may be one that `_LOADED` matches."""
+"""No key here may match `_LOADED`."""
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A message of nothing but text. No field may be added here that can hold an object, or that `_LOADED` matches."""
+    """A message of text only. Never add a field here that can hold an object, or that `_LOADED` matches."""
 
     role: str
     content: str | None = None
@@ -97,7 +97,7 @@ _texts: Final = msgspec.json.Decoder(list[_Message]).decode
 
 
 def refuse_references(fields: Fields, value: Callable[[str], Any]) -> None:
-    """Raises InvalidRequestError when a JSON request has a worker load something from elsewhere.
+    """Raises InvalidRequestError if a JSON request would make a worker load something from elsewhere.
 
     `fields` are its top-level fields, `value` decodes one of them.
     """
@@ -121,7 +121,7 @@ def refuse_references(fields: Fields, value: Callable[[str], Any]) -> None:
 
 
 def is_text(messages: msgspec.Raw) -> bool:
-    """Most prompts are nothing but text; decoding them into just that proves it in little time."""
+    """Most prompts are text only; decoding them into just that type proves it quickly."""
     try:
         _texts(messages)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -130,7 +130,7 @@ def is_text(messages: msgspec.Raw) -> bool:
 
 
 def _parts(part: dict[str, Any]) -> list[Any]:
-    """What is to be looked at below `part`. Raises InvalidRequestError for a reference in it."""
+    """The values below `part` still to check. Raises InvalidRequestError for a reference in it."""
     kind = part.get("type")
     if isinstance(kind, str) and (kind in _INERT_TYPES or kind.endswith(("_call", "tool_use"))):
         return [part[key] for key in _NESTING_KEYS if isinstance(part.get(key), list | dict)]

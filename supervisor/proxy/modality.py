@@ -1,6 +1,6 @@
-"""Images for a model that takes none are refused at once, not after it was loaded for them.
+"""Rejects images for a model that takes none, before the model is loaded for them.
 
-A prompt is decoded only when it has the very word of an image part in it, and only for models known to take none.
+A prompt is decoded only if it contains the name of an image part, and only for models known to take no images.
 """
 
 from __future__ import annotations

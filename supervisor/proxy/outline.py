@@ -1,11 +1,11 @@
-"""The outline of a large body: the same JSON with its long strings cut short, so that looking at it takes no time.
+"""The outline of a large body: the same JSON with its long strings cut short, so that scanning it is fast.
 
-Megabytes of a body are pictures, and nobody needs to read those to find the model, to look for references, or to change
-a field. What is cut out has no quote and no backslash, so it is within its string for every reader, and no colon, so what
-makes a string a reference is never among it (see `media`). A mark stands in its place until the body is put together again.
-A text with all of these is not cut, and neither is a body with many strings: that is looked at whole.
+Megabytes of a body are pictures, which are not needed to find the model, to look for references, or to change a field. A
+cut part has no quote and no backslash, so every parser sees it within its string. It has no colon either, so it can't contain
+the sign of a reference (see `media`). A mark replaces it until the body is restored. Text with these characters is not
+cut, and neither is a body with many strings: that is scanned as a whole.
 
-Searching gives way to other work every few hundred microseconds.
+Other tasks run every few hundred microseconds during the search.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Outline:
     def __init__(self, body: Bytes, cuts: list[tuple[int, int]]) -> None:
         self._body = body
         self._cuts = cuts
-        self._mark = os.urandom(8).hex().encode()  # nobody can have written it
+        self._mark = os.urandom(8).hex().encode()  # nobody can guess it
         pieces, start = list[Bytes](), 0
         for number, (first, last) in enumerate(cuts):
             pieces += (body[start:first], b"%b-%d-" % (self._mark, number))
@@ -38,11 +38,11 @@ class Outline:
 
     @classmethod
     async def of(cls, body: Bytes) -> Outline:
-        """The outline of what is probably JSON; of anything else, something that is no JSON either."""
+        """The outline of probable JSON; of anything else, a text that is not JSON either."""
         return cls(body, await _cuts(body))
 
     async def restored(self, text: Bytes) -> Bytes:
-        """`text`, the outline or what was made of it, with all that was cut out of what is left of it."""
+        """`text` (the outline or a changed one) with its marks replaced by the cut parts."""
         if not self._cuts:
             return text
         whole, rest = bytearray(), memoryview(self._body)

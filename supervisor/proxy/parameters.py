@@ -1,4 +1,4 @@
-"""What our own routes take: query parameters and small JSON bodies, refused in words that say what was expected."""
+"""Input of llmux's own routes: query parameters and small JSON bodies. Errors say what was expected."""
 
 from __future__ import annotations
 

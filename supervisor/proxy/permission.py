@@ -1,6 +1,6 @@
-"""May this request leave this machine? Only where it says so, as `allow_remote: true` in its body or `X-Allow-Remote: true`.
+"""Whether a request may leave this machine: only if it says `allow_remote: true` in its body or `X-Allow-Remote: true`.
 
-The word is ours and goes to no model, remote or not: a client may say it always, whatever turns out to answer.
+Field and header are llmux's own and are never forwarded: a client may always send them, whichever model answers.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null
 
 
 def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Does a header field say it? Raises InvalidRequestError for what is neither yes nor no."""
+    """Does a header field allow it? Raises InvalidRequestError for what is neither yes nor no."""
     return any(_word(value) for name, value in headers if name == HEADER)
 
 
 def in_json(raw: msgspec.Raw) -> bool:
-    """Does a JSON body's field say it? Raises InvalidRequestError for what is neither yes nor no."""
+    """Does a JSON body's field allow it? Raises InvalidRequestError for what is neither yes nor no."""
     if bytes(raw) not in (b"true", b"false", b"null"):
         raise _neither()
     return _word(bytes(raw))
 
 
 def in_form(value: str | None) -> bool:
-    """Does a form's field of that name say it? Raises InvalidRequestError for what is neither yes nor no."""
+    """Does a form's field of that name allow it? Raises InvalidRequestError for what is neither yes nor no."""
     return value is not None and _word(value.encode())
 
 
 def refuse(name: str) -> ForbiddenError:
-    """The error for a request that would leave this machine unasked."""
+    """The error for a request that would leave this machine without permission."""
     return ForbiddenError(
         f"{name} is run by somebody else, and this request would leave this machine for it. To allow that, send "
         '"allow_remote": true in the body, or the header X-Allow-Remote: true.',

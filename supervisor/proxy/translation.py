@@ -1,4 +1,4 @@
-"""A path that no worker speaks: its requests become canonical ones, and the canonical answers become its own.
+"""A path that no worker serves: its requests become canonical, and canonical responses become its own.
 
 Canonical is OpenAI's API. A dialect gives a `Translation` for each such path; for every other path it gives none, and the
 bytes stay untouched. Errors are not translated here: the dialect renders them, see `Dialect.error`.
@@ -17,13 +17,13 @@ _REPLACED: Final = (b"content-type", b"content-length", b"etag")
 
 
 class StreamTranslation(Protocol):
-    """One stream on its way: pieces of the canonical one in, pieces of the dialect's out."""
+    """One stream: pieces of the canonical one in, pieces of the dialect's out."""
 
     def feed(self, piece: bytes) -> bytes:
-        """What follows from the next piece; empty while nothing does. A piece may end anywhere."""
+        """The output for the next piece, possibly empty. A piece may end anywhere."""
 
     def end(self) -> bytes:
-        """What comes last, after a stream that ended as it should."""
+        """The last output, after a stream that ended properly."""
 
 
 class Translation(Protocol):
@@ -87,5 +87,5 @@ class TranslatedResponse:
         return body
 
     def close(self) -> None:
-        """Let go of the worker's response."""
+        """Release the worker's response."""
         self._response.close()

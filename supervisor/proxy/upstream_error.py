@@ -1,7 +1,7 @@
-"""A worker's error answer, put into the shape that the client's dialect has.
+"""Converts a worker's error response to the shape of the client's dialect.
 
-Workers say what went wrong as plain text, as `{"error": "text"}`, as FastAPI's `{"detail": …}`, or in OpenAI's shape, which
-is all that OpenAI's clients can show to a person.
+Workers send errors as plain text, as `{"error": "text"}`, as FastAPI's `{"detail": …}`, or in OpenAI's shape, the only one
+that OpenAI's clients can show to a person.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorkerAnswerError(LlmuxError):
 
 
 def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect) -> bytes:
-    """The error answer `data` as clients of `dialect` read it; `data` itself where nothing has to be changed.
+    """The error response `data` in the shape of `dialect`; `data` itself if nothing must change.
 
     Where it is `{"error": {"message": text, …}}` its fields are kept, and what is missing or no text is filled in:
     llama.cpp leaves out `param`, repeats the status as `code`, and adds fields of its own.
@@ -56,9 +56,9 @@ def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect
 
 
 def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerError:
-    """The error an answer with `status` and (possibly cut off) body `data` speaks of.
+    """The error in a response with `status` and the (possibly cut off) body `data`.
 
-    A status below 400 means that the worker answered something else than the event stream it was asked for.
+    A status below 400 means that the worker sent something other than the requested event stream.
     """
     if status < 400:
         return WorkerAnswerError(
@@ -81,7 +81,7 @@ def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerE
 
 
 def _default(status: int) -> tuple[str, str]:
-    """`type` and `code` of an error that doesn't tell them."""
+    """`type` and `code` for an error without them."""
     common = ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error")
     return _TYPES.get(status, common)
 

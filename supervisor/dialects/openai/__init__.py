@@ -26,7 +26,7 @@ class OpenAI:
         return True
 
     def scope_for(self, path: str) -> str | None:
-        """Inference, but for the lists that Open WebUI asks for without a key."""
+        """Inference, except the lists that Open WebUI requests without a key."""
         return None if path in speech.PATHS else "inference"
 
     def translation(self, method: str, path: str) -> Translation | None:

@@ -1,7 +1,7 @@
-"""Who can speak: `GET /v1/audio/voices` and `GET /v1/audio/models`, over all speech models, loaded or not.
+"""Lists of speech models: `GET /v1/audio/voices` and `GET /v1/audio/models`, loaded or not.
 
-Both are open to all, as `/health` is: Open WebUI asks for them without its key, and without naming a model. They tell names
-of voices and of models, nothing else.
+Both are open to all, like `/health`: Open WebUI requests them without its key and without naming a model. They contain only
+names of voices and models.
 """
 
 from __future__ import annotations
