@@ -32,7 +32,7 @@ from supervisor.proxy.body import Body, open_body
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.forward import break_off, forward, processing_ms
-from supervisor.proxy.keepalive import Keepalive
+from supervisor.proxy.keepalive import SSE, Keepalive
 from supervisor.proxy.translation import Translation
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
@@ -77,9 +77,9 @@ class Pipeline:
         translation = dialect.translation(method, path)
         return translation is not None and (method, translation.path) in self._table
 
-    def methods(self, path: str) -> tuple[str, ...]:
+    def methods(self, path: str, dialect: Dialect) -> tuple[str, ...]:
         """The methods this path is served with; for error messages."""
-        return tuple(sorted(method for method, served in self._table if served == path))
+        return tuple(method for method in ("GET", "POST") if self.serves(method, path, dialect))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         """Serve one request. Raises LlmuxError if nothing was sent yet; for later failures see `forward`."""
@@ -164,7 +164,7 @@ class Pipeline:
 
         A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
         """
-        keepalive = context.keepalive = self._keepalive(send, context)
+        keepalive = context.keepalive = self._keepalive(send, context, target.translation)
         try:
             try:
                 await self._attempt(scope, send, context, target, keepalive)
@@ -178,12 +178,13 @@ class Pipeline:
             context.failure, context.failed_status = error.code, int(error.status)
             await keepalive.fail(error)
 
-    def _keepalive(self, send: Send, context: RequestContext) -> Keepalive:
+    def _keepalive(self, send: Send, context: RequestContext, translation: Translation | None) -> Keepalive:
         if not context.stream:
             return Keepalive(send, [], context.dialect, interval_s=None)
         first_at = asyncio.get_running_loop().time() + self._keepalive_s  # the response's headers go out then
         headers = [(b"x-request-id", context.request_id), processing_ms(context.arrived_at, first_at), *context.extra]
-        return Keepalive(send, headers, context.dialect, interval_s=self._keepalive_s)
+        content_type = SSE if translation is None else translation.stream_content_type
+        return Keepalive(send, headers, context.dialect, interval_s=self._keepalive_s, content_type=content_type)
 
     async def _attempt(
         self, scope: Scope, send: Send, context: RequestContext, target: Target, keepalive: Keepalive

@@ -96,7 +96,7 @@ class Application:
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]
-        allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"]))
+        allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"], dialect_of(scope["path"])))
         if allowed:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
         return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.")

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final, NamedTuple, NoReturn
 
 from supervisor.errors import LlmuxError
@@ -79,11 +80,12 @@ class Outcome:
     error: LlmuxError | None = None
     started: bool = False  # the client has the response's head
     sse: bool = False
+    canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
     def usage(self) -> Usage:
         """The usage at the end of the response. Each call searches for it."""
-        tail = b"".join(self._tail)
+        tail = b"".join(self._tail if self.canonical is None else self.canonical)
         start = tail.find(_TOKENS)
         if start < 0:
             return _timed(tail)
@@ -132,28 +134,29 @@ async def forward(
     response = await upstream.request(
         scope["method"],
         target,
-        request_headers(scope["headers"], request_id),
+        request_headers(scope["headers"], request_id, _dropped(dialect.credential_headers, translation is not None)),
         body,
         first_byte_s=first_byte_s,
     )
-    if translation is not None and response.status < 400:
-        response = TranslatedResponse(response, translation)
     try:
+        is_stream = _header(response.headers, b"content-type").startswith(b"text/event-stream")
+        if translation is not None and response.status < 400:
+            response = await TranslatedResponse.of(response, translation, is_stream=is_stream)
+            outcome.canonical = response.canonical
         outcome.status = response.status
         content_type = _header(response.headers, b"content-type")
-        sse = content_type.startswith(b"text/event-stream")
         own = [(b"x-request-id", request_id), *extra_headers]
         if arrived_at is not None:
             own.append(processing_ms(arrived_at, upstream.loop.time()))
-        if sse_started and (response.status >= 400 or not sse):
+        if sse_started and (response.status >= 400 or not is_stream):
             raise worker_error(response.status, content_type, await response.read(ERROR_LIMIT))
-        if response.status >= 400 and not sse and not _encoded(response.headers) and scope["method"] != "HEAD":
+        if response.status >= 400 and not is_stream and not _encoded(response.headers) and scope["method"] != "HEAD":
             await _send_error(send, response, content_type, own, outcome, dialect)
             return
         if not sse_started:
-            head = response_headers(response.headers, own, sse=sse)
+            head = response_headers(response.headers, own, sse=is_stream)
             await send({"type": "http.response.start", "status": response.status, "headers": head})
-        outcome.started, outcome.sse = True, sse
+        outcome.started, outcome.sse = True, is_stream
         try:
             await _send_body(send, response, outcome, started_at, upstream)
         except LlmuxError as error:
@@ -211,15 +214,21 @@ def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
     return (b"openai-processing-ms", b"%d" % round((now - arrived_at) * 1000))  # the loop's clock has whole ones
 
 
-def request_headers(headers: Headers, request_id: bytes) -> Headers:
+@cache
+def _dropped(credentials: frozenset[bytes], is_translated: bool) -> frozenset[bytes]:
+    """The request headers that no worker gets. What is translated must come uncompressed."""
+    return _NOT_FOR_WORKERS | credentials | ({b"accept-encoding"} if is_translated else set())
+
+
+def request_headers(headers: Headers, request_id: bytes, dropped: Collection[bytes] = _NOT_FOR_WORKERS) -> Headers:
     """The client's headers (lowercase names) as the worker gets them: end-to-end fields without credentials."""
-    dropped = _NOT_FOR_WORKERS
     kept = []
     for item in headers:
         if item[0] not in dropped:
             kept.append(item)
         elif item[0] == b"connection" and (named := _named_in(item[1])):
-            return request_headers([(n, v) for n, v in headers if n not in named and n != b"connection"], request_id)
+            kept_headers = [(n, v) for n, v in headers if n not in named and n != b"connection"]
+            return request_headers(kept_headers, request_id, dropped)
     kept.append((b"x-request-id", request_id))
     return kept
 

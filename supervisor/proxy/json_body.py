@@ -68,7 +68,10 @@ class JsonBody:
 
     def translate(self, translation: Translation) -> None:
         """See Body."""
+        permitted = self._fields.pop(permission.FIELD, None)  # ours, whatever the dialect makes of it
         self._fields = translation.request(self._fields)
+        if permitted is not None:
+            self._fields[permission.FIELD] = permitted
         self._is_changed = True
         self.name, self.stream = _name(self._fields), _stream(self._fields)
 

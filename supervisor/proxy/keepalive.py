@@ -13,25 +13,33 @@ from supervisor.proxy.disconnect import Send
 from supervisor.proxy.error_response import error_event
 
 INTERVAL_S: Final = 10.0
+SSE: Final = b"text/event-stream; charset=utf-8"
 
 
 class Keepalive:
     """`async with keepalive:` sends the dialect's keep-alive bytes while the block waits for long.
 
-    After `interval_s` in the block the response starts (200, text/event-stream, plus `headers`), and the bytes go out
+    After `interval_s` in the block the response starts (200, `content_type` and `headers`), and the bytes go out
     every `interval_s`. From then on `started` is True: the headers are sent, and `fail` sends a failure. With an
     interval of None it does nothing: the response is no stream.
     """
 
-    __slots__ = ("_beat_task", "_dialect", "_headers", "_interval_s", "_send", "_timer", "started")
+    __slots__ = ("_beat_task", "_content_type", "_dialect", "_headers", "_interval_s", "_send", "_timer", "started")
 
     def __init__(
-        self, send: Send, headers: Headers, dialect: Dialect, *, interval_s: float | None = INTERVAL_S
+        self,
+        send: Send,
+        headers: Headers,
+        dialect: Dialect,
+        *,
+        interval_s: float | None = INTERVAL_S,
+        content_type: bytes = SSE,
     ) -> None:
         self.started = False
         self._send = send
         self._headers = headers
         self._dialect = dialect
+        self._content_type = content_type
         self._interval_s = interval_s
         self._timer: asyncio.TimerHandle | None = None
         self._beat_task: asyncio.Task[None] | None = None
@@ -60,7 +68,7 @@ class Keepalive:
 
     async def _beat(self, interval_s: float) -> None:
         headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", self._content_type),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
             *self._headers,

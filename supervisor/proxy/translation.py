@@ -6,6 +6,7 @@ bytes stay untouched. Errors are not translated here: the dialect renders them, 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, Protocol
 
 from supervisor.catalog.rewrite import Fields
@@ -13,6 +14,8 @@ from supervisor.errors import UpstreamError
 from supervisor.io.upstream import Headers, UpstreamResponse
 
 ANSWER_LIMIT: Final = 64 * 1024 * 1024
+KEPT_PIECES: Final = 4  # of the canonical answer's end, where its usage stands
+KEPT_BYTES: Final = 4096
 _REPLACED: Final = (b"content-type", b"content-length", b"etag")
 
 
@@ -54,38 +57,48 @@ class Translation(Protocol):
 class TranslatedResponse:
     """A worker's response as a client of the dialect gets it; see `io.upstream.UpstreamResponse`."""
 
-    def __init__(self, response: UpstreamResponse, translation: Translation) -> None:
-        self._response = response
-        self._translation = translation
-        kind = next((value for name, value in response.headers if name == b"content-type"), b"")
-        self._stream = translation.stream() if kind.startswith(b"text/event-stream") else None
-        content_type = translation.content_type if self._stream is None else translation.stream_content_type
+    def __init__(self, response: UpstreamResponse, content_type: bytes, stream: StreamTranslation | None) -> None:
         self.status = response.status
         self.headers: Headers = [item for item in response.headers if item[0] not in _REPLACED]
         self.headers.append((b"content-type", content_type))
         self.drained = False
+        self.canonical: deque[bytes] = deque(maxlen=KEPT_PIECES)
+        self._response = response
+        self._stream = stream
+        self._whole = b""
+
+    @classmethod
+    async def of(cls, response: UpstreamResponse, translation: Translation, *, is_stream: bool) -> TranslatedResponse:
+        """A whole answer is translated here, before anything is sent. Raises UpstreamError for one that is too large."""
+        if is_stream:
+            return cls(response, translation.stream_content_type, translation.stream())
+        translated = cls(response, translation.content_type, None)
+        body = await response.read(ANSWER_LIMIT)
+        if len(body) >= ANSWER_LIMIT:
+            raise UpstreamError("The worker's answer is too large to be translated.")
+        translated.canonical.append(body[-KEPT_BYTES:])
+        translated._whole = translation.answer(body)  # its own
+        return translated
 
     async def next_chunk(self) -> bytes:
         """The next piece that is not empty, or the last one."""
         if self._stream is None:
-            body = await self.read(ANSWER_LIMIT)
             self.drained = True
-            return self._translation.answer(body)
+            return self._whole
         found = b""
         while not found and not self.drained:
-            found = self._stream.feed(await self._response.next_chunk())
+            piece = await self._response.next_chunk()
+            self.canonical.append(piece[-KEPT_BYTES:])
+            found = self._stream.feed(piece)
             if self._response.drained:
                 self.drained = True
                 found += self._stream.end()
         return found
 
     async def read(self, limit: int) -> bytes:
-        """The whole body as the worker sent it. Raises UpstreamError for one that is larger."""
-        body = await self._response.read(limit)
-        if len(body) >= limit:
-            raise UpstreamError("The worker's answer is too large to be translated.")
-        return body
+        """As the worker sent it."""
+        return await self._response.read(limit)
 
     def close(self) -> None:
-        """Release the worker's response."""
+        """Let go of the worker's response."""
         self._response.close()

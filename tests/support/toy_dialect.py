@@ -17,7 +17,7 @@ from supervisor.dialects.openai import OpenAI
 class Say:
     path = "/v1/chat/completions"
     content_type = b"text/plain"
-    stream_content_type = b"text/event-stream"
+    stream_content_type = b"application/x-toy"
 
     def request(self, fields):
         said = {key: msgspec.json.decode(value) for key, value in fields.items()}

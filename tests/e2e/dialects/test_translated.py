@@ -7,11 +7,13 @@ import pytest
 from tests.support.daemon import Daemon, fake
 from tests.support.fake_worker import WORDS
 
+KEY = "sk-secret-of-mine-0123456789"
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
-    (folder / "keys.yaml").write_text("- {name: me, key: sk-secret-of-mine-0123456789, scopes: [inference]}\n")
+    (folder / "keys.yaml").write_text(f"- {{name: me, key: {KEY}, scopes: [inference, metrics]}}\n")
     config = {
         "models": {
             "fake": fake(endpoints=["/v1/chat/completions"]),
@@ -31,7 +33,7 @@ def site(tmp_path_factory):
         daemon.stop()
 
 
-def say(site, key="sk-secret-of-mine-0123456789", **fields):
+def say(site, key=KEY, **fields):
     return site.post("/toy/say", json=fields, headers={"x-toy-key": key})
 
 
@@ -45,6 +47,7 @@ class TestTranslated:
 
     def test_a_stream(self, site):
         told = say(site, to="fake", say="hello", live=True)
+        assert told.headers["content-type"] == "application/x-toy"
         assert told.text == "".join(f"data: {word}\n\n" for word in [*WORDS, "bye"])
 
     def test_keepalives_are_its_own(self, site):
@@ -62,6 +65,15 @@ class TestTranslated:
         assert (told.status_code, next(iter(told.json()))) == (401, "error")
 
     def test_other_paths_are_untouched(self, site):
-        headers = {"authorization": "Bearer sk-secret-of-mine-0123456789"}
+        headers = {"authorization": f"Bearer {KEY}"}
         body = {"model": "fake", "messages": []}
         assert body == site.post("/v1/chat/completions", json=body, headers=headers).json()["received"]
+
+    def test_another_method(self, site):
+        told = site.get("/toy/say", headers={"x-toy-key": KEY})
+        assert (told.status_code, told.headers["allow"]) == (405, "POST")
+
+    def test_tokens_are_counted_by_the_workers_answer(self, site):
+        say(site, to="fake", say="hello")
+        metrics = site.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+        assert 'llmux_completion_tokens_total{model="fake"}' in metrics

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from supervisor.errors import UpstreamError
 from supervisor.http.protocol import GuardedProtocol
-from supervisor.proxy.forward import Outcome
+from supervisor.proxy.forward import Outcome, _dropped, request_headers
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answering, chunk, ok, post, proxied, talk, until
 
 EVENT = b'data: {"choices":[]}\n\n'
@@ -409,3 +409,23 @@ class TestOutcome:
         for piece in pieces:
             outcome.keep(piece)
         assert outcome.usage() == expected
+
+
+class TestCredentials:
+    """No key of a client leaves llmux, whatever header its dialect has for it."""
+
+    @pytest.mark.parametrize("name", [b"authorization", b"x-api-key", b"cookie", b"x-toy-key"])
+    def test_dropped(self, name):
+        kept = request_headers(
+            [(name, b"secret"), (b"accept", b"*/*")], b"r", _dropped(frozenset({b"x-toy-key"}), False)
+        )
+        assert kept == [(b"accept", b"*/*"), (b"x-request-id", b"r")]
+
+    def test_also_where_other_headers_are_named_in_connection(self):
+        headers = [(b"x-toy-key", b"secret"), (b"connection", b"x-hop"), (b"x-hop", b"1")]
+        assert request_headers(headers, b"r", _dropped(frozenset({b"x-toy-key"}), False)) == [(b"x-request-id", b"r")]
+
+    def test_what_is_translated_comes_uncompressed(self):
+        assert request_headers([(b"accept-encoding", b"gzip")], b"r", _dropped(frozenset(), True)) == [
+            (b"x-request-id", b"r")
+        ]
