@@ -10,9 +10,10 @@ from typing import Final
 
 import click
 
-from supervisor.cli.output import UNSHOWN
+from supervisor.cli import output
+from supervisor.cli.client import Client
 
-_ESCAPED: Final = {code: f"\\u{code:04x}" for code in UNSHOWN if code > 31}
+_ESCAPED: Final = {code: f"\\u{code:04x}" for code in output.UNSHOWN if code > 31}
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 Command = Callable[..., None]
@@ -28,8 +29,6 @@ def daemon_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def connected(*words: object, url: str, key: str | None, **options: object) -> None:
-        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
-
         command(*words, daemon=Client(url, key), **options)
 
     wrapped = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
@@ -123,8 +122,6 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
     """MODEL, completed with the daemon's names: those of the configuration, or those that clients use."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
-
         daemon = Client(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"))
         return [name for name in daemon.names(public=public) if name.lower().startswith(incomplete.lower())]
 
@@ -134,6 +131,14 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """For machines. JSON allows some characters that can't be printed, or that control a terminal: those are escaped."""
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED))
+
+
+def answer(value: object, *shown: output.Words | output.Table, as_json: bool) -> None:
+    """The value for machines, or what is shown of it to people."""
+    if as_json:
+        print_json(value)
+    else:
+        output.show(*shown)
 
 
 def print_json_line(value: object) -> None:

@@ -12,8 +12,9 @@ import time
 import tty
 from collections.abc import Iterator
 
-from supervisor.cli import client, models, output
+from supervisor.cli import client, output
 from supervisor.cli.client import Client, Json
+from supervisor.cli.commands import models
 from supervisor.cli.exit_codes import UnreachableError
 
 REQUESTS = 20

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.cli import output
+from supervisor.cli.client import Client
 from supervisor.cli.exit_codes import exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
 
 
 @click.group()
@@ -123,8 +121,6 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
 @daemon_options
 def reload_(daemon: Client, as_json: bool) -> None:
     """Apply changes of the configuration without disturbing the rest. If it has mistakes, nothing changes."""
-    from supervisor.cli import output  # noqa: PLC0415  # not for declaring
-
     try:
         answer = daemon.post("/v1/admin/reload")
     except InvalidRequestError as error:

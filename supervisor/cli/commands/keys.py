@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from supervisor.cli import output
 from supervisor.cli.options import config_option, json_option, print_json
 
 
@@ -74,7 +75,6 @@ keys.add_command(_new)
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     """Show the keys' names, scopes and expiry; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import output  # noqa: PLC0415  # as above
 
     path = path or files.keys_file(config)
     rows = files.listing(path)

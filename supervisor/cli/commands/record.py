@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.cli import output
+from supervisor.cli.client import Client
 from supervisor.cli.options import counted, daemon_options, json_option, print_json
-
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -40,7 +38,7 @@ def record(file: Path, seconds: int | None, daemon: Client, as_json: bool) -> No
 @json_option
 def replay(file: Path, limit: int, as_json: bool) -> None:
     """Make the decisions recorded in FILE again, compare them, and show the last ones. Needs no daemon."""
-    from supervisor.cli import output, recording  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import recording  # noqa: PLC0415  # not for declaring
 
     found = recording.replayed(file)
     shown = found.decisions[-limit:] if limit else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.cli.options import json_option, print_json
+from supervisor.cli.options import answer, json_option, print_json
 
 if TYPE_CHECKING:
     from supervisor.io.recipe import Device
@@ -66,13 +66,10 @@ def runtimes_install(
 @runtimes_dir_option
 def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
     """Show the runtimes and their environments: size, device, versions, and whether their packages can be imported."""
-    from supervisor.cli import environments, output  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     rows = environments.listing(environments.resolve(runtimes_dir))
-    if as_json:
-        print_json(rows)
-    else:
-        output.show(*environments.table_of(rows))
+    answer(rows, *environments.table_of(rows), as_json=as_json)
 
 
 def _installed(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
