@@ -43,16 +43,15 @@ class UnreachableError(UnavailableError):
     """Nothing answers at the daemon's address, or what answers is not llmux."""
 
 
+_OF_ERRORS: Final = {
+    ConfigError: ExitCode.USAGE,
+    UnreachableError: ExitCode.UNREACHABLE,
+    NotFoundError: ExitCode.NOT_FOUND,
+    AuthenticationError: ExitCode.REFUSED,
+    ForbiddenError: ExitCode.REFUSED,
+}
+
+
 def exit_code_of(error: LlmuxError) -> ExitCode:
     """The exit code for this error."""
-    match error:
-        case ConfigError():
-            return ExitCode.USAGE
-        case UnreachableError():
-            return ExitCode.UNREACHABLE
-        case NotFoundError():
-            return ExitCode.NOT_FOUND
-        case AuthenticationError() | ForbiddenError():
-            return ExitCode.REFUSED
-        case _:
-            return ExitCode.FAILED
+    return next((code for kind, code in _OF_ERRORS.items() if isinstance(error, kind)), ExitCode.FAILED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.cli.client import Client
@@ -39,17 +38,11 @@ def record(daemon: Client, file: Path, seconds: int | None) -> int:
     raise UnavailableError(f"The recording broke off after {events} events; the daemon may have ended.")
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What came of replaying a recording."""
+def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
+    """Replay a recording: how many events, the seconds they cover, and the last decisions, timed from the first event.
 
-    events: int
-    seconds: float  # that it covers
-    decisions: list[dict[str, object]]  # the last ones, as in `llmux why`, their times relative to the first event
-
-
-def replayed(file: Path) -> Replay:
-    """Replay a recording. Raises InvalidRequestError for what is none, and LlmuxError where a decision came out otherwise."""
+    Raises InvalidRequestError for what is none, and LlmuxError where a decision came out otherwise.
+    """
     first, last, decisions = None, 0.0, deque[dict[str, object]](maxlen=LAST_DECISIONS)
     one: Replayed | None = None
     for one in replay(_lines(file)):
@@ -65,7 +58,7 @@ def replayed(file: Path) -> Replay:
             for effect in one.effects
             if isinstance(effect, Decided)
         )
-    return Replay(one.number if one is not None else 0, last, list(decisions))
+    return one.number if one is not None else 0, last, list(decisions)
 
 
 def _lines(file: Path) -> Iterator[bytes]:

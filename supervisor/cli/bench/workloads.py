@@ -12,12 +12,13 @@ with its number, so that no worker can answer from its cache of the previous pro
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import httpx
 
 from runtimes.base import Endpoint
 from supervisor.catalog import Route
@@ -74,15 +75,8 @@ class WorkerClient:
             key: (value,) for key, value in {"model": str(self.route.model.id), **fields}.items()
         }
         texts |= self.route.rewrite.form_fields(texts, Endpoint(self.path))
-        boundary = secrets.token_hex(16)
-        parts = [
-            f'--{boundary}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
-            for key, values in texts.items()
-            for value in values
-        ]
-        head = f'content-disposition: form-data; name="file"; filename="{name}"\r\ncontent-type: audio/wav'
-        parts += [f"--{boundary}\r\n{head}\r\n\r\n".encode(), content, f"\r\n--{boundary}--\r\n".encode()]
-        return await self._send(b"".join(parts), f"multipart/form-data; boundary={boundary}".encode())
+        form = httpx.Request("POST", "http://worker", data=texts, files={"file": (name, content, "audio/wav")})
+        return await self._send(form.read(), form.headers["content-type"].encode())
 
     async def _send(self, body: bytes | bytearray, kind: bytes) -> WorkerResponse:
         model = self.route.model

@@ -40,17 +40,17 @@ def replay(file: Path, limit: int, as_json: bool) -> None:
     """Make the decisions recorded in FILE again, compare them, and show the last ones. Needs no daemon."""
     from supervisor.cli import recording  # noqa: PLC0415  # not for declaring
 
-    found = recording.replayed(file)
-    shown = found.decisions[-limit:] if limit else []
+    events, seconds, decisions = recording.replayed(file)
+    shown = decisions[-limit:] if limit else []
     if as_json:
-        print_json({"events": found.events, "seconds": round(found.seconds, 3), "decisions": shown})
+        print_json({"events": events, "seconds": round(seconds, 3), "decisions": shown})
         return
     if shown:
         rows = [
             tuple(map(output.text, (f"{one['at']:.3f} s", one["model"], one["kind"], one["reason"]))) for one in shown
         ]
         output.show(output.Table([("AFTER", "MODEL", "KIND", "REASON"), *rows], whole=True))
-    click.echo(f"{counted(found.events, 'event')} of {found.seconds:.1f} s: every decision came out the same.")
+    click.echo(f"{counted(events, 'event')} of {seconds:.1f} s: every decision came out the same.")
 
 
 COMMANDS = (record, replay)
