@@ -11,7 +11,6 @@ import functools
 import json
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -204,13 +203,10 @@ def fetch(wanted: Sequence[Download], echo: Echo) -> None:
         amount = f"{output.mib(total - left >> 20)} of {output.mib(total >> 20)}"
         return (output.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
 
-    telling = threading.Lock()
-
     def tell(line: str) -> None:
-        with telling:
-            current[0] = line
-            if not sys.stderr.isatty():
-                echo(line)
+        current[0] = line
+        if not sys.stderr.isatty():
+            echo(line)
 
     with output.progress(frame):
         for download in wanted:

@@ -42,7 +42,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
     catalog = configuration.read()
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
-        install(DEMO_RUNTIME, catalog.server.runtimes_dir, echo=lambda line: click.echo(f"  {line}", err=as_json))
+        install(DEMO_RUNTIME, catalog.server.runtimes_dir, lambda line: click.echo(f"  {line}", err=as_json))
     configure(catalog.server.log_level, catalog.server.log_format)
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 

@@ -5,7 +5,6 @@ The unit's text is here; `install` writes it, and a test compares the copy in de
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import shutil
 import subprocess
@@ -148,7 +147,7 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
         _systemctl(*enable)
         echo(f"enabled {wanted}" + (" and started it" if start else ""))
     if linger:
-        _run(["loginctl", "enable-linger", getpass.getuser()])
+        run(["loginctl", "enable-linger", getpass.getuser()])
         echo(f"enabled linger for {getpass.getuser()}: llmux starts at boot and outlives your logout")
     else:
         echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
@@ -200,19 +199,19 @@ def _write(path: Path, text: str, echo: Echo) -> None:
 
 def _reachable() -> bool:
     """Is there a user manager to talk to?"""
-    if shutil.which("systemctl") is None:
-        return False
-    with contextlib.suppress(ServiceError):
+    try:
         _systemctl("show-environment")
-        return True
-    return False
+    except ServiceError:
+        return False
+    return True
 
 
 def _systemctl(*words: str) -> str:
-    return _run(["systemctl", "--user", *words])
+    return run(["systemctl", "--user", *words])
 
 
-def _run(argv: list[str]) -> str:
+def run(argv: list[str]) -> str:
+    """Its output. Raises ServiceError where it fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:

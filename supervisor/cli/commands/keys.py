@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -50,10 +51,12 @@ def keys_add(
 
     if not 0 < len(name.strip()) <= 100 or not name.isprintable():
         raise click.BadParameter("expected 1 to 100 characters that can be printed", param_hint="NAME")
-    if expires is not None and files.is_no_time(expires):
-        raise click.BadParameter(
-            f"{expires!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z", param_hint="--expires"
-        )
+    try:
+        if expires is not None:
+            datetime.fromisoformat(expires)
+    except ValueError as error:
+        message = f"{expires!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z"
+        raise click.BadParameter(message, param_hint="--expires") from error
     path = path or files.keys_file(config)
     wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
     secret = files.add(path, name, wanted, expires)

@@ -51,10 +51,7 @@ def runtimes_install(
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
-    echo = functools.partial(click.echo, err=as_json)
-    if (notice := environments.notice(name)) is not None:
-        echo(notice)
-    environments.install_watched(name, folder, echo, device=device, python=python)
+    environments.install(name, folder, functools.partial(click.echo, err=as_json), device=device, python=python)
     if (told := environments.still_used(name, folder)) is not None:
         click.echo(told, err=True)
     if as_json:
