@@ -43,15 +43,11 @@ class _Group(click.Group):
         output.leave_rich_out()
         try:
             return super().invoke(ctx)
-        except ConfigError as error:
-            click.echo("The configuration has mistakes:", err=True)
-            for problem in error.problems:
-                click.echo(f"  {output.clean(problem)}", err=True)
-            sys.exit(exit_code_of(error))
         except LlmuxError as error:
-            click.echo(f"llmux: {output.clean(error.message)}", err=True)
-            for line in error.detail:
-                click.echo(f"  {output.clean(line)}", err=True)
+            head, lines = f"llmux: {error.message}", error.detail
+            if isinstance(error, ConfigError):
+                head, lines = "The configuration has mistakes:", error.problems
+            click.echo(output.clean("\n  ".join((head, *lines))), err=True)
             sys.exit(exit_code_of(error))
         except KeyboardInterrupt:
             click.echo(err=True)

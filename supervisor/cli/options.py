@@ -47,12 +47,11 @@ def config_option(command: Command) -> Command:
 
     @functools.wraps(command)
     def looked(*words: object, config: Path | None, **options: object) -> None:
-        ctx = click.get_current_context()
-        arguments = [options.get(str(found.name)) for found in ctx.command.params if isinstance(found, click.Argument)]
-        for value in arguments:
+        path = click.get_current_context().command_path
+        for value in options.values():
             for word in value if isinstance(value, tuple) else (value,):
                 if isinstance(word, str) and word.endswith((".yaml", ".yml")) and Path(word).is_file():
-                    raise click.UsageError(f"{word} is a configuration: {ctx.command_path} --config {word}")
+                    raise click.UsageError(f"{word} is a configuration: {path} --config {word}")
         command(*words, config=config, **options)
 
     return _config(looked)

@@ -184,6 +184,16 @@ def guess_type(program: str) -> str | None:
     return next((kind for pattern, kind in _KINDS if re.search(pattern, name)), None)
 
 
+def object_of(value: JsonValue) -> Values:
+    """The mapping; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: JsonValue) -> list[JsonValue]:
+    """The list; an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def text_of(value: JsonValue) -> str:
     """A value as it would stand on a command line."""
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

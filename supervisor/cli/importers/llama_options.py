@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION, LlamaServerConfig
 from supervisor.catalog.document import scalar
 from supervisor.catalog.problems import types_at
+from supervisor.cli.importers.draft import Draft
 
 REMOTE: Final = frozenset(
     {"-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"}
@@ -97,6 +98,18 @@ class Options:
         options._finish()
         return options
 
+    def give(self, draft: Draft, name: str, where: str) -> None:
+        """Add all of it to a model, whose own keys stay."""
+        model = draft.models[name]
+        if not str(self.keys.get("path", ".gguf")).lower().endswith(".gguf"):
+            model.setdefault("runtime", "llama_server")
+        for key in dict.fromkeys(("path", "binary", *self.keys)):
+            if key in self.keys:
+                model.setdefault(key, self.keys[key])
+        draft.merge(name, name, "defaults", self.defaults)
+        for option, why in self.lost:
+            draft.lose(f"{where}.{option}", why, model=name)
+
     def _take(self, option: str, rest: list[str], *, has_value: bool) -> None:
         key = KEY_OF_OPTION.get(option) or _OLDER.get(option)
         if option in _LOADING:
@@ -106,29 +119,28 @@ class Options:
                 self._set(option, key, "no" not in option.split("-")[:3])
         elif key == "flash_attn" and not has_value:
             self.keys["flash_attn"] = "on"  # before it took a value
-        elif not has_value:
-            self._unvalued(option)
         else:
-            self._valued(option, key, rest.pop(0))
-
-    def _unvalued(self, option: str) -> None:
-        if option in _DROPPED:
-            self.lost.append((option, _DROPPED[option]))
-        elif option not in _SILENT:
-            self.extra.append(option)
+            value = rest.pop(0) if has_value else None
+            if option in _DROPPED:
+                self.lost.append((option, _DROPPED[option]))
+            elif option in _SILENT:
+                pass
+            elif value is None:
+                self.extra.append(option)
+            else:
+                self._valued(option, key, value)
 
     def _valued(self, option: str, key: str | None, value: str) -> None:
         if option in REMOTE:
             self.is_remote = True
-        elif option in _SILENT:
-            pass
-        elif option in _DROPPED:
-            self.lost.append((option, _DROPPED[option]))
         elif option == "--sleep-idle-seconds":
             if (seconds := scalar(value)) != -1:
                 self.keys["keep_alive_s"] = seconds
         elif option == "--chat-template-kwargs":
-            self._template_arguments(option, value)
+            try:
+                self.defaults["chat_template_kwargs"] = json.loads(value)
+            except ValueError:
+                self.lost.append((option, f"{value} is no JSON"))
         elif option in _SAMPLING:
             if _SAMPLING[option] not in {"max_tokens", "seed"} or scalar(value) != -1:
                 self.defaults[_SAMPLING[option]] = scalar(value)
@@ -136,12 +148,6 @@ class Options:
             self.extra += [option, value]
         else:
             self._set(option, key, value)
-
-    def _template_arguments(self, option: str, value: str) -> None:
-        try:
-            self.defaults["chat_template_kwargs"] = json.loads(value)
-        except ValueError:
-            self.lost.append((option, f"{value} is no JSON"))
 
     def _set(self, option: str, key: str, value: str | bool) -> None:
         if key == "model":

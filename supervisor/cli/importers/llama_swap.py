@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from runtimes.device_kind import CUDA, HOST
 from supervisor.cli.importers import llama_swap_filters as filters
 from supervisor.cli.importers import llama_swap_peers as peers
-from supervisor.cli.importers.draft import Draft, Values, guess_type, text_of
+from supervisor.cli.importers.draft import Draft, guess_type, list_of, object_of, text_of
 from supervisor.cli.importers.llama_options import Options
 from supervisor.cli.importers.macros import Macros, definitions
 from supervisor.errors import ConfigError
@@ -93,8 +93,7 @@ class _Conversion:
         if not words:
             self._problems.append(f"{where}.cmd: is missing")
             return
-        model: Values = {}
-        self.draft.models[name] = model
+        self.draft.models[name] = {}
         if title := filled.get("name"):
             self.draft.comment(name, text_of(title))
         env = self._env(name, where, filled.get("env"))
@@ -122,16 +121,9 @@ class _Conversion:
         self, name: str, where: str, program: str, options: Options, filled: Mapping[str, JsonValue]
     ) -> None:
         model = self.draft.models[name]
-        path = str(options.keys.pop("path"))
-        if not path.lower().endswith(".gguf"):
-            model["runtime"] = "llama_server"
-        model["path"] = path
         if "/" in program:
-            model["binary"] = program
-        model.update(options.keys)
-        self.draft.merge(name, name, "defaults", options.defaults)
-        for option, why in options.lost:
-            self.draft.lose(f"{where}.cmd.{option}", why, model=name)
+            options.keys["binary"] = program
+        options.give(self.draft, name, f"{where}.cmd")
         if "n_ctx" not in model:
             self.draft.look(f"{where}.cmd", "names no --ctx-size: n_ctx is 8192 unless you say otherwise", model=name)
         if filled.get("useModelName"):
@@ -202,7 +194,7 @@ class _Conversion:
 
     def _env(self, name: str, where: str, entries: JsonValue) -> dict[str, str]:
         env = {}
-        for entry in entries if isinstance(entries, list) else []:
+        for entry in list_of(entries):
             variable, equals, value = str(entry).partition("=")
             if equals:
                 env[variable] = value
@@ -245,8 +237,7 @@ class _Conversion:
             self.draft.models[name]["public"] = False
         if description := filled.get("description"):
             self.draft.virtual(name, name)["description"] = description
-        aliases = filled.get("aliases")
-        for entry in aliases if isinstance(aliases, list) else []:
+        for entry in list_of(filled.get("aliases")):
             alias = entry.get("id") if isinstance(entry, dict) else entry
             if not isinstance(alias, str) or not alias or alias == theirs:
                 continue
@@ -267,14 +258,13 @@ class _Conversion:
         level = self._root.get("logLevel")
         if isinstance(level, str):
             self.draft.server["log_level"] = "warning" if level == "warn" else level
-        keys = self._root.get("apiKeys")
-        if isinstance(keys, list) and keys:
+        if list_of(self._root.get("apiKeys")):
             self.draft.lose("apiKeys", "are not copied; make your clients new ones with: llmux keys add")
         self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _TOP)
 
     def _groups(self) -> None:
-        groups = self._root.get("groups")
-        if not isinstance(groups, dict) or not groups:
+        groups = object_of(self._root.get("groups"))
+        if not groups:
             if len(self.draft.models) > 1 and "matrix" not in self._root:
                 advice = "for one at a time: limits.max_loaded: {llm: 1}"
                 self.draft.look("models", f"stay loaded as long as their memory isn't needed; {advice}")
@@ -284,14 +274,13 @@ class _Conversion:
                 self._group(f"groups.{title}", group)
 
     def _group(self, where: str, group: Mapping[str, JsonValue]) -> None:
-        listed = group.get("members")
-        members = [self._names[str(m)] for m in (listed if isinstance(listed, list) else []) if str(m) in self._names]
+        members = [self._names[str(m)] for m in list_of(group.get("members")) if str(m) in self._names]
         swap, exclusive = group.get("swap", True) is not False, group.get("exclusive", True) is not False
         if swap and len(members) > 1:
             types = {str(self.draft.models[member].get("type", "llm")) for member in members}
             everyone = {name for name, model in self.draft.models.items() if model.get("type", "llm") in types}
             if len(types) == 1 and everyone == set(members):
-                self.draft.limits["max_loaded"] = {**_object(self.draft.limits.get("max_loaded")), types.pop(): 1}
+                self.draft.limits["max_loaded"] = {**object_of(self.draft.limits.get("max_loaded")), types.pop(): 1}
             else:
                 self.draft.lose(f"{where}.swap", "one at a time is said by type (limits.max_loaded), not by group")
         if exclusive:
@@ -303,16 +292,11 @@ class _Conversion:
                 self.draft.models[member]["pin"] = True
 
     def _preload(self) -> None:
-        preload = _object(_object(self._root.get("hooks")).get("on_startup")).get("preload")
-        for theirs in preload if isinstance(preload, list) else []:
+        for theirs in list_of(object_of(object_of(self._root.get("hooks")).get("on_startup")).get("preload")):
             if name := self._names.get(str(theirs)):
                 self.draft.models[name]["preload"] = True
             else:
                 self.draft.lose("hooks.on_startup.preload", f"there is no model {theirs}")
-
-
-def _object(value: JsonValue) -> Values:
-    return value if isinstance(value, dict) else {}
 
 
 def _uncommented(value: JsonValue) -> JsonValue:

@@ -77,13 +77,8 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
     words = list(_words(entries))
     options = Options.read(words)
     if "path" in options.keys:
-        model["path"] = options.keys.pop("path")
-        if not str(model["path"]).lower().endswith(".gguf"):
-            model["runtime"] = "llama_server"
-        model.update(options.keys)
-        draft.merge(name, name, "defaults", options.defaults)
-        for option, why in options.lost:
-            draft.lose(f"{theirs}.{option.lstrip('-')}", why, model=name)
+        options.lost = [(option.lstrip("-"), why) for option, why in options.lost]
+        options.give(draft, name, theirs)
         if "n_ctx" not in model:
             draft.look(f"{theirs}.ctx-size", "is not set: n_ctx is 8192 unless you say otherwise", model=name)
     else:
