@@ -38,15 +38,12 @@ _ERRORS: Final[dict[int, type[LlmuxError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSent:
-    """One server-sent event."""
-
     kind: str
     id: str | None
     data: str
 
 
 def quoted(name: str) -> str:
-    """A model's name as a piece of a URL."""
     return quote(name, safe="")
 
 
@@ -58,7 +55,6 @@ class Client:
     key: str | None = None
 
     def get(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Json:
-        """GET a JSON object."""
         return self._json(self._read("GET", path, timeout_s))
 
     def post(self, path: str, body: Json | None = None) -> Json:
@@ -66,7 +62,6 @@ class Client:
         return self._json(self._read("POST", path, None, body))
 
     def text(self, path: str) -> str:
-        """GET something that is not JSON."""
         return self._read("GET", path, TIMEOUT_S).decode("utf-8", "replace")
 
     def names(self, *, public: bool) -> list[str]:
@@ -146,7 +141,6 @@ class Client:
 
 
 def rows(answer: Json, field: str = "data") -> list[Json]:
-    """The list in an answer."""
     found = answer.get(field)
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 

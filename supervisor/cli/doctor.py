@@ -71,7 +71,6 @@ def examine(config: Path | None) -> list[Check]:
 
 
 def report(checks: Sequence[Check]) -> list[output.Table | str]:
-    """For people."""
     rows: list[output.Row] = []
     for check in checks:
         rows.append((output.state(check.status), check.name, check.message))
@@ -134,7 +133,6 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
 
 
 def _models(catalog: Catalog) -> Iterator[Check]:
-    """Can each be started as it is configured?"""
     launchable = 0
     for model in catalog.models.values():
         context = LaunchContext(
@@ -179,7 +177,6 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
 
 
 def _uses_gpu(catalog: Catalog | None) -> bool:
-    """Does the configuration allow a GPU?"""
     configured = catalog.devices if catalog is not None else "auto"
     return configured == "auto" or any(device.wanted.kind.accelerates for device in configured)
 

@@ -38,7 +38,6 @@ def resolve(explicit: Path | None) -> Path:
 
 
 def installable() -> list[str]:
-    """The runtimes that have an environment of their own."""
     return [name for name in REGISTRY.names() if REGISTRY.get(name).requirements is not None]
 
 

@@ -17,8 +17,6 @@ from supervisor.errors import (
 
 
 class ExitCode(IntEnum):
-    """An exit code."""
-
     DONE = 0
     FAILED = 1
     USAGE = 2
@@ -53,5 +51,4 @@ _OF_ERRORS: Final = {
 
 
 def exit_code_of(error: LlmuxError) -> ExitCode:
-    """The exit code for this error."""
     return next((code for kind, code in _OF_ERRORS.items() if isinstance(error, kind)), ExitCode.FAILED)

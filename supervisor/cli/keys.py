@@ -30,8 +30,6 @@ Entry = Mapping[str, str | list[str]]
 
 
 class Listed(TypedDict):
-    """A key as it is shown."""
-
     name: str
     scopes: list[str]
     expires: str | None

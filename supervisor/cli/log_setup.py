@@ -26,7 +26,6 @@ log = structlog.get_logger("llmux.log")
 
 
 def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
-    """Set logging up for this process, once."""
     number = logging.getLevelNamesMapping()[level.upper()]
     descriptor = sys.stderr.fileno() if sys.stderr is not None else -1  # `2>&-`
     terminal = os.isatty(descriptor)

@@ -20,7 +20,6 @@ Command = Callable[..., None]
 
 
 def json_option(command: Command) -> Command:
-    """`--json`: for machines, on stdout."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
@@ -113,7 +112,6 @@ def server_options(command: Command) -> Command:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 model`, `2 models`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

@@ -110,24 +110,20 @@ def clean(text: str) -> str:
 
 
 def state(word: str) -> Styled:
-    """A state in its colour."""
     return word, COLOURS.get(word, "")
 
 
 def dim(text: str) -> Styled:
-    """Text that matters less."""
     return text, "dim"
 
 
 def mib(value: object) -> str:
-    """An amount of memory."""
     if not isinstance(value, int | float):
         return "-"
     return f"{value / 1024:.1f} GiB" if value >= 10 * 1024 else f"{value:.0f} MiB"
 
 
 def duration(value: object) -> str:
-    """Seconds in a readable unit."""
     if not isinstance(value, int | float):
         return "-"
     if value < 60:
@@ -140,7 +136,6 @@ def duration(value: object) -> str:
 
 
 def clock(at: object) -> str:
-    """The time of day of seconds since the epoch."""
     return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "-"
 
 

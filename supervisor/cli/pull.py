@@ -59,11 +59,9 @@ class Download:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all wanted files."""
         return sum(file.size for file in self.files)
 
     def still_bytes(self) -> int:
-        """The bytes still to fetch."""
         copy = self.copy
         return sum(file.size - copy.size_there(file) for file in self.missing) if copy is not None else 0
 
@@ -83,7 +81,6 @@ class Download:
             self.problem = f"{self.source.repo}: {error}"
 
     def row(self) -> Row:
-        """For a table, and for machines."""
         missing = {file.name for file in self.missing}
         return {
             "models": [str(model.id) for model in self.models],
@@ -237,7 +234,6 @@ def _fetch(download: Download, tell: Echo) -> None:
 
 
 def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
-    """For people: a line each, the sum, and the problems."""
     lines: list[output.Row] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
     for download in wanted:
         names = ", ".join(str(model.id) for model in download.models)
@@ -275,7 +271,6 @@ def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
 
 
 def _fetchable(model: CatalogModel) -> bool:
-    """Does it name a source, or need kernels?"""
     return model.config.source is not None or bool(_kernels(model, None))
 
 

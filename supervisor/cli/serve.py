@@ -56,7 +56,6 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
 
 
 def greeting(catalog: Catalog, url: str, keys: int) -> dict[str, str | int | list[str]]:
-    """What a program needs next."""
     return {
         "url": url,
         "api": f"{url}/v1",

@@ -90,7 +90,6 @@ def service_unit(program: str = "%h/.local/bin/llmux", arguments: tuple[str, ...
 
 
 def socket_unit(host: str = "127.0.0.1", port: int = 8081) -> str:
-    """The socket unit."""
     return _SOCKET.format(address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
@@ -107,7 +106,6 @@ def _literal(word: str) -> str:
 
 
 def folder() -> Path:
-    """The folder of user units."""
     return config_dir().with_name("systemd") / "user"
 
 
@@ -155,7 +153,6 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
 
 
 def uninstall(echo: Echo) -> None:
-    """Stop and disable it, and remove the units."""
     present = [name for name in (SOCKET, UNIT) if (folder() / name).exists()]
     if not present:
         echo("llmux is not installed as a service")
@@ -172,7 +169,6 @@ def uninstall(echo: Echo) -> None:
 
 
 def status(echo: Echo) -> dict[str, str]:
-    """What systemd says of it."""
     unit = folder() / UNIT
     facts = {"unit": str(unit) if unit.exists() else "not installed: llmux service install"}
     if not _reachable():
@@ -198,7 +194,6 @@ def _write(path: Path, text: str, echo: Echo) -> None:
 
 
 def _reachable() -> bool:
-    """Is there a user manager to talk to?"""
     try:
         _systemctl("show-environment")
     except ServiceError:

@@ -23,7 +23,6 @@ Page = list[output.Words | output.Table]
 
 
 def look(daemon: Client) -> Json:
-    """Everything that is shown, as the daemon reports it."""
     return {
         "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
         "models": daemon.get("/v1/admin/models").get("data"),
@@ -49,7 +48,6 @@ def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
 
 
 def page(seen: Json, url: str) -> Page:
-    """What the screen shows."""
     found, requests = client.rows(seen, "models"), client.rows(seen, "requests")
     loaded = sum(model.get("worker") is not None for model in found)
     running = sum(request.get("state") == "running" for request in requests)

@@ -38,7 +38,6 @@ def imports(folder: Path) -> set[str]:
 
 
 def _sources(module: Path) -> tuple[Path, ...]:
-    """The files that may be this module."""
     return module.with_suffix(".py"), module / "__init__.py"
 
 
@@ -55,5 +54,4 @@ def _named(node: ast.AST) -> Iterator[str]:
 
 
 def _is_typing(node: ast.AST) -> bool:
-    """`if TYPE_CHECKING:`"""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -34,8 +34,6 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for."""
-
     model: str
     devices: Sequence[str]
     rounds: int
@@ -46,8 +44,6 @@ class Options:
 
 @dataclass
 class Result:
-    """What one device did."""
-
     device: DeviceInfo
     rounds: list[Round] = field(default_factory=list)
     estimate_mib: int | None = None
@@ -68,15 +64,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of all devices."""
-
     route: Route
     workload: Workload
     results: list[Result]
 
     @property
     def failed(self) -> bool:
-        """Did any device fail?"""
         return any(result.problem is not None for result in self.results)
 
     def ratio(self) -> Row | None:
@@ -98,7 +91,6 @@ class Comparison:
         }
 
     def as_json(self) -> Row:
-        """For machines."""
         return {
             "model": self.route.model.id,
             "runtime": self.route.model.adapter.name,
@@ -131,7 +123,6 @@ class Comparison:
         }
 
     def report(self) -> list[output.Table | str]:
-        """For people."""
         head = ("DEVICE", self.workload.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
         rows = [_line(self._row(result)) for result in self.results]
         told: list[output.Table | str] = [output.Table([head, *rows], whole=True)]

@@ -65,12 +65,10 @@ class WorkerClient:
     path: str
 
     async def post(self, fields: Json) -> WorkerResponse:
-        """Send JSON."""
         body = await JsonBody.open(json.dumps({"model": self.route.model.id, **fields}).encode())
         return await self._send(await body.rewritten(self.route.rewrite, Endpoint(self.path)), b"application/json")
 
     async def post_file(self, fields: Mapping[str, str], name: str, content: bytes) -> WorkerResponse:
-        """Send a form with a file."""
         texts: dict[str, tuple[str, ...]] = {
             key: (value,) for key, value in {"model": str(self.route.model.id), **fields}.items()
         }
@@ -149,7 +147,6 @@ async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> R
 
 
 async def _transcribe(client: WorkerClient, _number: int) -> Round:
-    """The same sound each time."""
     content = audio.murmur()
     began = time.perf_counter()
     answer = await client.post_file({"response_format": "json"}, "sound.wav", content)
@@ -160,7 +157,6 @@ async def _transcribe(client: WorkerClient, _number: int) -> Round:
 
 
 async def _speak(text: str, client: WorkerClient, _number: int) -> Round:
-    """In the first of the model's voices."""
     model = client.route.model
     voices = model.adapter.voices(model.config)
     fields: Json = {"input": text, "response_format": "wav", **({"voice": voices[0]} if voices else {})}
@@ -200,7 +196,6 @@ async def _batch(client: WorkerClient, fields: Json, field: str) -> Round:
 
 
 async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
-    """The JSON objects of a stream of events."""
     rest = b""
     async for piece in answer:
         *lines, rest = (rest + piece).split(b"\n")
@@ -228,7 +223,6 @@ def _parsed(content: bytes, path: str) -> Json:
 
 
 def _message(said: str) -> str:
-    """The worker's own words."""
     try:
         told = json.loads(said)
     except ValueError:

@@ -45,7 +45,6 @@ class Conversation:
         self._turns: list[Json] = []
 
     def reset(self) -> None:
-        """Forget all messages."""
         self._turns.clear()
 
     def answer(self, text: str) -> None:
@@ -71,7 +70,6 @@ class Conversation:
                 self._turns.pop()
 
     def answer_json(self, text: str) -> None:
-        """Send it and print the daemon's whole answer."""
         self._turns.append({"role": "user", "content": text})
         print_json(self._daemon.post(PATH, self._request(stream=False)))
 
@@ -82,7 +80,6 @@ class Conversation:
 
 
 def talk(conversation: Conversation) -> None:
-    """Prompt and answer in turns until the user ends it."""
     import readline  # noqa: F401, PLC0415  # gives `input` editing and a history; not wanted elsewhere
 
     click.echo(f"{conversation.model}  {HELP}", err=True)
@@ -127,7 +124,6 @@ class _Screen:
         self._thinks = self._wrote = False
 
     def show(self, thought: str, said: str) -> None:
-        """The next piece."""
         if thought and self._thinking:
             self._thinks = True
             self._write(thought, thought=True)
@@ -137,7 +133,6 @@ class _Screen:
             self._wrote = True
 
     def end(self) -> None:
-        """After the last piece."""
         self._end_thought()
         if self._wrote:
             self._write("\n")

@@ -19,7 +19,6 @@ WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "ALSO")
 
 
 def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | str:
-    """Models as a table that fits the terminal, or all of it."""
     if not models:
         return "No models are configured."
     rows: list[output.Row] = [(*HEAD, *(WIDE if wide else ()), "REASON")]

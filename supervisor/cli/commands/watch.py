@@ -89,7 +89,6 @@ def why(model: str | None, limit: int, daemon: Client, as_json: bool) -> None:
 
 
 def line(kind: str, data: Json) -> list[str | output.Styled]:
-    """One event for people."""
     at = data.get("at")
     when = output.clock(time.time() if at is None else at)
     return [f"{when}  ", (f"{kind:8}", "red" if kind == "alert" else "cyan"), "  ", *_told(kind, data)]

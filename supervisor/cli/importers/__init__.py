@@ -56,7 +56,6 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
 
 
 def report(draft: Draft, out: Path | None) -> str:
-    """What came of it, for people."""
     count = f"{len(draft.models)} models, {len(draft.virtual_models)} virtual models"
     where = f" written to {out}; check it with: llmux config check --config {out}" if out is not None else ""
     return "\n".join((f"Imported {count}{where}.", *draft.told()))

@@ -76,8 +76,6 @@ _NEGATIVE = re.compile(r"-[0-9.]+")
 
 @dataclass(slots=True)
 class Options:
-    """What a command line says."""
-
     keys: dict[str, JsonValue] = field(default_factory=dict)
     defaults: dict[str, JsonValue] = field(default_factory=dict)  # request fields
     extra: list[str] = field(default_factory=list)

@@ -120,7 +120,6 @@ def _opposite(value: str) -> str:
 
 
 def _words(entries: Section) -> Iterator[str]:
-    """As a command line."""
     for key, value in entries.items():
         option = f"-{key}" if len(key) <= 2 or f"-{key}" in REMOTE else f"--{key}"
         known = KEY_OF_OPTION.get(option)
