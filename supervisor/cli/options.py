@@ -136,8 +136,3 @@ def answer(value: object, *shown: output.Words | output.Table, as_json: bool) ->
         print_json(value)
     else:
         output.show(*shown)
-
-
-def print_json_line(value: object) -> None:
-    """One object of many, on a line of its own."""
-    print_json(value, indent=None)

@@ -15,7 +15,7 @@ from supervisor.catalog.sections import state_dir
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure
-from supervisor.cli.options import counted, print_json_line
+from supervisor.cli.options import counted, print_json
 
 DEMO_RUNTIME = "llama_server"
 
@@ -48,7 +48,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
 
     def on_listening(url: str, keys: int) -> None:
         if as_json:
-            print_json_line(greeting(catalog, url, keys))
+            print_json(greeting(catalog, url, keys), indent=None)
         else:
             click.echo(welcome(catalog, url, keys))
 

@@ -11,7 +11,7 @@ import click
 from supervisor.cli import client, output
 from supervisor.cli import top as screen
 from supervisor.cli.client import Client, Json
-from supervisor.cli.options import answer, daemon_options, model_argument, print_json, print_json_line
+from supervisor.cli.options import answer, daemon_options, model_argument, print_json
 
 KINDS = ("decision", "model", "memory", "request", "alert", "reload")
 
@@ -41,7 +41,7 @@ def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) ->
     if follow:
         for event in daemon.events(f"{path}&follow=true"):
             if as_json:
-                print_json_line({"line": event.data})
+                print_json({"line": event.data}, indent=None)
             else:
                 click.echo(output.clean(click.unstyle(event.data)))
         return
@@ -72,7 +72,7 @@ def events(types: str | None, daemon: Client, as_json: bool) -> None:
     for event in daemon.events(f"/v1/admin/events?types={','.join(wanted)}"):
         data = json.loads(event.data)
         if as_json:
-            print_json_line({"event": event.kind, "id": event.id, "data": data})
+            print_json({"event": event.kind, "id": event.id, "data": data}, indent=None)
         else:  # a row of a table is never wrapped
             output.show(output.Table([[line(event.kind, data)]], head=False, whole=True))
 

@@ -25,36 +25,18 @@ REMOTE: Final = frozenset(
 )
 """Options by which llama-server fetches a model itself."""
 
-_OLDER: Final = {
-    "--draft": "spec_draft_n_max",
-    "--draft-n": "spec_draft_n_max",
-    "--draft-max": "spec_draft_n_max",
-}
-_SAMPLING: Final = {
-    "--temp": "temperature",
-    "--temperature": "temperature",
-    "--top-k": "top_k",
-    "--top-p": "top_p",
-    "--min-p": "min_p",
-    "--top-nsigma": "top_n_sigma",
-    "--typical": "typical_p",
-    "--repeat-penalty": "repeat_penalty",
-    "--repeat-last-n": "repeat_last_n",
-    "--presence-penalty": "presence_penalty",
-    "--frequency-penalty": "frequency_penalty",
-    "--dry-multiplier": "dry_multiplier",
-    "--dry-base": "dry_base",
-    "--dry-allowed-length": "dry_allowed_length",
-    "--dry-penalty-last-n": "dry_penalty_last_n",
-    "--xtc-probability": "xtc_probability",
-    "--xtc-threshold": "xtc_threshold",
-    "--mirostat": "mirostat",
-    "--seed": "seed",
-    "-s": "seed",
-    "-n": "max_tokens",
-    "--predict": "max_tokens",
-    "--n-predict": "max_tokens",
-}
+_OLDER: Final = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "spec_draft_n_max")
+_ALIKE: Final = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty"),
+    *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("xtc_probability", "xtc_threshold", "mirostat", "seed"),
+)
+"""Fields of requests that the option is called like."""
+_SAMPLING: Final = (
+    {f"--{name.replace('_', '-')}": name for name in _ALIKE}
+    | {"--temp": "temperature", "--top-nsigma": "top_n_sigma", "--typical": "typical_p", "-s": "seed"}
+    | dict.fromkeys(("-n", "--predict", "--n-predict"), "max_tokens")
+)
 _SILENT: Final = frozenset(
     {"--host", "--port", "--metrics", "--webui", "--no-webui", "--ui", "--no-ui", "--reuse-port", "--models-autoload"}
 )

@@ -79,8 +79,6 @@ class _Conversion:
             raise ConfigError(tuple(self._problems))
         self.draft.list_models()
 
-    # ------------------------------------------------------------------------------------------------------- models
-
     def _model(self, theirs: str, values: Mapping[str, JsonValue]) -> None:
         name, where = self._names[theirs], f"models.{theirs}"
         known = {**definitions(self._root.get("macros")), **definitions(values.get("macros")), "MODEL_ID": theirs}
@@ -251,8 +249,6 @@ class _Conversion:
             is_hidden = isinstance(entry, dict) and entry.get("unlisted") is True
             if is_hidden or unlisted or self._root.get("includeAliasesInList") is not True:
                 self.draft.look(f"{where}.aliases", f"{alias} is in the list of models now", model=name)
-
-    # ------------------------------------------------------------------------------------------------- all together
 
     def _settings(self) -> None:
         level = self._root.get("logLevel")

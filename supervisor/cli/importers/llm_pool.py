@@ -24,14 +24,8 @@ LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
 
 _COMMON: Final = frozenset({"backend", "model_path", "enabled", "target_inflight", "modalities", "enable_thinking"})
 _DECODING: Final = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_tokens": "max_tokens",
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop")},
     "repetition_penalty": "repeat_penalty",
-    "seed": "seed",
-    "stop": "stop",
 }
 _REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
 _OTHERWISE: Final = {

@@ -111,12 +111,9 @@ def _canonical(key: str, value: str) -> tuple[str, str]:
     spelling = FLAGS[known]
     if isinstance(spelling, str):
         return spelling.removeprefix("--"), value
-    is_negative = key.startswith("no-")
-    return spelling[0].removeprefix("--"), _opposite(value) if is_negative else value
-
-
-def _opposite(value: str) -> str:
-    return "false" if value.lower() in _TRUE else "true"
+    if key.startswith("no-"):
+        value = "false" if value.lower() in _TRUE else "true"
+    return spelling[0].removeprefix("--"), value
 
 
 def _words(entries: Section) -> Iterator[str]:
