@@ -64,6 +64,3 @@ def bench(
     answer(found.as_json(), *found.report(), as_json=as_json)
     if found.failed:
         sys.exit(ExitCode.FAILED)
-
-
-COMMANDS = (bench,)

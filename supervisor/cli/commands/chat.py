@@ -192,6 +192,3 @@ def chat(
         conversation.answer(text)
     else:
         talk(conversation)
-
-
-COMMANDS = (chat,)

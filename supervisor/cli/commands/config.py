@@ -135,6 +135,3 @@ def reload_(daemon: Client, as_json: bool) -> None:
         if isinstance(names, list) and names:
             click.echo(f"{part.replace('_', ' ') + ':':15}{output.clean(', '.join(map(str, names)))}")
     click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
-
-
-COMMANDS = (config, reload_)

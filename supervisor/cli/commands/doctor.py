@@ -31,6 +31,3 @@ def doctor(config: Path | None, as_json: bool) -> None:
     answer(facts, *checks.report(found), as_json=as_json)
     if failed:
         sys.exit(ExitCode.FAILED)
-
-
-COMMANDS = (doctor,)

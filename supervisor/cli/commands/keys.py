@@ -125,6 +125,3 @@ def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool
         )
     if as_json:
         print_json({"name": name, "file": str(path), "left": left})
-
-
-COMMANDS = (keys,)

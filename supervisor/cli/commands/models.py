@@ -140,6 +140,3 @@ def unload(model: str, force: bool, daemon: Client, as_json: bool) -> None:
     with output.progress(lambda: _progress(daemon, path)):
         found = daemon.post(f"{path}/unload" + ("?force=true" if force else ""))
     answer(found, table_of([found]), as_json=as_json)
-
-
-COMMANDS = (ps, load, unload)

@@ -43,6 +43,3 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
             output.show(*pulling.table_of(wanted))
     if any(download.problem for download in wanted):
         sys.exit(ExitCode.FAILED)
-
-
-COMMANDS = (pull,)

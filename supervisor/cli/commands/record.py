@@ -51,6 +51,3 @@ def replay(file: Path, limit: int, as_json: bool) -> None:
         ]
         output.show(output.Table([("AFTER", "MODEL", "KIND", "REASON"), *rows], whole=True))
     click.echo(f"{counted(events, 'event')} of {seconds:.1f} s: every decision came out the same.")
-
-
-COMMANDS = (record, replay)

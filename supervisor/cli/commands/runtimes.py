@@ -93,6 +93,3 @@ def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None
         click.echo(f"{name}: removed" if existed else f"{name}: was not installed")
     if (told := environments.still_used(name, folder)) is not None:
         click.echo(told, err=True)
-
-
-COMMANDS = (runtimes,)

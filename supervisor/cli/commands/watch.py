@@ -139,6 +139,3 @@ def _request(data: Json) -> str:
         facts.append(f"{data['completion_tokens']} completion tokens")
     facts += [str(data["error"])] if data.get("error") else []
     return f"{start}  {', '.join(facts)}  {data.get('request_id')}"
-
-
-COMMANDS = (top, logs, events, why)

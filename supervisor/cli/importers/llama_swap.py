@@ -94,26 +94,18 @@ class _Conversion:
         self.draft.models[name] = {}
         if title := filled.get("name"):
             self.draft.comment(name, text_of(title))
-        env = self._env(name, where, filled.get("env"))
-        if words[0] == "env":
-            words, more = _unwrapped(words)
-            env |= more
-        self._runtime(name, where, words, filled)
-        self._environment(name, where, env)
+        words, more = _unwrapped(words)
+        options = Options.read(words[1:])
+        if "llama-server" in PurePath(words[0]).name and "path" in options.keys:
+            self._llama_server(name, where, words[0], options, filled)
+        else:
+            self._command(name, where, words, filled)
+        self._environment(name, where, list_of(filled.get("env")), more)
         self._lifetime(name, where, filled)
         self._names_of(name, theirs, where, filled)
         filters.apply(self.draft, name, theirs, where, filled.get("filters"))
         self.draft.spread(name)
         self.draft.lose_unknown(f"{where}.", filled, _KNOWN, _ELSEWHERE, model=name)
-
-    def _runtime(self, name: str, where: str, words: list[str], filled: Mapping[str, JsonValue]) -> None:
-        program = PurePath(words[0]).name
-        if "llama-server" in program:
-            options = Options.read(words[1:])
-            if "path" in options.keys:
-                self._llama_server(name, where, words[0], options, filled)
-                return
-        self._command(name, where, words, filled)
 
     def _llama_server(
         self, name: str, where: str, program: str, options: Options, filled: Mapping[str, JsonValue]
@@ -147,7 +139,11 @@ class _Conversion:
             model["health_path"] = check
         if filled.get("useModelName"):
             model["upstream_model"] = filled["useModelName"]
-        self._stop(name, where, filled.get("cmdStop"))
+        stop = str(filled.get("cmdStop") or "")
+        if "${PID}" in stop:
+            self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
+        elif stop_words := _words(stop):
+            model["stop_cmd"] = [_placeholders(word) for word in stop_words]
 
     def _with_port(self, name: str, where: str, words: list[str], proxy: JsonValue) -> list[str]:
         """The command with a placeholder for its port. One that can't have any is switched off."""
@@ -182,26 +178,15 @@ class _Conversion:
             )
         return words
 
-    def _stop(self, name: str, where: str, command: JsonValue) -> None:
-        if not command:
-            return
-        if "${PID}" in str(command):
-            self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
-        elif words := _words(str(command)):
-            self.draft.models[name]["stop_cmd"] = [_placeholders(word) for word in words]
-
-    def _env(self, name: str, where: str, entries: JsonValue) -> dict[str, str]:
-        env = {}
-        for entry in list_of(entries):
+    def _environment(self, name: str, where: str, entries: list[JsonValue], more: dict[str, str]) -> None:
+        model, env = self.draft.models[name], dict[str, str]()
+        for entry in entries:
             variable, equals, value = str(entry).partition("=")
             if equals:
                 env[variable] = value
             else:
                 self.draft.lose(f"{where}.env", f"{variable} has no value", model=name)
-        return env
-
-    def _environment(self, name: str, where: str, env: dict[str, str]) -> None:
-        model = self.draft.models[name]
+        env |= more
         visible = env.pop("CUDA_VISIBLE_DEVICES", None)
         if visible is not None:
             indexes = [part.strip() for part in visible.split(",") if part.strip()]
@@ -313,6 +298,8 @@ def _words(command: str) -> list[str]:
 
 def _unwrapped(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """`env A=1 program` without the `env`."""
+    if words[0] != "env":
+        return words, {}
     rest = iter(words[1:])
     env: dict[str, str] = {}
     for word in rest:
