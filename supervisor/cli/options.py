@@ -19,8 +19,13 @@ DEFAULT_URL: Final = "http://127.0.0.1:8081"
 Command = Callable[..., None]
 
 
-def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_config = click.option(
+    "--config",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Configuration file. Default: the first of the usual places.",
+)
 
 
 def daemon_options(command: Command) -> Command:
@@ -71,15 +76,6 @@ def config_path(command: Command) -> Command:
     return click.argument("config_path", metavar="[PATH]", type=click.Path(path_type=Path), required=False)(
         _config(named)
     )
-
-
-def _config(command: Command) -> Command:
-    return click.option(
-        "--config",
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="Configuration file. Default: the first of the usual places.",
-    )(command)
 
 
 Flags = dict[str, object]

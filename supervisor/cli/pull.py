@@ -111,7 +111,6 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
     if models:
         hub.client()  # nothing works without it
     found: dict[tuple[str, str, Path], Download] = {}
-    of_model: dict[ModelId, Download] = {}
     for model in models:
         if (source := model.config.source) is None:
             continue
@@ -119,13 +118,12 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
         download = found.setdefault((source.repo, source.revision, folder), Download(source, folder, []))
         download.source = _both(download.source, source)
         download.models.append(model)
-        of_model[model.id] = download
     for download in found.values():
         with download.keeping_problem():
             download.compare(hub_download.Copy(hub.look(download.source), download.folder), verify=verify)
     kernels: dict[tuple[Kernel, Path], Download] = {}
     for model in models:
-        for kernel in _kernels(model, of_model.get(model.id)):
+        for kernel in _kernels(model, next((one for one in found.values() if model in one.models), None)):
             folder = cache(catalog.server.runtimes_dir, model.config.env)
             source = Source(repo=kernel.repo, revision=kernel.branch)
             kernels.setdefault((kernel, folder), Download(source, folder, [], kernel)).models.append(model)

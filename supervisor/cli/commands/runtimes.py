@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +19,9 @@ def runtimes() -> None:
     """Install and remove the runtimes' own environments."""
 
 
-def runtimes_dir_option(command: Callable[..., None]) -> Callable[..., None]:
-    """`--runtimes-dir`, by default where the daemon looks."""
-    return click.option(
-        "--runtimes-dir", type=click.Path(path_type=Path), help="Where environments are kept. Default: as configured."
-    )(command)
+runtimes_dir_option = click.option(
+    "--runtimes-dir", type=click.Path(path_type=Path), help="Where environments are kept. Default: as configured."
+)
 
 
 def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
