@@ -1,6 +1,6 @@
 """`llmux service`: llmux as a systemd user service.
 
-The unit's text is here; `install` writes it, and a test compares the copy in deploy/systemd with it.
+The units are in the folder `systemd`, as they are for a llmux in ~/.local/bin; `install` puts in what is otherwise here.
 """
 
 from __future__ import annotations
@@ -20,62 +20,10 @@ from supervisor.io import files
 
 UNIT: Final = "llmux.service"
 SOCKET: Final = "llmux.socket"
+PROGRAM: Final = "%h/.local/bin/llmux"
+ADDRESS: Final = "127.0.0.1:8081"
+UNITS: Final = Path(__file__).parent / "systemd"
 Echo = Callable[[str], None]
-
-_SERVICE: Final = """\
-# llmux as a user service. Written by `llmux service install`; your own changes belong into `systemctl --user edit llmux`.
-[Unit]
-Description=llmux: many AI models on one GPU
-After=network.target
-StartLimitIntervalSec=300
-StartLimitBurst=5
-
-[Service]
-Type=notify
-NotifyAccess=main
-ExecStart={program} serve{arguments}
-ExecReload=/bin/kill -HUP $MAINPID
-# Pinged from the event loop: a loop that is stuck for this long is a daemon that serves nobody.
-WatchdogSec=30
-Restart=on-failure
-RestartSec=2
-# SIGTERM goes to the daemon alone, which drains and stops its workers; what is left after that is killed.
-KillMode=mixed
-TimeoutStartSec=90
-TimeoutStopSec=60
-# A worker that the kernel kills for want of memory must not take the daemon with it.
-OOMPolicy=continue
-# Lets llmux kill a worker's whole process tree through its own control group.
-Delegate=yes
-LimitNOFILE=65536
-LimitCORE=0
-# Only what hides no GPU: PrivateDevices, ProtectClock and every option that needs a mount namespace (which gives user
-# services a user namespace, and takes their render and video groups away) are left out on purpose.
-NoNewPrivileges=yes
-LockPersonality=yes
-RestrictSUIDSGID=yes
-SystemCallArchitectures=native
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-UMask=0077
-
-[Install]
-WantedBy=default.target
-"""
-
-_SOCKET: Final = """\
-# Optional: systemd listens, and starts llmux when somebody first connects.
-[Unit]
-Description=llmux: socket
-
-[Socket]
-ListenStream={address}
-Backlog=2048
-# llmux says what it serves over HTTP; latency matters more than packets.
-NoDelay=yes
-
-[Install]
-WantedBy=sockets.target
-"""
 
 
 class ServiceError(LlmuxError):
@@ -84,13 +32,15 @@ class ServiceError(LlmuxError):
     code = "service_failed"
 
 
-def service_unit(program: str = "%h/.local/bin/llmux", arguments: tuple[str, ...] = ()) -> str:
+def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = ()) -> str:
     """The unit file. `program` is an absolute path; `%h` is the home folder."""
-    return _SERVICE.format(program=_quoted(program), arguments="".join(f" {_quoted(word)}" for word in arguments))
+    command = " ".join(map(_quoted, (program, "serve", *arguments)))
+    return (UNITS / UNIT).read_text(encoding="utf-8").replace(f"{PROGRAM} serve", command)
 
 
 def socket_unit(host: str = "127.0.0.1", port: int = 8081) -> str:
-    return _SOCKET.format(address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return (UNITS / SOCKET).read_text(encoding="utf-8").replace(ADDRESS, address)
 
 
 def _quoted(word: str) -> str:

@@ -52,14 +52,8 @@ def bench(
     """Compare MODEL's speed on GPU and processor, with a temporary worker on each in turn; nothing is evicted for it."""
     from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
 
-    options = comparison.Options(
-        model=model,
-        devices=[word.strip() for word in devices.split(",") if word.strip()] if devices is not None else (),
-        rounds=rounds,
-        tokens=tokens,
-        prompt=prompt,
-        daemon=daemon,
-    )
+    words = [word.strip() for word in (devices or "").split(",") if word.strip()]
+    options = comparison.Options(model, words, rounds, tokens, prompt, daemon)
     found = comparison.run(options, config, functools.partial(click.echo, err=True))
     answer(found.as_json(), *found.report(), as_json=as_json)
     if found.failed:
