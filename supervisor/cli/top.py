@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -56,7 +57,11 @@ def page(seen: Json, url: str) -> Page:
     devices = client.rows(seen, "devices")
     shown: Page = [[(title, "bold"), f"  {counts}"], ""]
     if devices:
-        shown += [output.Table([_device(device) for device in devices], head=False), *_troubles(devices), ""]
+        shown.append(output.Table([_device(device) for device in devices], head=False))
+        for device, flag in itertools.product(devices, ("blocked", "quarantined")):
+            if device.get(flag):
+                shown.append((f"{device.get('id')} is {flag}: {device[flag]}", "red"))
+        shown.append("")
     shown.append(models.table_of(found))
     if requests:
         shown += ["", _requests(requests)]
@@ -78,13 +83,6 @@ def _device(device: Json) -> output.Row:
         f"{used}, {rest}",
         output.dim(output.text(device.get("name") or device.get("kind"))),
     )
-
-
-def _troubles(devices: list[Json]) -> Iterator[output.Words]:
-    for device in devices:
-        for flag in ("blocked", "quarantined"):
-            if device.get(flag):
-                yield f"{device.get('id')} is {flag}: {device[flag]}", "red"
 
 
 def _requests(requests: list[Json]) -> output.Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import dataclass, field
 from typing import Final
 
 import click
@@ -25,37 +26,24 @@ HELP: Final = (
 PATH: Final = "/v1/chat/completions"
 
 
+@dataclass(slots=True)
 class Conversation:
     """The messages so far, and the model that answers."""
 
-    def __init__(
-        self,
-        daemon: Client,
-        model: str,
-        *,
-        system: str | None = None,
-        max_tokens: int | None = None,
-        thinking: bool = True,
-    ) -> None:
-        self.model = model
-        self.system = system
-        self._daemon = daemon
-        self._max_tokens = max_tokens
-        self._thinking = thinking
-        self._turns: list[Json] = []
-
-    def reset(self) -> None:
-        self._turns.clear()
+    daemon: Client
+    model: str
+    system: str | None = None
+    max_tokens: int | None = None
+    thinking: bool = True
+    turns: list[Json] = field(default_factory=list)
 
     def answer(self, text: str) -> None:
         """Send it and print the answer as it comes; what came of it stays in the conversation. Raises LlmuxError."""
-        self._turns.append({"role": "user", "content": text})
+        self.turns.append({"role": "user", "content": text})
         answer = ""
-        screen = _Screen(thinking=self._thinking)
+        screen = _Screen(thinking=self.thinking)
         try:
-            with contextlib.closing(
-                self._daemon.events(PATH, method="POST", body=self._request(stream=True))
-            ) as events:
+            with contextlib.closing(self.daemon.events(PATH, method="POST", body=self._request(stream=True))) as events:
                 for event in events:
                     if event.data == "[DONE]":
                         break
@@ -65,18 +53,18 @@ class Conversation:
         finally:
             screen.end()
             if answer:
-                self._turns.append({"role": "assistant", "content": answer})
+                self.turns.append({"role": "assistant", "content": answer})
             else:  # many chat templates refuse two questions in a row
-                self._turns.pop()
+                self.turns.pop()
 
     def answer_json(self, text: str) -> None:
-        self._turns.append({"role": "user", "content": text})
-        print_json(self._daemon.post(PATH, self._request(stream=False)))
+        self.turns.append({"role": "user", "content": text})
+        print_json(self.daemon.post(PATH, self._request(stream=False)))
 
     def _request(self, *, stream: bool) -> Json:
         system: list[Json] = [{"role": "system", "content": self.system}] if self.system else []
-        request: Json = {"model": self.model, "messages": [*system, *self._turns], "stream": stream}
-        return request | ({"max_tokens": self._max_tokens} if self._max_tokens is not None else {})
+        request: Json = {"model": self.model, "messages": [*system, *self.turns], "stream": stream}
+        return request | ({"max_tokens": self.max_tokens} if self.max_tokens is not None else {})
 
 
 def talk(conversation: Conversation) -> None:
@@ -99,7 +87,7 @@ def _turn(conversation: Conversation, text: str) -> None:
     command, _, rest = text.partition(" ")
     match command:
         case "/reset":
-            conversation.reset()
+            conversation.turns.clear()
             click.echo("Forgotten.", err=True)
         case "/system":
             conversation.system = rest.strip() or None
@@ -185,7 +173,7 @@ def chat(
             raise click.UsageError("There is no prompt: stdin is empty.")
     if as_json and not text:
         raise click.UsageError("--json is for one answer: give a prompt.")
-    conversation = Conversation(daemon, model, system=system, max_tokens=max_tokens, thinking=not no_thinking)
+    conversation = Conversation(daemon, model, system, max_tokens, thinking=not no_thinking)
     if as_json:
         conversation.answer_json(text)
     elif text:

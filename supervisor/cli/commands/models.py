@@ -26,23 +26,6 @@ def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | st
     return output.Table(rows, whole=wide)
 
 
-def load_watched(daemon: Client, model: str, overrides: Json) -> Json:
-    """Load it and show the progress on a terminal. Ctrl-C ends the wait, not the load."""
-    path = f"/v1/admin/models/{client.quoted(model)}"
-    body: Json | None = {"overrides": overrides} if overrides else None
-    try:
-        with output.progress(lambda: _progress(daemon, path)):
-            return daemon.post(f"{path}/load", body)
-    except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
-        raise
-    except LlmuxError as error:
-        error.detail = (*error.detail, f"What happened: llmux why {model}; its last words: llmux logs {model}")
-        raise
-    except KeyboardInterrupt:
-        click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)
-        raise
-
-
 def overrides(settings: Sequence[str]) -> Json:
     """`key=value` words; a value is JSON where it can be, else text."""
     found: Json = {}
@@ -56,8 +39,12 @@ def overrides(settings: Sequence[str]) -> Json:
     return found
 
 
-def progress_line(model: Json) -> output.Row:
+def _progress(daemon: Client, path: str) -> output.Row:
     """The progress of a load: state, time so far, and a bar where the end can be estimated."""
+    try:
+        model = daemon.get(path, timeout_s=2.0)
+    except LlmuxError:  # the command itself reports it
+        return ["waiting for the daemon"]
     cells: list[output.Cell] = [[f"{model.get('name')}: ", output.state(str(model.get("state")))]]
     elapsed, left = model.get("since_s"), model.get("eta_s")
     if isinstance(elapsed, int | float):
@@ -67,13 +54,6 @@ def progress_line(model: Json) -> output.Row:
         else:
             cells.append(f"{elapsed:.0f} s")
     return [*cells, output.dim(output.text(model.get("reason")))]
-
-
-def _progress(daemon: Client, path: str) -> output.Row:
-    try:
-        return progress_line(daemon.get(path, timeout_s=2.0))
-    except LlmuxError:  # the command itself reports it
-        return ["waiting for the daemon"]
 
 
 def _row(model: Json) -> output.Row:
@@ -126,7 +106,18 @@ def ps(wide: bool, daemon: Client, as_json: bool) -> None:
 @daemon_options
 def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -> None:
     """Load MODEL and wait until it is ready. Also resets a failed one."""
-    found = load_watched(daemon, model, overrides(settings))
+    path, changed = f"/v1/admin/models/{client.quoted(model)}", overrides(settings)
+    try:
+        with output.progress(lambda: _progress(daemon, path)):
+            found = daemon.post(f"{path}/load", {"overrides": changed} if changed else None)
+    except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
+        raise
+    except LlmuxError as error:
+        error.detail = (*error.detail, f"What happened: llmux why {model}; its last words: llmux logs {model}")
+        raise
+    except KeyboardInterrupt:  # ends the wait, not the load
+        click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)
+        raise
     answer(found, table_of([found]), as_json=as_json)
 
 

@@ -97,11 +97,10 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
 
 def _long(entries: Section) -> Section:
     """Environment names as options, and each option by its last spelling, so that a section's own goes over the shared."""
-    return dict(map(_canonical, (_option(key) for key in entries), entries.values()))
-
-
-def _option(key: str) -> str:
-    return key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if key.startswith("LLAMA_ARG_") else key
+    return dict(
+        _canonical(key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if "LLAMA_ARG_" in key else key, value)
+        for key, value in entries.items()
+    )
 
 
 def _canonical(key: str, value: str) -> tuple[str, str]:
