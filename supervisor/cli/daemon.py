@@ -184,7 +184,9 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("daemon.stopping")
-    notify.stopping(_longest_stop_s(daemon.catalog))
+    # At most as long as the running requests, then the slowest worker, then what is ours.
+    graces = [model.config.grace_s for model in daemon.catalog.models.values()]
+    notify.stopping(daemon.catalog.limits.drain_s + max(graces, default=0.0) + OWN_STOP_S)
     await engine.shutdown()
     application.close()
     server.should_exit = True
@@ -192,12 +194,6 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
     for task in background:
         task.cancel()
     log.info("daemon.stopped")
-
-
-def _longest_stop_s(catalog: Catalog) -> float:
-    """How long the end may take: running requests, then the slowest worker's grace, then what is ours."""
-    graces = [model.config.grace_s for model in catalog.models.values()]
-    return catalog.limits.drain_s + max(graces, default=0.0) + OWN_STOP_S
 
 
 def _settle_garbage_collector() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 
 import click
 
@@ -85,26 +84,19 @@ def why(model: str | None, limit: int, daemon: Client, as_json: bool) -> None:
     """Show the decisions about MODEL (or all models), and their reasons."""
     query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
     found = daemon.get(f"/v1/admin/decisions{query}")
-    answer(found, decisions_table(client.rows(found), with_model=model is None), as_json=as_json)
+    columns = [name for name in ("model", "kind", "reason") if name != "model" or model is None]
+    rows: list[output.Row] = [
+        (output.clock(decision.get("at")), *(output.text(decision.get(name)) for name in columns))
+        for decision in client.rows(found)
+    ]
+    table = output.Table([("TIME", *map(str.upper, columns)), *rows], whole=True)
+    answer(found, table if rows else "Nothing was decided yet.", as_json=as_json)
 
 
 def line(kind: str, data: Json) -> list[str | output.Styled]:
     at = data.get("at")
     when = output.clock(time.time() if at is None else at)
     return [f"{when}  ", (f"{kind:8}", "red" if kind == "alert" else "cyan"), "  ", *_told(kind, data)]
-
-
-def decisions_table(decisions: Sequence[Json], *, with_model: bool) -> output.Table | str:
-    """Decisions, a line each, oldest first."""
-    rows: list[output.Row] = []
-    for decision in decisions:
-        when, reason = output.clock(decision.get("at")), output.text(decision.get("reason"))
-        model = (output.text(decision.get("model")),) if with_model else ()
-        rows.append((when, *model, output.text(decision.get("kind")), reason))
-    if not rows:
-        return "Nothing was decided yet."
-    head = ("TIME", *(("MODEL",) if with_model else ()), "KIND", "REASON")
-    return output.Table([head, *rows], whole=True)
 
 
 def _told(kind: str, data: Json) -> list[str | output.Styled]:
