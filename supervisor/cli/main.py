@@ -25,7 +25,8 @@ from supervisor.cli.commands.record import record, replay
 from supervisor.cli.commands.runtimes import runtimes
 from supervisor.cli.commands.serve import demo, serve
 from supervisor.cli.commands.service import service
-from supervisor.cli.commands.watch import events, logs, top, why
+from supervisor.cli.commands.top import top
+from supervisor.cli.commands.watch import events, logs, why
 from supervisor.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
 from supervisor.errors import ConfigError, LlmuxError
 

@@ -24,11 +24,15 @@ runtimes_dir_option = click.option(
 )
 
 
-def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the runtimes that have an environment."""
+def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the runtimes that have an environment; to remove one, those that are installed."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
-    return [name for name in environments.installable() if name.startswith(incomplete)]
+    names = [name for name in environments.installable() if name.startswith(incomplete)]
+    if ctx.command.name != "remove":
+        return names
+    folder = environments.resolve(ctx.params.get("runtimes_dir"))
+    return [name for name in names if (folder / name).exists()]
 
 
 @runtimes.command("install")
@@ -66,16 +70,8 @@ def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
     answer(rows, *environments.table_of(rows), as_json=as_json)
 
 
-def _installed(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the runtimes that are installed."""
-    from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
-
-    folder = environments.resolve(ctx.params.get("runtimes_dir"))
-    return [name for name in environments.installable() if name.startswith(incomplete) and (folder / name).exists()]
-
-
 @runtimes.command("remove")
-@click.argument("name", shell_complete=_installed)
+@click.argument("name", shell_complete=_names)
 @runtimes_dir_option
 @json_option
 def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`llmux top`, `logs`, `events` and `why`."""
+"""`llmux logs`, `events` and `why`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,10 @@ import time
 import click
 
 from supervisor.cli import client, output
-from supervisor.cli import top as screen
 from supervisor.cli.client import Client, Json
 from supervisor.cli.options import answer, daemon_options, model_argument, print_json
 
 KINDS = ("decision", "model", "memory", "request", "alert", "reload")
-
-
-@click.command()
-@click.option("--once", is_flag=True, help="Show it once and exit; --json does this, too.")
-@click.option(
-    "--interval", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds between updates."
-)
-@daemon_options
-def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
-    """Watch devices, models and requests until q or Ctrl-C."""
-    if as_json:
-        print_json(screen.look(daemon))
-    else:
-        screen.watch(daemon, interval_s=interval, once=once)
 
 
 @click.command()

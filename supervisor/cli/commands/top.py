@@ -13,26 +13,30 @@ import time
 import tty
 from collections.abc import Iterator
 
+import click
+
 from supervisor.cli import client, output
 from supervisor.cli.client import Client, Json
 from supervisor.cli.commands import models
 from supervisor.cli.exit_codes import UnreachableError
+from supervisor.cli.options import daemon_options, print_json
 
 REQUESTS = 20
 
 Page = list[output.Words | output.Table]
 
 
-def look(daemon: Client) -> Json:
-    return {
-        "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
-        "models": daemon.get("/v1/admin/models").get("data"),
-        "requests": daemon.get("/v1/admin/requests").get("data"),
-    }
-
-
-def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
-    """Paint until q or Ctrl-C; once where it is asked for or the output is no terminal."""
+@click.command()
+@click.option("--once", is_flag=True, help="Show it once and exit; --json does this, too.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds between updates."
+)
+@daemon_options
+def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
+    """Watch devices, models and requests until q or Ctrl-C."""
+    if as_json:
+        print_json(look(daemon))
+        return
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         output.show(*page(look(daemon), daemon.url))
         return
@@ -44,8 +48,16 @@ def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
             except UnreachableError as error:  # it may come back
                 shown = [error.message]
             paint([*shown, "", output.dim("q: quit")])
-            if _quits_within(interval_s):
+            if _quits_within(interval):
                 return
+
+
+def look(daemon: Client) -> Json:
+    return {
+        "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
+        "models": daemon.get("/v1/admin/models").get("data"),
+        "requests": daemon.get("/v1/admin/requests").get("data"),
+    }
 
 
 def page(seen: Json, url: str) -> Page:
