@@ -1,16 +1,15 @@
-"""The client of a running daemon: plain blocking HTTP from the standard library, which imports quickly.
+"""The client of a running daemon: plain blocking HTTP from the standard library, imported with the first request.
 
 It never uses a proxy: requests to a daemon on this machine, and their key, must not pass through one.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlsplit
 
 from supervisor.cli.exit_codes import UnreachableError
@@ -21,6 +20,9 @@ from supervisor.errors import (
     LlmuxError,
     NotFoundError,
 )
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
 
 Json = dict[str, object]
 
@@ -36,15 +38,12 @@ _ERRORS: Final[dict[int, type[LlmuxError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSent:
-    """One server-sent event."""
-
     kind: str
     id: str | None
     data: str
 
 
 def quoted(name: str) -> str:
-    """A model's name as a piece of a URL."""
     return quote(name, safe="")
 
 
@@ -56,7 +55,6 @@ class Client:
     key: str | None = None
 
     def get(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Json:
-        """GET a JSON object."""
         return self._json(self._read("GET", path, timeout_s))
 
     def post(self, path: str, body: Json | None = None) -> Json:
@@ -64,7 +62,6 @@ class Client:
         return self._json(self._read("POST", path, None, body))
 
     def text(self, path: str) -> str:
-        """GET something that is not JSON."""
         return self._read("GET", path, TIMEOUT_S).decode("utf-8", "replace")
 
     def names(self, *, public: bool) -> list[str]:
@@ -79,56 +76,30 @@ class Client:
         """Server-sent events as they come, until the daemon ends them. Closing the iterator hangs up."""
         kind, identity, data = "message", None, list[str]()
         with self._response(method, path, None, body) as response:
-            try:
-                for raw in response:
-                    line = raw.decode("utf-8", "replace").rstrip("\r\n")
-                    field, _, value = line.partition(":")
-                    value = value.removeprefix(" ")
-                    if not line:
-                        if data:
-                            yield ServerSent(kind, identity, "\n".join(data))
-                        kind, data = "message", []
-                    elif field == "event":
-                        kind = value
-                    elif field == "id":
-                        identity = value
-                    elif field == "data":
-                        data.append(value)
-            except (OSError, http.client.HTTPException) as error:
-                why = error or type(error).__name__
-                raise UnreachableError(f"The daemon at {self.url} hung up ({why}).") from error
+            for raw in response:
+                line = raw.decode("utf-8", "replace").rstrip("\r\n")
+                field, _, value = line.partition(":")
+                value = value.removeprefix(" ")
+                if not line:
+                    if data:
+                        yield ServerSent(kind, identity, "\n".join(data))
+                    kind, data = "message", []
+                elif field == "event":
+                    kind = value
+                elif field == "id":
+                    identity = value
+                elif field == "data":
+                    data.append(value)
 
     def _read(self, method: str, path: str, timeout_s: float | None, body: Json | None = None) -> bytes:
         with self._response(method, path, timeout_s, body) as response:
-            try:
-                return response.read()
-            except (OSError, http.client.HTTPException) as error:
-                raise self._unreachable(error) from error
+            return response.read()
 
     @contextmanager
-    def _response(
-        self, method: str, path: str, timeout_s: float | None, body: Json | None
-    ) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request on a connection of its own, which ends with the block."""
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        if body is not None:
-            headers["content-type"] = "application/json"
-        content = json.dumps(body).encode() if body is not None else None
-        with closing(self._connection(timeout_s)) as connection:
-            try:
-                connection.request(method, urlsplit(self.url).path.rstrip("/") + path, content, headers)
-                response = connection.getresponse()
-                answer = self._json(response.read()) if response.status >= 400 else {}
-            except (OSError, http.client.HTTPException) as error:
-                raise self._unreachable(error) from error
-            except UnicodeError as error:  # in a key that is none, or in the host
-                message = f"The address or the key has characters that can't be sent ({error})."
-                raise InvalidRequestError(message) from error
-            if response.status >= 400:
-                raise error_of(part(answer, "error"), response.status, path)
-            yield response
+    def _response(self, method: str, path: str, timeout_s: float | None, body: Json | None) -> Iterator[HTTPResponse]:
+        """The answer to a request on a connection of its own, which ends with the block, also where it breaks."""
+        from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415  # half of the start
 
-    def _connection(self, timeout_s: float | None) -> http.client.HTTPConnection:
         try:
             parts = urlsplit(self.url)
             host, port = parts.hostname, parts.port
@@ -136,12 +107,28 @@ class Client:
             raise InvalidRequestError(f"{self.url} is no URL ({error}).") from error
         if parts.scheme not in {"http", "https"} or not host:
             raise InvalidRequestError(f"{self.url} is no URL of a daemon, such as http://127.0.0.1:8081.")
-        kind = http.client.HTTPConnection if parts.scheme == "http" else http.client.HTTPSConnection
-        return kind(host, port, timeout=timeout_s)
-
-    def _unreachable(self, error: Exception) -> UnreachableError:
-        why = str(error) or type(error).__name__
-        return UnreachableError(f"No daemon answers at {self.url} ({why}). Start one with: llmux serve")
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        content = json.dumps(body).encode() if body is not None else None
+        kind = HTTPConnection if parts.scheme == "http" else HTTPSConnection
+        response = None
+        with closing(kind(host, port, timeout=timeout_s)) as connection:
+            try:
+                connection.request(method, parts.path.rstrip("/") + path, content, headers)
+                response = connection.getresponse()
+                if response.status >= 400:
+                    raise error_of(part(self._json(response.read()), "error"), response.status, path)
+                yield response
+            except (OSError, HTTPException) as error:
+                why = str(error) or type(error).__name__
+                if response is not None:
+                    raise UnreachableError(f"The daemon at {self.url} hung up ({why}).") from error
+                message = f"No daemon answers at {self.url} ({why}). Start one with: llmux serve"
+                raise UnreachableError(message) from error
+            except UnicodeError as error:  # in a key that is none, or in the host
+                message = f"The address or the key has characters that can't be sent ({error})."
+                raise InvalidRequestError(message) from error
 
     def _json(self, content: bytes) -> Json:
         try:
@@ -154,7 +141,6 @@ class Client:
 
 
 def rows(answer: Json, field: str = "data") -> list[Json]:
-    """The list in an answer."""
     found = answer.get(field)
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, JsonValue
 
 from supervisor.catalog import Catalog, load
-from supervisor.catalog.document import Place, Trail, dotted
+from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.masking import masked
 from supervisor.catalog.yaml_writer import Comments, to_yaml
@@ -27,23 +27,13 @@ class Effective:
     place: Place | None
 
     @property
-    def layer(self) -> str:
-        """`file`, `local`, `env`, `flag`, or `default`."""
-        return self.place.source.layer.value if self.place is not None else DEFAULT
-
-    @property
     def origin(self) -> str:
         """For people: `llmux.yaml:4`, `local.yaml:2 (local)`, `LLMUX_SERVER__PORT (env)`, `default`."""
         if self.place is None:
             return DEFAULT
-        label = self.place.source.label
+        label, layer = self.place.source.label, self.place.source.layer
         where = f"{label}:{self.place.line}" if self.place.line else label
-        return where if self.layer == "file" else f"{where} ({self.layer})"
-
-    @property
-    def is_unset(self) -> bool:
-        """A default that says nothing."""
-        return self.place is None and self.value in (None, [], {})
+        return where if layer is Layer.FILE else f"{where} ({layer.value})"
 
 
 def checked(path: Path | None) -> Catalog:
@@ -77,7 +67,7 @@ def shown(values: Iterator[Effective]) -> str:
     document: dict[str, JsonValue] = {}
     beside = {}
     for value in values:
-        if value.is_unset:
+        if value.place is None and value.value in (None, [], {}):
             continue
         at = document
         for key in value.trail[:-1]:
@@ -95,7 +85,7 @@ def as_json(values: Iterator[Effective]) -> list[dict[str, JsonValue]]:
         {
             "key": dotted(value.trail),
             "value": value.value,
-            "layer": value.layer,
+            "layer": value.place.source.layer.value if value.place is not None else DEFAULT,
             "place": str(value.place) if value.place is not None else None,
         }
         for value in values

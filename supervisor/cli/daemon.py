@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import structlog
 import uvicorn
@@ -82,27 +81,20 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
-            uvloop.run(
-                serve(Boot(configuration, catalog, keyring, instance, listener, on_listening, orphans=len(orphans)))
-            )
+            uvloop.run(serve(configuration, catalog, keyring, instance, listener, on_listening, orphans=len(orphans)))
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """What is there before the event loop runs: lock held, leftovers reaped, socket bound."""
-
-    configuration: Configuration
-    catalog: Catalog
-    keyring: Keyring
-    instance: str
-    listener: socket.socket
-    on_listening: OnListening
-    orphans: int = 0
-
-
-async def serve(boot: Boot) -> None:
-    """Everything that runs on the event loop, until a signal ends it."""
-    catalog = boot.catalog
+async def serve(
+    configuration: Configuration,
+    catalog: Catalog,
+    keyring: Keyring,
+    instance: str,
+    listener: socket.socket,
+    on_listening: OnListening,
+    *,
+    orphans: int = 0,
+) -> None:
+    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
     folder = catalog.server.state_dir
     opened, footprints, state = await asyncio.gather(
         open_sampler(catalog.wanted_devices),
@@ -112,14 +104,14 @@ async def serve(boot: Boot) -> None:
     for note in opened.notes:
         log.info("devices.note", message=note)
     try:
-        daemon = await _assemble(boot, opened, footprints)
-        reloader = Reloader(daemon, boot.configuration)
+        daemon = await _assemble(catalog, keyring, instance, opened, footprints)
+        reloader = Reloader(daemon, configuration)
         application = Application(daemon, reloader)
-        daemon.metrics.orphans(boot.orphans)
-        url = _url(*boot.listener.getsockname()[:2])
-        boot.on_listening(url, len(boot.keyring.keys))
-        log.info("daemon.listening", url=url, keys=len(boot.keyring.keys))
-        await _until_stopped(daemon, application, reloader, boot.listener)
+        daemon.metrics.orphans(orphans)
+        url = _url(*listener.getsockname()[:2])
+        on_listening(url, len(keyring.keys))
+        log.info("daemon.listening", url=url, keys=len(keyring.keys))
+        await _until_stopped(daemon, application, reloader, listener)
     finally:
         await footprints.close()
         await state.close()
@@ -131,9 +123,10 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _assemble(boot: Boot, opened: Opened, footprints: Footprints) -> Daemon:
-    catalog, server = boot.catalog, boot.catalog.server
-    devices = opened.devices
+async def _assemble(
+    catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, footprints: Footprints
+) -> Daemon:
+    server, devices = catalog.server, opened.devices
     specs = tuple(device.spec for device in devices)
     keys = {DeviceId(device.id): device.key for device in devices}
     by_key = {key: device for device, key in keys.items()}
@@ -153,13 +146,13 @@ async def _assemble(boot: Boot, opened: Opened, footprints: Footprints) -> Daemo
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
         runtimes_dir=server.runtimes_dir,
         log_dir=log_dir,
-        instance=boot.instance,
+        instance=instance,
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, footprints, device_keys=keys)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
-    return Daemon(engine, fleet, opened.sampler, catalog, boot.keyring, learned=learned)
+    return Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned)
 
 
 async def _until_stopped(daemon: Daemon, application: Application, reloader: Reloader, listener: socket.socket) -> None:
@@ -191,7 +184,9 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     log.info("daemon.stopping")
-    notify.stopping(_longest_stop_s(daemon.catalog))
+    # At most as long as the running requests, then the slowest worker, then what is ours.
+    graces = [model.config.grace_s for model in daemon.catalog.models.values()]
+    notify.stopping(daemon.catalog.limits.drain_s + max(graces, default=0.0) + OWN_STOP_S)
     await engine.shutdown()
     application.close()
     server.should_exit = True
@@ -199,12 +194,6 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
     for task in background:
         task.cancel()
     log.info("daemon.stopped")
-
-
-def _longest_stop_s(catalog: Catalog) -> float:
-    """How long the end may take: running requests, then the slowest worker's grace, then what is ours."""
-    graces = [model.config.grace_s for model in catalog.models.values()]
-    return catalog.limits.drain_s + max(graces, default=0.0) + OWN_STOP_S
 
 
 def _settle_garbage_collector() -> None:

@@ -11,7 +11,6 @@ import getpass
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,6 @@ from typing import Final, Literal
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import CUDA, HOST, DeviceAssignment
-from runtimes.registry import REGISTRY
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
@@ -73,7 +71,6 @@ def examine(config: Path | None) -> list[Check]:
 
 
 def report(checks: Sequence[Check]) -> list[output.Table | str]:
-    """For people."""
     rows: list[output.Row] = []
     for check in checks:
         rows.append((output.state(check.status), check.name, check.message))
@@ -136,7 +133,6 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
 
 
 def _models(catalog: Catalog) -> Iterator[Check]:
-    """Can each be started as it is configured?"""
     launchable = 0
     for model in catalog.models.values():
         context = LaunchContext(
@@ -161,9 +157,7 @@ def _models(catalog: Catalog) -> Iterator[Check]:
 
 def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
     used = {model.config.runtime for model in catalog.models.values()} if catalog is not None else set()
-    for name in REGISTRY.names():
-        if REGISTRY.get(name).requirements is None:
-            continue
+    for name in environments.installable():
         recipe = environments.recipe_of(name)
         environment = venvs.installed(name, folder)
         command = f"llmux runtimes install {name}"
@@ -183,7 +177,6 @@ def _runtimes(catalog: Catalog | None, folder: Path) -> Iterator[Check]:
 
 
 def _uses_gpu(catalog: Catalog | None) -> bool:
-    """Does the configuration allow a GPU?"""
     configured = catalog.devices if catalog is not None else "auto"
     return configured == "auto" or any(device.wanted.kind.accelerates for device in configured)
 
@@ -200,12 +193,9 @@ def _ports(server: ServerConfig) -> Iterator[Check]:
         yield Check("port", "ok", f"{server.host}:{server.port} is free")
     elif _is_daemon(url):
         yield Check("port", "ok", f"llmux is running at {url}")
-    elif (holder := who_listens(server.port)) is not None:
-        message = f"{server.host}:{server.port} is taken by {holder}"
-        yield Check("port", "fail", message, "end that program, or set server.port")
     else:
-        why = "taken by another program, or not an address of this machine"
-        message = f"{server.host}:{server.port} can't be used: {why}"
+        holder = who_listens(server.port) or "another program, or is not an address of this machine"
+        message = f"{server.host}:{server.port} is taken by {holder}"
         yield Check("port", "fail", message, "end that program, or set server.host and server.port")
     first, last = server.worker_port_first, server.worker_port_last
     free, count = sum(can_bind("127.0.0.1", port) for port in range(first, last + 1)), last - first + 1
@@ -282,19 +272,12 @@ def _service() -> Iterator[Check]:
         yield Check("service", "ok", "not installed; when you want it: llmux service install")
         return
     yield Check("service", "ok", f"{unit}")
-    lingers = _lingers()
-    if lingers is None:
-        yield Check("linger", "warn", "systemd can't be asked whether it is on", "loginctl enable-linger")
-    elif lingers:
-        yield Check("linger", "ok", "on: it starts at boot and outlives your logout")
-    else:
-        yield Check("linger", "warn", "off: it ends when you log out", "llmux service install --linger")
-
-
-def _lingers() -> bool | None:
-    argv = ["loginctl", "show-user", getpass.getuser(), "--property=Linger", "--value"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() == "yes" if done.returncode == 0 else None
+        told = service.run(["loginctl", "show-user", getpass.getuser(), "--property=Linger", "--value"])
+    except service.ServiceError:
+        yield Check("linger", "warn", "systemd can't be asked whether it is on", "loginctl enable-linger")
+    else:
+        if told.strip() == "yes":
+            yield Check("linger", "ok", "on: it starts at boot and outlives your logout")
+        else:
+            yield Check("linger", "warn", "off: it ends when you log out", "llmux service install --linger")

@@ -24,9 +24,7 @@ Echo = Callable[[str], None]
 Row = dict[str, str | int | bool | list[str] | dict[str, str] | None]
 
 IMPORT_S: Final = 120.0
-_RESOLVED: Final = re.compile(
-    r"Resolved (\d+) package"
-)  # uv's words; a lock holds more, for other Pythons and machines
+_RESOLVED: Final = re.compile(r"Resolved (\d+) package")  # uv's words; a lock also holds what is for other machines
 
 
 def resolve(explicit: Path | None) -> Path:
@@ -40,7 +38,6 @@ def resolve(explicit: Path | None) -> Path:
 
 
 def installable() -> list[str]:
-    """The runtimes that have an environment of their own."""
     return [name for name in REGISTRY.names() if REGISTRY.get(name).requirements is not None]
 
 
@@ -52,21 +49,6 @@ def recipe_of(name: str) -> Recipe:
     if adapter.requirements is None:
         raise NotFoundError(f"The runtime {name!r} needs no environment of its own.")
     return Recipe(name, adapter.requirements, adapter.prune, adapter.claims)
-
-
-def install(
-    name: str, runtimes_dir: Path, echo: Echo, *, device: Device | None = None, python: str | None = None
-) -> None:
-    """Install it; `echo` gets each step. Does nothing when it is installed already."""
-    recipe = recipe_of(name)
-    if device is not None and not recipe.varies:
-        echo(f"{name}: is the same for every device")
-    venvs.install(recipe, runtimes_dir, echo, device=device, python=python)
-
-
-def notice(name: str) -> str | None:
-    """What to say about its packages' licences before the installation; None: nothing."""
-    return licences.notice(name, recipe_of(name).lock.parent)
 
 
 def still_used(name: str, runtimes_dir: Path) -> str | None:
@@ -81,12 +63,16 @@ def still_used(name: str, runtimes_dir: Path) -> str | None:
     return f"{name}: {told} from an earlier environment, which stays until they have ended{remedy}"
 
 
-def install_watched(
+def install(
     name: str, runtimes_dir: Path, echo: Echo, *, device: Device | None = None, python: str | None = None
 ) -> None:
-    """Install it: on a terminal with a progress bar of packages and the last step; else as `install`."""
-    lines: list[str] = []
-    locked = len({package for lock in recipe_of(name).locks(device) for package in pinned(lock)})
+    """Install it, which does nothing where it is there. `echo` gets each step; on a terminal, with a bar, the last."""
+    recipe, lines = recipe_of(name), list[str]()
+    if (notice := licences.notice(name, recipe.lock.parent)) is not None:
+        echo(notice)
+    if device is not None and not recipe.varies:
+        echo(f"{name}: is the same for every device")
+    locked = len({package for lock in recipe.locks(device) for package in pinned(lock)})
     began = time.monotonic()
 
     def frame() -> output.Row:
@@ -96,12 +82,11 @@ def install_watched(
         elapsed = output.duration(time.monotonic() - began)
         return (name, output.Bar(there / wanted), f"{there} of {wanted} packages", elapsed, lines[-1] if lines else "")
 
-    if not sys.stderr.isatty():
-        install(name, runtimes_dir, echo, device=device, python=python)
-        return
+    watched = sys.stderr.isatty()
     with output.progress(frame):
-        install(name, runtimes_dir, lines.append, device=device, python=python)
-    echo(lines[-1])
+        venvs.install(recipe, runtimes_dir, lines.append if watched else echo, device=device, python=python)
+    if watched:
+        echo(lines[-1])
 
 
 def remove(name: str, runtimes_dir: Path) -> bool:

@@ -17,8 +17,6 @@ from supervisor.errors import (
 
 
 class ExitCode(IntEnum):
-    """An exit code."""
-
     DONE = 0
     FAILED = 1
     USAGE = 2
@@ -43,16 +41,14 @@ class UnreachableError(UnavailableError):
     """Nothing answers at the daemon's address, or what answers is not llmux."""
 
 
+_OF_ERRORS: Final = {
+    ConfigError: ExitCode.USAGE,
+    UnreachableError: ExitCode.UNREACHABLE,
+    NotFoundError: ExitCode.NOT_FOUND,
+    AuthenticationError: ExitCode.REFUSED,
+    ForbiddenError: ExitCode.REFUSED,
+}
+
+
 def exit_code_of(error: LlmuxError) -> ExitCode:
-    """The exit code for this error."""
-    match error:
-        case ConfigError():
-            return ExitCode.USAGE
-        case UnreachableError():
-            return ExitCode.UNREACHABLE
-        case NotFoundError():
-            return ExitCode.NOT_FOUND
-        case AuthenticationError() | ForbiddenError():
-            return ExitCode.REFUSED
-        case _:
-            return ExitCode.FAILED
+    return next((code for kind, code in _OF_ERRORS.items() if isinstance(error, kind)), ExitCode.FAILED)

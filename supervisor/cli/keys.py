@@ -6,7 +6,6 @@ the old one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -31,8 +30,6 @@ Entry = Mapping[str, str | list[str]]
 
 
 class Listed(TypedDict):
-    """A key as it is shown."""
-
     name: str
     scopes: list[str]
     expires: str | None
@@ -108,35 +105,22 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
     return left, False
 
 
-def is_no_time(text: str) -> bool:
-    """Is this not a date or time that `expires` accepts?"""
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return True
-    return False
-
-
-class _MisreadError(Exception):
-    """What was written doesn't read as it was meant."""
-
-
 def _replace(path: Path, text: str, names: list[str]) -> bool:
     """Replace the file by this text, if it reads back as exactly these keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(_MisreadError), files.replacing(path, 0o600) as fresh:
-        fresh.write_text(text, encoding="utf-8")
-        if _names(fresh) != names:
-            raise _MisreadError
-        return True
-    return False
-
-
-def _names(path: Path) -> list[str] | None:
     try:
-        return [key.name for key in load_keys(path).keys]
+        with files.replacing(path, 0o600) as fresh:
+            fresh.write_text(text, encoding="utf-8")
+            _check(fresh, names)
     except ConfigError:
-        return None
+        return False
+    return True
+
+
+def _check(path: Path, names: list[str]) -> None:
+    """Raises ConfigError unless it reads as exactly these keys."""
+    if [key.name for key in load_keys(path).keys] != names:
+        raise ConfigError((f"{path}: other keys than were meant",))
 
 
 def _with_entry(text: str, entry: Entry) -> str:

@@ -26,14 +26,14 @@ log = structlog.get_logger("llmux.log")
 
 
 def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
-    """Set logging up for this process, once."""
     number = logging.getLevelNamesMapping()[level.upper()]
     descriptor = sys.stderr.fileno() if sys.stderr is not None else -1  # `2>&-`
     terminal = os.isatty(descriptor)
     stamp, lines = _Stamp(), Lines(descriptor)
     as_json = form == "json" or (form == "auto" and not terminal)
+    render: Processor = (lambda _log, _method, event: json_line(event)) if as_json else _columns(colors=terminal)
     structlog.configure(
-        processors=[stamp, structlog.processors.format_exc_info, _as_json if as_json else _columns(colors=terminal)],
+        processors=[stamp, structlog.processors.format_exc_info, render],
         wrapper_class=_json_logger(number, stamp, lines) if as_json else structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_names: lines,
         cache_logger_on_first_use=True,
@@ -92,10 +92,6 @@ def _columns(*, colors: bool) -> Processor:
     return lambda logger, method, event: render(logger, method, for_terminals(event)).encode(
         "utf-8", "backslashreplace"
     )
-
-
-def _as_json(_logger: object, _method: str, event: EventDict) -> bytes:
-    return json_line(event)
 
 
 class _FromLogging(logging.Handler):

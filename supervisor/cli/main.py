@@ -1,8 +1,8 @@
 """The `llmux` command: the group of all commands, and how an error becomes a message and an exit code.
 
-The modules of `commands` declare the commands, a few lines each: arguments in, one call, a table or `--json` out.
-Results go to stdout, messages for people to stderr. A declaration imports only click, so that `llmux --help`,
-completion and `llmux ps` start quickly; a command imports what it needs when it runs.
+The modules of `commands` have the commands: arguments in, a table or `--json` out. Results go to stdout, messages for
+people to stderr. They import only what loads quickly, for `llmux --help`, completion and `llmux ps`; what loads slowly is
+in modules beside that package, which a command imports when it runs.
 """
 
 from __future__ import annotations
@@ -13,25 +13,46 @@ import sys
 import click
 
 from supervisor.cli import output
-from supervisor.cli.commands import (
-    bench,
-    chat,
-    completion,
-    config,
-    doctor,
-    keys,
-    models,
-    pull,
-    record,
-    runtimes,
-    serve,
-    service,
-    watch,
-)
+from supervisor.cli.commands.bench import bench
+from supervisor.cli.commands.chat import chat
+from supervisor.cli.commands.completion import completion
+from supervisor.cli.commands.config import config, reload_
+from supervisor.cli.commands.doctor import doctor
+from supervisor.cli.commands.keys import keys
+from supervisor.cli.commands.models import load, ps, unload
+from supervisor.cli.commands.pull import pull
+from supervisor.cli.commands.record import record, replay
+from supervisor.cli.commands.runtimes import runtimes
+from supervisor.cli.commands.serve import demo, serve
+from supervisor.cli.commands.service import service
+from supervisor.cli.commands.top import top
+from supervisor.cli.commands.watch import events, logs, why
 from supervisor.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
 from supervisor.errors import ConfigError, LlmuxError
 
-COMMAND_MODULES = (serve, models, watch, chat, doctor, completion, config, keys, runtimes, pull, record, bench, service)
+COMMANDS = (
+    serve,
+    demo,
+    ps,
+    load,
+    unload,
+    top,
+    logs,
+    events,
+    why,
+    chat,
+    doctor,
+    completion,
+    config,
+    reload_,
+    keys,
+    runtimes,
+    pull,
+    record,
+    replay,
+    bench,
+    service,
+)
 
 
 class _Group(click.Group):
@@ -43,15 +64,11 @@ class _Group(click.Group):
         output.leave_rich_out()
         try:
             return super().invoke(ctx)
-        except ConfigError as error:
-            click.echo("The configuration has mistakes:", err=True)
-            for problem in error.problems:
-                click.echo(f"  {output.clean(problem)}", err=True)
-            sys.exit(exit_code_of(error))
         except LlmuxError as error:
-            click.echo(f"llmux: {output.clean(error.message)}", err=True)
-            for line in error.detail:
-                click.echo(f"  {output.clean(line)}", err=True)
+            head, lines = f"llmux: {error.message}", error.detail
+            if isinstance(error, ConfigError):
+                head, lines = "The configuration has mistakes:", error.problems
+            click.echo(output.clean("\n  ".join((head, *lines))), err=True)
             sys.exit(exit_code_of(error))
         except KeyboardInterrupt:
             click.echo(err=True)
@@ -71,9 +88,8 @@ def main() -> None:
     """Run many AI models on too little memory, one worker process each, behind one OpenAI-compatible API."""
 
 
-for module in COMMAND_MODULES:
-    for command in module.COMMANDS:
-        main.add_command(command)
+for command in COMMANDS:
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

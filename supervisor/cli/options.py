@@ -10,17 +10,22 @@ from typing import Final
 
 import click
 
-from supervisor.cli.output import UNSHOWN
+from supervisor.cli import output
+from supervisor.cli.client import Client
 
-_ESCAPED: Final = {code: f"\\u{code:04x}" for code in UNSHOWN if code > 31}
+_ESCAPED: Final = {code: f"\\u{code:04x}" for code in output.UNSHOWN if code > 31}
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 Command = Callable[..., None]
 
 
-def json_option(command: Command) -> Command:
-    """`--json`: for machines, on stdout."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_config = click.option(
+    "--config",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Configuration file. Default: the first of the usual places.",
+)
 
 
 def daemon_options(command: Command) -> Command:
@@ -28,8 +33,6 @@ def daemon_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def connected(*words: object, url: str, key: str | None, **options: object) -> None:
-        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
-
         command(*words, daemon=Client(url, key), **options)
 
     wrapped = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
@@ -48,12 +51,11 @@ def config_option(command: Command) -> Command:
 
     @functools.wraps(command)
     def looked(*words: object, config: Path | None, **options: object) -> None:
-        ctx = click.get_current_context()
-        arguments = [options.get(str(found.name)) for found in ctx.command.params if isinstance(found, click.Argument)]
-        for value in arguments:
+        path = click.get_current_context().command_path
+        for value in options.values():
             for word in value if isinstance(value, tuple) else (value,):
                 if isinstance(word, str) and word.endswith((".yaml", ".yml")) and Path(word).is_file():
-                    raise click.UsageError(f"{word} is a configuration: {ctx.command_path} --config {word}")
+                    raise click.UsageError(f"{word} is a configuration: {path} --config {word}")
         command(*words, config=config, **options)
 
     return _config(looked)
@@ -74,15 +76,6 @@ def config_path(command: Command) -> Command:
     return click.argument("config_path", metavar="[PATH]", type=click.Path(path_type=Path), required=False)(
         _config(named)
     )
-
-
-def _config(command: Command) -> Command:
-    return click.option(
-        "--config",
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="Configuration file. Default: the first of the usual places.",
-    )(command)
 
 
 Flags = dict[str, object]
@@ -115,7 +108,6 @@ def server_options(command: Command) -> Command:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 model`, `2 models`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -123,8 +115,6 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
     """MODEL, completed with the daemon's names: those of the configuration, or those that clients use."""
 
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-        from supervisor.cli.client import Client  # noqa: PLC0415  # not for declaring
-
         daemon = Client(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"))
         return [name for name in daemon.names(public=public) if name.lower().startswith(incomplete.lower())]
 
@@ -136,6 +126,9 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED))
 
 
-def print_json_line(value: object) -> None:
-    """One object of many, on a line of its own."""
-    print_json(value, indent=None)
+def answer(value: object, *shown: output.Words | output.Table, as_json: bool) -> None:
+    """The value for machines, or what is shown of it to people."""
+    if as_json:
+        print_json(value)
+    else:
+        output.show(*shown)

@@ -14,22 +14,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Final, cast
 
-COLOURS: Final = {
-    "installed": "green",
-    "outdated": "yellow",
-    "broken": "red",
-    "ready": "green",
-    "starting": "cyan",
-    "draining": "yellow",
-    "stopping": "yellow",
-    "backoff": "yellow",
-    "failed": "red",
-    "ok": "green",
-    "warn": "yellow",
-    "fail": "red",
-    "valid": "green",
-    "expired": "red",
-}
+COLOURS: Final = (
+    dict.fromkeys(("installed", "ready", "ok", "valid"), "green")
+    | dict.fromkeys(("outdated", "draining", "stopping", "backoff", "warn"), "yellow")
+    | dict.fromkeys(("broken", "failed", "fail", "expired"), "red")
+    | {"starting": "cyan"}
+)
 # Control characters, line separators and characters that change the writing direction; not tab and newline.
 _ACTS: Final = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 UNSHOWN: Final = (*_ACTS, *range(0xD800, 0xE000))  # and lone surrogates, which JSON may hold and UTF-8 can't
@@ -110,24 +100,20 @@ def clean(text: str) -> str:
 
 
 def state(word: str) -> Styled:
-    """A state in its colour."""
     return word, COLOURS.get(word, "")
 
 
 def dim(text: str) -> Styled:
-    """Text that matters less."""
     return text, "dim"
 
 
 def mib(value: object) -> str:
-    """An amount of memory."""
     if not isinstance(value, int | float):
         return "-"
     return f"{value / 1024:.1f} GiB" if value >= 10 * 1024 else f"{value:.0f} MiB"
 
 
 def duration(value: object) -> str:
-    """Seconds in a readable unit."""
     if not isinstance(value, int | float):
         return "-"
     if value < 60:
@@ -140,7 +126,6 @@ def duration(value: object) -> str:
 
 
 def clock(at: object) -> str:
-    """The time of day of seconds since the epoch."""
     return time.strftime("%H:%M:%S", time.localtime(at)) if isinstance(at, int | float) else "-"
 
 

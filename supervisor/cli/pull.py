@@ -11,7 +11,6 @@ import functools
 import json
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,11 +59,9 @@ class Download:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all wanted files."""
         return sum(file.size for file in self.files)
 
     def still_bytes(self) -> int:
-        """The bytes still to fetch."""
         copy = self.copy
         return sum(file.size - copy.size_there(file) for file in self.missing) if copy is not None else 0
 
@@ -84,7 +81,6 @@ class Download:
             self.problem = f"{self.source.repo}: {error}"
 
     def row(self) -> Row:
-        """For a table, and for machines."""
         missing = {file.name for file in self.missing}
         return {
             "models": [str(model.id) for model in self.models],
@@ -115,7 +111,6 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
     if models:
         hub.client()  # nothing works without it
     found: dict[tuple[str, str, Path], Download] = {}
-    of_model: dict[ModelId, Download] = {}
     for model in models:
         if (source := model.config.source) is None:
             continue
@@ -123,13 +118,12 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
         download = found.setdefault((source.repo, source.revision, folder), Download(source, folder, []))
         download.source = _both(download.source, source)
         download.models.append(model)
-        of_model[model.id] = download
     for download in found.values():
         with download.keeping_problem():
             download.compare(hub_download.Copy(hub.look(download.source), download.folder), verify=verify)
     kernels: dict[tuple[Kernel, Path], Download] = {}
     for model in models:
-        for kernel in _kernels(model, of_model.get(model.id)):
+        for kernel in _kernels(model, next((one for one in found.values() if model in one.models), None)):
             folder = cache(catalog.server.runtimes_dir, model.config.env)
             source = Source(repo=kernel.repo, revision=kernel.branch)
             kernels.setdefault((kernel, folder), Download(source, folder, [], kernel)).models.append(model)
@@ -204,13 +198,10 @@ def fetch(wanted: Sequence[Download], echo: Echo) -> None:
         amount = f"{output.mib(total - left >> 20)} of {output.mib(total >> 20)}"
         return (output.Bar((total - left) / max(1, total)), amount, f"{rate / 1e6:.1f} MB/s", eta, current[0])
 
-    telling = threading.Lock()
-
     def tell(line: str) -> None:
-        with telling:
-            current[0] = line
-            if not sys.stderr.isatty():
-                echo(line)
+        current[0] = line
+        if not sys.stderr.isatty():
+            echo(line)
 
     with output.progress(frame):
         for download in wanted:
@@ -241,7 +232,6 @@ def _fetch(download: Download, tell: Echo) -> None:
 
 
 def table_of(wanted: Sequence[Download]) -> list[output.Table | str]:
-    """For people: a line each, the sum, and the problems."""
     lines: list[output.Row] = [("MODELS", "REPOSITORY", "FILES", "SIZE", "TO GET")]
     for download in wanted:
         names = ", ".join(str(model.id) for model in download.models)
@@ -279,7 +269,6 @@ def _named(catalog: Catalog, names: Sequence[str]) -> list[CatalogModel]:
 
 
 def _fetchable(model: CatalogModel) -> bool:
-    """Does it name a source, or need kernels?"""
     return model.config.source is not None or bool(_kernels(model, None))
 
 

@@ -15,7 +15,7 @@ from supervisor.catalog.sections import state_dir
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure
-from supervisor.cli.options import counted, print_json_line
+from supervisor.cli.options import counted, print_json
 
 DEMO_RUNTIME = "llama_server"
 
@@ -42,13 +42,13 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
     catalog = configuration.read()
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
-        install(DEMO_RUNTIME, catalog.server.runtimes_dir, echo=lambda line: click.echo(f"  {line}", err=as_json))
+        install(DEMO_RUNTIME, catalog.server.runtimes_dir, lambda line: click.echo(f"  {line}", err=as_json))
     configure(catalog.server.log_level, catalog.server.log_format)
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:
         if as_json:
-            print_json_line(greeting(catalog, url, keys))
+            print_json(greeting(catalog, url, keys), indent=None)
         else:
             click.echo(welcome(catalog, url, keys))
 
@@ -56,7 +56,6 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
 
 
 def greeting(catalog: Catalog, url: str, keys: int) -> dict[str, str | int | list[str]]:
-    """What a program needs next."""
     return {
         "url": url,
         "api": f"{url}/v1",

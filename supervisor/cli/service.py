@@ -1,11 +1,10 @@
 """`llmux service`: llmux as a systemd user service.
 
-The unit's text is here; `install` writes it, and a test compares the copy in deploy/systemd with it.
+The units are in the folder `systemd`, as they are for a llmux in ~/.local/bin; `install` puts in what is otherwise here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import shutil
 import subprocess
@@ -21,62 +20,10 @@ from supervisor.io import files
 
 UNIT: Final = "llmux.service"
 SOCKET: Final = "llmux.socket"
+PROGRAM: Final = "%h/.local/bin/llmux"
+ADDRESS: Final = "127.0.0.1:8081"
+UNITS: Final = Path(__file__).parent / "systemd"
 Echo = Callable[[str], None]
-
-_SERVICE: Final = """\
-# llmux as a user service. Written by `llmux service install`; your own changes belong into `systemctl --user edit llmux`.
-[Unit]
-Description=llmux: many AI models on one GPU
-After=network.target
-StartLimitIntervalSec=300
-StartLimitBurst=5
-
-[Service]
-Type=notify
-NotifyAccess=main
-ExecStart={program} serve{arguments}
-ExecReload=/bin/kill -HUP $MAINPID
-# Pinged from the event loop: a loop that is stuck for this long is a daemon that serves nobody.
-WatchdogSec=30
-Restart=on-failure
-RestartSec=2
-# SIGTERM goes to the daemon alone, which drains and stops its workers; what is left after that is killed.
-KillMode=mixed
-TimeoutStartSec=90
-TimeoutStopSec=60
-# A worker that the kernel kills for want of memory must not take the daemon with it.
-OOMPolicy=continue
-# Lets llmux kill a worker's whole process tree through its own control group.
-Delegate=yes
-LimitNOFILE=65536
-LimitCORE=0
-# Only what hides no GPU: PrivateDevices, ProtectClock and every option that needs a mount namespace (which gives user
-# services a user namespace, and takes their render and video groups away) are left out on purpose.
-NoNewPrivileges=yes
-LockPersonality=yes
-RestrictSUIDSGID=yes
-SystemCallArchitectures=native
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-UMask=0077
-
-[Install]
-WantedBy=default.target
-"""
-
-_SOCKET: Final = """\
-# Optional: systemd listens, and starts llmux when somebody first connects.
-[Unit]
-Description=llmux: socket
-
-[Socket]
-ListenStream={address}
-Backlog=2048
-# llmux says what it serves over HTTP; latency matters more than packets.
-NoDelay=yes
-
-[Install]
-WantedBy=sockets.target
-"""
 
 
 class ServiceError(LlmuxError):
@@ -85,14 +32,15 @@ class ServiceError(LlmuxError):
     code = "service_failed"
 
 
-def service_unit(program: str = "%h/.local/bin/llmux", arguments: tuple[str, ...] = ()) -> str:
+def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = ()) -> str:
     """The unit file. `program` is an absolute path; `%h` is the home folder."""
-    return _SERVICE.format(program=_quoted(program), arguments="".join(f" {_quoted(word)}" for word in arguments))
+    command = " ".join(map(_quoted, (program, "serve", *arguments)))
+    return (UNITS / UNIT).read_text(encoding="utf-8").replace(f"{PROGRAM} serve", command)
 
 
 def socket_unit(host: str = "127.0.0.1", port: int = 8081) -> str:
-    """The socket unit."""
-    return _SOCKET.format(address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return (UNITS / SOCKET).read_text(encoding="utf-8").replace(ADDRESS, address)
 
 
 def _quoted(word: str) -> str:
@@ -108,7 +56,6 @@ def _literal(word: str) -> str:
 
 
 def folder() -> Path:
-    """The folder of user units."""
     return config_dir().with_name("systemd") / "user"
 
 
@@ -148,7 +95,7 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
         _systemctl(*enable)
         echo(f"enabled {wanted}" + (" and started it" if start else ""))
     if linger:
-        _run(["loginctl", "enable-linger", getpass.getuser()])
+        run(["loginctl", "enable-linger", getpass.getuser()])
         echo(f"enabled linger for {getpass.getuser()}: llmux starts at boot and outlives your logout")
     else:
         echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
@@ -156,7 +103,6 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
 
 
 def uninstall(echo: Echo) -> None:
-    """Stop and disable it, and remove the units."""
     present = [name for name in (SOCKET, UNIT) if (folder() / name).exists()]
     if not present:
         echo("llmux is not installed as a service")
@@ -173,7 +119,6 @@ def uninstall(echo: Echo) -> None:
 
 
 def status(echo: Echo) -> dict[str, str]:
-    """What systemd says of it."""
     unit = folder() / UNIT
     facts = {"unit": str(unit) if unit.exists() else "not installed: llmux service install"}
     if not _reachable():
@@ -199,20 +144,19 @@ def _write(path: Path, text: str, echo: Echo) -> None:
 
 
 def _reachable() -> bool:
-    """Is there a user manager to talk to?"""
-    if shutil.which("systemctl") is None:
-        return False
-    with contextlib.suppress(ServiceError):
+    try:
         _systemctl("show-environment")
-        return True
-    return False
+    except ServiceError:
+        return False
+    return True
 
 
 def _systemctl(*words: str) -> str:
-    return _run(["systemctl", "--user", *words])
+    return run(["systemctl", "--user", *words])
 
 
-def _run(argv: list[str]) -> str:
+def run(argv: list[str]) -> str:
+    """Its output. Raises ServiceError where it fails."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Final
 
 from rich import table
@@ -123,7 +122,7 @@ def _cell(cell: Cell) -> RenderableType:
     return _text(cell, _ONE_LINE)
 
 
-def _text(words: Words, instead: Mapping[int, str] = MappingProxyType({})) -> Text:
+def _text(words: Words, instead: Mapping[int, str] | None = None) -> Text:
     parts = words if isinstance(words, list) else [words]
     styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
-    return Text.assemble(*((clean(text).translate(instead), style) for text, style in styled))
+    return Text.assemble(*((clean(text).translate(instead or {}), style) for text, style in styled))

@@ -31,15 +31,11 @@ def imports(folder: Path) -> set[str]:
         for name in _named(ast.parse(path.read_text(encoding="utf-8"))):
             top, *inner = name.split(".")
             if top == "runtimes":
-                ahead += [source for source in _sources(RUNTIMES.joinpath(*inner)) if source.exists()]
+                module = RUNTIMES.joinpath(*inner)
+                ahead += filter(Path.exists, (module.with_suffix(".py"), module / "__init__.py"))
             elif top not in sys.stdlib_module_names:
                 found.add(name)
     return found
-
-
-def _sources(module: Path) -> tuple[Path, ...]:
-    """The files that may be this module."""
-    return module.with_suffix(".py"), module / "__init__.py"
 
 
 def _named(node: ast.AST) -> Iterator[str]:
@@ -49,11 +45,6 @@ def _named(node: ast.AST) -> Iterator[str]:
         yield node.module
         if node.module.partition(".")[0] == "runtimes":  # `from runtimes.sdk import server` also names a module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    elif not isinstance(node, ast.Try) and not _is_typing(node):
+    elif not isinstance(node, ast.Try) and not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
         for child in ast.iter_child_nodes(node):
             yield from _named(child)
-
-
-def _is_typing(node: ast.AST) -> bool:
-    """`if TYPE_CHECKING:`"""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -144,10 +144,11 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
     listening = asyncio.Event()
     with contextlib.closing(daemon_module.listen(catalog.server)) as listener:
         configuration = Configuration(config.config_path)
-        boot = daemon_module.Boot(
-            configuration, catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set()
+        serving = asyncio.create_task(
+            daemon_module.serve(
+                configuration, catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set()
+            )
         )
-        serving = asyncio.create_task(daemon_module.serve(boot))
         await listening.wait()
         async with httpx.AsyncClient(base_url=config.url, trust_env=False, verify=False, timeout=30) as client:
 

@@ -33,7 +33,7 @@ class TestBar:
         monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
         monkeypatch.setattr(environments, "recipe_of", lambda name: Recipe(name, lock))
         monkeypatch.setattr(output, "progress", progress)
-        environments.install_watched("demo", tmp_path / "runtimes", lambda _line: None)
+        environments.install("demo", tmp_path / "runtimes", lambda _line: None)
         first, last = rows
         assert first[1:3] == (output.Bar(0.0), "0 of 2 packages")
         assert last[1:3] == (output.Bar(1.0), "1 of 1 packages")

@@ -27,6 +27,7 @@ class TestUnits:
     def test_are_what_install_writes(self):
         assert (UNITS / service.UNIT).read_text() == service.service_unit()
         assert (UNITS / service.SOCKET).read_text() == service.socket_unit()
+        assert "\nListenStream=[::1]:9000\n" in service.socket_unit("::1", 9000)
 
     def test_are_accepted_by_systemd(self, tmp_path):
         if shutil.which("systemd-analyze") is None:

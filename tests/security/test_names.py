@@ -7,7 +7,7 @@ import json
 import pytest
 
 from supervisor.catalog import load
-from supervisor.cli import chat
+from supervisor.cli.commands import chat
 from supervisor.errors import ConfigError
 
 ESCAPES = "\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\r"

@@ -34,8 +34,6 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for."""
-
     model: str
     devices: Sequence[str]
     rounds: int
@@ -46,8 +44,6 @@ class Options:
 
 @dataclass
 class Result:
-    """What one device did."""
-
     device: DeviceInfo
     rounds: list[Round] = field(default_factory=list)
     estimate_mib: int | None = None
@@ -60,11 +56,6 @@ class Result:
         """The median of its rounds; None where it failed."""
         return median(round_.rate for round_ in self.rounds) if self.rounds and self.problem is None else None
 
-    @property
-    def note(self) -> str | None:
-        """Its problem, or the note of its first round."""
-        return str(self.problem) if self.problem is not None else next((one.note for one in self.rounds), None)
-
     def median_of(self, name: str) -> float | None:
         """The median of a figure that not every worker reports."""
         told = [value for round_ in self.rounds if (value := getattr(round_, name)) is not None]
@@ -73,39 +64,33 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The results of all devices."""
-
     route: Route
     workload: Workload
     results: list[Result]
 
     @property
     def failed(self) -> bool:
-        """Did any device fail?"""
         return any(result.problem is not None for result in self.results)
 
     def ratio(self) -> Row | None:
         """The GPU to the processor, else the first device to the last; None with less than two. Only the former has `met`."""
-        told = [result for result in self.results if result.rate is not None]
+        told = [(result.device, result.rate) for result in self.results if result.rate is not None]
         if len(told) < 2:
             return None
-        over, under = told[0], told[-1]
-        if not over.device.kind.accelerates:
-            over, under = under, over
-        assert over.rate is not None
-        assert under.rate is not None
-        times = over.rate / under.rate
-        judged = over.device.kind.accelerates and not under.device.kind.accelerates
+        (over, fast), (under, slow) = told[0], told[-1]
+        if not over.kind.accelerates:
+            (over, fast), (under, slow) = told[-1], told[0]
+        times = fast / slow
+        judged = over.kind.accelerates and not under.kind.accelerates
         return {
-            "device": over.device.id,
-            "over": under.device.id,
+            "device": over.id,
+            "over": under.id,
             "times": round(times, 2),
             "wanted": WANTED if judged else None,
             "met": times >= WANTED if judged else None,
         }
 
     def as_json(self) -> Row:
-        """For machines."""
         return {
             "model": self.route.model.id,
             "runtime": self.route.model.adapter.name,
@@ -132,15 +117,15 @@ class Comparison:
                 {"amount": one.amount, "seconds": round(one.seconds, 4), "rate": round(one.rate, 2)}
                 for one in result.rounds
             ],
-            "note": result.note if result.problem is None else None,
+            "note": next((one.note for one in result.rounds), None) if result.problem is None else None,
             "problem": str(result.problem) if result.problem is not None else None,
             "detail": list(result.problem.detail) if result.problem is not None else [],
         }
 
     def report(self) -> list[output.Table | str]:
-        """For people."""
         head = ("DEVICE", self.workload.unit.upper(), "PROMPT", "FIRST", "LOAD", "ESTIMATE", "MEASURED", "NOTE")
-        told: list[output.Table | str] = [output.Table([head, *map(_line, self.results)], whole=True)]
+        rows = [_line(self._row(result)) for result in self.results]
+        told: list[output.Table | str] = [output.Table([head, *rows], whole=True)]
         for result in self.results:
             if result.problem is not None and result.problem.detail:
                 told += [f"{result.device.id}, last words of its worker:", *(f"  {x}" for x in result.problem.detail)]
@@ -229,18 +214,18 @@ async def _all(
     return results
 
 
-def _line(result: Result) -> output.Row:
-    def told(name: str, unit: str) -> str:
-        value = result.median_of(name)
-        return f"{value:.0f} {unit}" if value is not None else "-"
+def _line(row: Row) -> output.Row:
+    def told(name: str, unit: str = "", digits: int = 0) -> str:
+        value = row[name]
+        return f"{value:.{digits}f}{unit}" if isinstance(value, int | float) else "-"
 
     return (
-        result.device.id,
-        f"{result.rate:.1f}" if result.rate is not None else "-",
-        told("prompt_rate", "tokens/s"),
-        told("first_ms", "ms"),
-        f"{result.load_s:.1f} s" if result.load_s is not None else "-",
-        output.mib(result.estimate_mib),
-        output.mib(result.measured_mib),
-        result.note or "",
+        str(row["device"]),
+        told("rate", digits=1),
+        told("prompt_tokens_per_s", " tokens/s"),
+        told("first_ms", " ms"),
+        told("load_s", " s", digits=1),
+        output.mib(row["estimate_mib"]),
+        output.mib(row["measured_mib"]),
+        str(row["problem"] or row["note"] or ""),
     )

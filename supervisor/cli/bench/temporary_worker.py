@@ -35,8 +35,6 @@ END_S = 10.0  # from the moment its connections break to the end of a worker tha
 
 @dataclass(slots=True)
 class TemporaryWorker:
-    """A worker that is ready."""
-
     key: WorkerKey
     worker: Worker
     upstream: UpstreamPool
@@ -45,7 +43,6 @@ class TemporaryWorker:
     measured_mib: int | None = None  # the most that was measured
 
     async def measure(self) -> None:
-        """Measure its memory."""
         sampled = await self.sampler.sample({self.key: self.worker.holder()})
         for sample in sampled.workers:
             if sample.used_mib is not None:

@@ -12,12 +12,13 @@ with its number, so that no worker can answer from its cache of the previous pro
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+import httpx
 
 from runtimes.base import Endpoint
 from supervisor.catalog import Route
@@ -64,25 +65,16 @@ class WorkerClient:
     path: str
 
     async def post(self, fields: Json) -> WorkerResponse:
-        """Send JSON."""
         body = await JsonBody.open(json.dumps({"model": self.route.model.id, **fields}).encode())
         return await self._send(await body.rewritten(self.route.rewrite, Endpoint(self.path)), b"application/json")
 
     async def post_file(self, fields: Mapping[str, str], name: str, content: bytes) -> WorkerResponse:
-        """Send a form with a file."""
         texts: dict[str, tuple[str, ...]] = {
             key: (value,) for key, value in {"model": str(self.route.model.id), **fields}.items()
         }
         texts |= self.route.rewrite.form_fields(texts, Endpoint(self.path))
-        boundary = secrets.token_hex(16)
-        parts = [
-            f'--{boundary}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
-            for key, values in texts.items()
-            for value in values
-        ]
-        head = f'content-disposition: form-data; name="file"; filename="{name}"\r\ncontent-type: audio/wav'
-        parts += [f"--{boundary}\r\n{head}\r\n\r\n".encode(), content, f"\r\n--{boundary}--\r\n".encode()]
-        return await self._send(b"".join(parts), f"multipart/form-data; boundary={boundary}".encode())
+        form = httpx.Request("POST", "http://worker", data=texts, files={"file": (name, content, "audio/wav")})
+        return await self._send(form.read(), form.headers["content-type"].encode())
 
     async def _send(self, body: bytes | bytearray, kind: bytes) -> WorkerResponse:
         model = self.route.model
@@ -155,7 +147,6 @@ async def _write(prompt: str, most: int, client: WorkerClient, number: int) -> R
 
 
 async def _transcribe(client: WorkerClient, _number: int) -> Round:
-    """The same sound each time."""
     content = audio.murmur()
     began = time.perf_counter()
     answer = await client.post_file({"response_format": "json"}, "sound.wav", content)
@@ -166,7 +157,6 @@ async def _transcribe(client: WorkerClient, _number: int) -> Round:
 
 
 async def _speak(text: str, client: WorkerClient, _number: int) -> Round:
-    """In the first of the model's voices."""
     model = client.route.model
     voices = model.adapter.voices(model.config)
     fields: Json = {"input": text, "response_format": "wav", **({"voice": voices[0]} if voices else {})}
@@ -206,7 +196,6 @@ async def _batch(client: WorkerClient, fields: Json, field: str) -> Round:
 
 
 async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
-    """The JSON objects of a stream of events."""
     rest = b""
     async for piece in answer:
         *lines, rest = (rest + piece).split(b"\n")
@@ -234,7 +223,6 @@ def _parsed(content: bytes, path: str) -> Json:
 
 
 def _message(said: str) -> str:
-    """The worker's own words."""
     try:
         told = json.loads(said)
     except ValueError:

@@ -1,1 +1,1 @@
-"""The declarations of the commands, one module a subject; `main` collects them."""
+"""The commands, one module a subject; `main` collects them."""

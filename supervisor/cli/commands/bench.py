@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.cli.client import Client
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.cli.options import config_option, daemon_options, model_argument, print_json
-
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
+from supervisor.cli.options import answer, config_option, daemon_options, model_argument
 
 
 @click.command()
@@ -53,24 +50,11 @@ def bench(
     as_json: bool,
 ) -> None:
     """Compare MODEL's speed on GPU and processor, with a temporary worker on each in turn; nothing is evicted for it."""
-    from supervisor.cli import output  # noqa: PLC0415  # not for declaring
     from supervisor.cli.bench import comparison  # noqa: PLC0415  # not for declaring
 
-    options = comparison.Options(
-        model=model,
-        devices=[word.strip() for word in devices.split(",") if word.strip()] if devices is not None else (),
-        rounds=rounds,
-        tokens=tokens,
-        prompt=prompt,
-        daemon=daemon,
-    )
+    words = [word.strip() for word in (devices or "").split(",") if word.strip()]
+    options = comparison.Options(model, words, rounds, tokens, prompt, daemon)
     found = comparison.run(options, config, functools.partial(click.echo, err=True))
-    if as_json:
-        print_json(found.as_json())
-    else:
-        output.show(*found.report())
+    answer(found.as_json(), *found.report(), as_json=as_json)
     if found.failed:
         sys.exit(ExitCode.FAILED)
-
-
-COMMANDS = (bench,)

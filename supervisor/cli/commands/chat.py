@@ -1,16 +1,152 @@
-"""`llmux chat`."""
+"""`llmux chat`: a conversation with a model, streamed to the terminal.
+
+The model's reasoning is dimmed; where the output goes to a file or a pipe, it goes to stderr, so that the file holds the
+answer alone. Ctrl-C cuts an answer off; what came of it stays in the conversation. Ctrl-C or Ctrl-D at the prompt ends it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Final
 
 import click
 
-from supervisor.cli.options import daemon_options, model_argument
+from supervisor.cli import client
+from supervisor.cli.client import Client, Json
+from supervisor.cli.options import daemon_options, model_argument, print_json
+from supervisor.cli.output import clean
+from supervisor.errors import LlmuxError
 
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
+HELP: Final = (
+    "/system TEXT sets the system prompt, /reset forgets the conversation, /quit ends it; Ctrl-C cuts an answer off."
+)
+PATH: Final = "/v1/chat/completions"
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The messages so far, and the model that answers."""
+
+    daemon: Client
+    model: str
+    system: str | None = None
+    max_tokens: int | None = None
+    thinking: bool = True
+    turns: list[Json] = field(default_factory=list)
+
+    def answer(self, text: str) -> None:
+        """Send it and print the answer as it comes; what came of it stays in the conversation. Raises LlmuxError."""
+        self.turns.append({"role": "user", "content": text})
+        answer = ""
+        screen = _Screen(thinking=self.thinking)
+        try:
+            with contextlib.closing(self.daemon.events(PATH, method="POST", body=self._request(stream=True))) as events:
+                for event in events:
+                    if event.data == "[DONE]":
+                        break
+                    thought, said = _delta(json.loads(event.data))
+                    screen.show(thought, said)
+                    answer += said
+        finally:
+            screen.end()
+            if answer:
+                self.turns.append({"role": "assistant", "content": answer})
+            else:  # many chat templates refuse two questions in a row
+                self.turns.pop()
+
+    def answer_json(self, text: str) -> None:
+        self.turns.append({"role": "user", "content": text})
+        print_json(self.daemon.post(PATH, self._request(stream=False)))
+
+    def _request(self, *, stream: bool) -> Json:
+        system: list[Json] = [{"role": "system", "content": self.system}] if self.system else []
+        request: Json = {"model": self.model, "messages": [*system, *self.turns], "stream": stream}
+        return request | ({"max_tokens": self.max_tokens} if self.max_tokens is not None else {})
+
+
+def talk(conversation: Conversation) -> None:
+    import readline  # noqa: F401, PLC0415  # gives `input` editing and a history; not wanted elsewhere
+
+    click.echo(f"{conversation.model}  {HELP}", err=True)
+    while True:
+        try:
+            text = input("> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            click.echo()
+            return
+        if text in {"/quit", "/exit"}:
+            return
+        if text:
+            _turn(conversation, text)
+
+
+def _turn(conversation: Conversation, text: str) -> None:
+    command, _, rest = text.partition(" ")
+    match command:
+        case "/reset":
+            conversation.turns.clear()
+            click.echo("Forgotten.", err=True)
+        case "/system":
+            conversation.system = rest.strip() or None
+            click.echo("The system prompt is set." if conversation.system else "There is no system prompt.", err=True)
+        case _ if command.startswith("/") and "/" not in command[1:]:
+            click.echo(HELP, err=True)
+        case _:
+            try:
+                conversation.answer(text)
+            except KeyboardInterrupt:
+                click.echo("(cut off)", err=True)
+            except LlmuxError as error:
+                click.echo(f"llmux: {clean(error.message)}", err=True)
+
+
+class _Screen:
+    """Prints reasoning and answer, each to its stream. A terminal gets no control characters from a model."""
+
+    def __init__(self, *, thinking: bool) -> None:
+        self._thinking = thinking
+        self._terminal = sys.stdout.isatty()
+        self._thinks = self._wrote = False
+
+    def show(self, thought: str, said: str) -> None:
+        if thought and self._thinking:
+            self._thinks = True
+            self._write(thought, thought=True)
+        if said:
+            self._end_thought()
+            self._write(said)
+            self._wrote = True
+
+    def end(self) -> None:
+        self._end_thought()
+        if self._wrote:
+            self._write("\n")
+
+    def _end_thought(self) -> None:
+        if self._thinks:
+            self._thinks = False
+            (sys.stdout if self._terminal else sys.stderr).write("\n")
+
+    def _write(self, text: str, *, thought: bool = False) -> None:
+        stream = sys.stderr if thought and not self._terminal else sys.stdout
+        if stream.isatty():
+            text = clean(text)
+            click.echo(click.style(text, dim=True) if thought else text, file=stream, nl=False)
+        else:
+            stream.write(text.encode("utf-8", "replace").decode())  # a lone surrogate can't be encoded
+            stream.flush()
+
+
+def _delta(chunk: Json) -> tuple[str, str]:
+    """What a chunk adds to reasoning and answer. Raises LlmuxError for an error in the stream."""
+    if "error" in chunk:
+        raise client.error_of(client.part(chunk, "error"), 500, PATH)
+    choices = client.rows(chunk, "choices")
+    delta = client.part(choices[0], "delta") if choices else {}
+    return str(delta.get("reasoning_content") or ""), str(delta.get("content") or "")
 
 
 @click.command()
@@ -30,8 +166,6 @@ def chat(
     as_json: bool,
 ) -> None:
     """Chat with MODEL; with PROMPT, or a prompt on stdin, get one answer. --json prints the whole answer at once."""
-    from supervisor.cli.chat import Conversation, talk  # noqa: PLC0415  # not for declaring
-
     text = " ".join(prompt)
     if not sys.stdin.isatty() and (not prompt or text == "-"):
         text = sys.stdin.read().strip()
@@ -39,13 +173,10 @@ def chat(
             raise click.UsageError("There is no prompt: stdin is empty.")
     if as_json and not text:
         raise click.UsageError("--json is for one answer: give a prompt.")
-    conversation = Conversation(daemon, model, system=system, max_tokens=max_tokens, thinking=not no_thinking)
+    conversation = Conversation(daemon, model, system, max_tokens, thinking=not no_thinking)
     if as_json:
         conversation.answer_json(text)
     elif text:
         conversation.answer(text)
     else:
         talk(conversation)
-
-
-COMMANDS = (chat,)

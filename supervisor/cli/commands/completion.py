@@ -32,6 +32,3 @@ def completion(ctx: click.Context, shell: str, as_json: bool) -> None:
     click.echo(script)
     if sys.stdout.isatty():
         click.echo(f"Use it: {SETUPS[shell]}", err=True)
-
-
-COMMANDS = (completion,)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
 import click
 
+from supervisor.cli import output
+from supervisor.cli.client import Client
 from supervisor.cli.exit_codes import exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
 
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
+_PACKAGED: Final = Path(__file__).parents[2] / "config"
+_EXAMPLES: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[3] / "config"
+_EVERY_KEY: Final = ("llmux.example.yaml", "llmux.schema.json")
 
 
 @click.group()
@@ -79,11 +84,9 @@ def config_schema(as_json: bool) -> None:  # noqa: ARG001  # there is nothing el
 @json_option
 def config_example(name: str | None, folder: Path | None, as_json: bool) -> None:
     """Print the configuration that explains every key, or the complete example NAME (home-16gb)."""
-    from supervisor.cli import examples  # noqa: PLC0415  # not for declaring
-
-    files = examples.files(name)
+    files = _example(name)
     if folder is not None:
-        paths = examples.write(files, folder)
+        paths = _write(files, folder)
         if as_json:
             print_json({"name": name, "written": [str(path) for path in paths]})
         else:
@@ -94,6 +97,34 @@ def config_example(name: str | None, folder: Path | None, as_json: bool) -> None
         first, *further = files
         click.echo(files[first], nl=False)
         click.echo(f"Its other files ({', '.join(further)}) come with --to FOLDER.", err=True)
+
+
+def _example(name: str | None) -> dict[str, str]:
+    """The texts of an example's files by where they belong, the configuration first. None: the one with every key."""
+    if name is None:
+        return {file: (_EXAMPLES / file).read_text(encoding="utf-8") for file in _EVERY_KEY}
+    folder = _EXAMPLES / "examples" / name
+    found = (path for path in folder.rglob("*") if path.is_file())
+    paths = sorted(found, key=lambda path: (path.name != "llmux.yaml", path))
+    return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}
+
+
+def _write(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
+    """Write them, readable for this user alone: keys will be in them.
+
+    Raises InvalidRequestError where one is there already, and has written nothing then, or where it can't write.
+    """
+    paths = {folder / name: text for name, text in texts.items()}
+    if there := [str(path) for path in paths if os.path.lexists(path)]:
+        raise InvalidRequestError(f"{', '.join(there)}: there already. Name another folder with --to, or move it away.")
+    try:
+        for path, text in paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600, exist_ok=False)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequestError(f"{error.filename}: {error.strerror}. Name another folder with --to.") from error
+    return tuple(paths)
 
 
 @config.command("import")
@@ -123,8 +154,6 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
 @daemon_options
 def reload_(daemon: Client, as_json: bool) -> None:
     """Apply changes of the configuration without disturbing the rest. If it has mistakes, nothing changes."""
-    from supervisor.cli import output  # noqa: PLC0415  # not for declaring
-
     try:
         answer = daemon.post("/v1/admin/reload")
     except InvalidRequestError as error:
@@ -139,6 +168,3 @@ def reload_(daemon: Client, as_json: bool) -> None:
         if isinstance(names, list) and names:
             click.echo(f"{part.replace('_', ' ') + ':':15}{output.clean(', '.join(map(str, names)))}")
     click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
-
-
-COMMANDS = (config, reload_)

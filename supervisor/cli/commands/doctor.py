@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.cli.options import config_path, json_option, print_json
+from supervisor.cli.options import answer, config_path, json_option
 
 
 @click.command()
@@ -24,16 +24,10 @@ def doctor(config: Path | None, as_json: bool) -> None:
     except Exception:
         refuse_name_clashes()  # the imports may have met another package's `runtimes`
         raise
-    from supervisor.cli import output  # noqa: PLC0415  # as above
 
     found = checks.examine(config)
     failed = any(check.status == "fail" for check in found)
-    if as_json:
-        print_json({"ok": not failed, "checks": [asdict(check) for check in found]})
-    else:
-        output.show(*checks.report(found))
+    facts = {"ok": not failed, "checks": [asdict(check) for check in found]}
+    answer(facts, *checks.report(found), as_json=as_json)
     if failed:
         sys.exit(ExitCode.FAILED)
-
-
-COMMANDS = (doctor,)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import click
 
+from supervisor.cli import output
 from supervisor.cli.options import config_option, json_option, print_json
 
 
@@ -49,10 +51,12 @@ def keys_add(
 
     if not 0 < len(name.strip()) <= 100 or not name.isprintable():
         raise click.BadParameter("expected 1 to 100 characters that can be printed", param_hint="NAME")
-    if expires is not None and files.is_no_time(expires):
-        raise click.BadParameter(
-            f"{expires!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z", param_hint="--expires"
-        )
+    try:
+        if expires is not None:
+            datetime.fromisoformat(expires)
+    except ValueError as error:
+        message = f"{expires!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z"
+        raise click.BadParameter(message, param_hint="--expires") from error
     path = path or files.keys_file(config)
     wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
     secret = files.add(path, name, wanted, expires)
@@ -74,7 +78,6 @@ keys.add_command(_new)
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     """Show the keys' names, scopes and expiry; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import output  # noqa: PLC0415  # as above
 
     path = path or files.keys_file(config)
     rows = files.listing(path)
@@ -122,6 +125,3 @@ def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool
         )
     if as_json:
         print_json({"name": name, "file": str(path), "left": left})
-
-
-COMMANDS = (keys,)

@@ -1,15 +1,88 @@
-"""`llmux ps`, `load` and `unload`."""
+"""`llmux ps`, `load`, `unload`: models in a table, and a progress line during a load."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import json
+from collections.abc import Sequence
 
 import click
 
-from supervisor.cli.options import daemon_options, model_argument, print_json
+from supervisor.cli import client, output
+from supervisor.cli.client import Client, Json
+from supervisor.cli.exit_codes import UnreachableError
+from supervisor.cli.options import answer, daemon_options, model_argument
+from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
 
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
+HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP")
+WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "ALSO")
+
+
+def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | str:
+    if not models:
+        return "No models are configured."
+    rows: list[output.Row] = [(*HEAD, *(WIDE if wide else ()), "REASON")]
+    rows += [(*_row(model), *(_wide(model) if wide else ()), output.text(model.get("reason"))) for model in models]
+    return output.Table(rows, whole=wide)
+
+
+def overrides(settings: Sequence[str]) -> Json:
+    """`key=value` words; a value is JSON where it can be, else text."""
+    found: Json = {}
+    for word in settings:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"expected KEY=VALUE, got {word!r}", param_hint="--set")
+        found[name] = value
+        with contextlib.suppress(ValueError):
+            found[name] = json.loads(value)
+    return found
+
+
+def _progress(daemon: Client, path: str) -> output.Row:
+    """The progress of a load: state, time so far, and a bar where the end can be estimated."""
+    try:
+        model = daemon.get(path, timeout_s=2.0)
+    except LlmuxError:  # the command itself reports it
+        return ["waiting for the daemon"]
+    cells: list[output.Cell] = [[f"{model.get('name')}: ", output.state(str(model.get("state")))]]
+    elapsed, left = model.get("since_s"), model.get("eta_s")
+    if isinstance(elapsed, int | float):
+        if isinstance(left, int | float) and elapsed + left > 0:
+            cells.append(output.Bar(elapsed / (elapsed + left)))
+            cells.append(f"{elapsed:.0f} s of about {elapsed + left:.0f} s")
+        else:
+            cells.append(f"{elapsed:.0f} s")
+    return [*cells, output.dim(output.text(model.get("reason")))]
+
+
+def _row(model: Json) -> output.Row:
+    memory, worker = client.part(model, "memory"), client.part(model, "worker")
+    amounts = (memory.get("lease_mib"), memory.get("measured_mib"))
+    return (
+        str(model.get("name")),
+        output.state(str(model.get("state"))),
+        output.text(model.get("device")),
+        " / ".join(map(output.mib, amounts)) if amounts != (None, None) else "-",
+        output.text(model.get("in_flight")),
+        output.text(model.get("queued")),
+        output.duration(model.get("idle_s")),
+        output.duration(worker.get("uptime_s")),
+    )
+
+
+def _wide(model: Json) -> output.Row:
+    worker, names = client.part(model, "worker"), model.get("virtual_models")
+    return (
+        output.text(model.get("type")),
+        output.text(model.get("runtime")),
+        output.text(model.get("priority")),
+        "yes" if model.get("pin") else "no",
+        output.text(worker.get("pid")),
+        output.text(worker.get("port")),
+        output.duration(model.get("load_s")),
+        ", ".join(map(str, names)) if isinstance(names, list) and names else "-",
+    )
 
 
 @click.command()
@@ -17,13 +90,8 @@ if TYPE_CHECKING:
 @daemon_options
 def ps(wide: bool, daemon: Client, as_json: bool) -> None:
     """Show every model: state, device, memory, requests, and the reason of the last change."""
-    from supervisor.cli import client, models, output  # noqa: PLC0415  # not for declaring
-
-    answer = daemon.get("/v1/admin/models")
-    if as_json:
-        print_json(answer)
-    else:
-        output.show(models.table_of(client.rows(answer), wide=wide))
+    found = daemon.get("/v1/admin/models")
+    answer(found, table_of(client.rows(found), wide=wide), as_json=as_json)
 
 
 @click.command()
@@ -38,13 +106,19 @@ def ps(wide: bool, daemon: Client, as_json: bool) -> None:
 @daemon_options
 def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -> None:
     """Load MODEL and wait until it is ready. Also resets a failed one."""
-    from supervisor.cli import models, output  # noqa: PLC0415  # not for declaring
-
-    answer = models.load(daemon, model, models.overrides(settings))
-    if as_json:
-        print_json(answer)
-    else:
-        output.show(models.table_of([answer]))
+    path, changed = f"/v1/admin/models/{client.quoted(model)}", overrides(settings)
+    try:
+        with output.progress(lambda: _progress(daemon, path)):
+            found = daemon.post(f"{path}/load", {"overrides": changed} if changed else None)
+    except (UnreachableError, NotFoundError, AuthenticationError, ForbiddenError):
+        raise
+    except LlmuxError as error:
+        error.detail = (*error.detail, f"What happened: llmux why {model}; its last words: llmux logs {model}")
+        raise
+    except KeyboardInterrupt:  # ends the wait, not the load
+        click.echo(f"Not waiting any longer. Look: llmux ps; stop it: llmux unload {model}", err=True)
+        raise
+    answer(found, table_of([found]), as_json=as_json)
 
 
 @click.command()
@@ -53,13 +127,7 @@ def load(model: str, settings: tuple[str, ...], daemon: Client, as_json: bool) -
 @daemon_options
 def unload(model: str, force: bool, daemon: Client, as_json: bool) -> None:
     """Unload MODEL and wait until its memory is back."""
-    from supervisor.cli import models, output  # noqa: PLC0415  # not for declaring
-
-    answer = models.unload(daemon, model, force=force)
-    if as_json:
-        print_json(answer)
-    else:
-        output.show(models.table_of([answer]))
-
-
-COMMANDS = (ps, load, unload)
+    path = f"/v1/admin/models/{client.quoted(model)}"
+    with output.progress(lambda: _progress(daemon, path)):
+        found = daemon.post(f"{path}/unload" + ("?force=true" if force else ""))
+    answer(found, table_of([found]), as_json=as_json)

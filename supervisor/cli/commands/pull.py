@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from supervisor.cli import output
 from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import config_option, json_option, print_json
 
@@ -26,7 +27,6 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
     starts over. Gated models need a token: HF_TOKEN.
     """
     from supervisor.catalog import load  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import output  # noqa: PLC0415  # as above
     from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
 
     wanted = pulling.downloads(load(config, check_files=False), models, verify=verify)
@@ -43,6 +43,3 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
             output.show(*pulling.table_of(wanted))
     if any(download.problem for download in wanted):
         sys.exit(ExitCode.FAILED)
-
-
-COMMANDS = (pull,)

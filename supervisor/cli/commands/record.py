@@ -1,18 +1,78 @@
-"""`llmux record` and `llmux replay`."""
+"""`llmux record` and `llmux replay`: the scheduler's events as a file, and the same decisions made again from it."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.cli import output
+from supervisor.cli.client import Client
 from supervisor.cli.options import counted, daemon_options, json_option, print_json
-
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
+from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+LAST_DECISIONS = 1000
+
+
+def write(daemon: Client, file: Path, seconds: int | None) -> int:
+    """Write the daemon's recording into a new file until it ends; how many events it has.
+
+    Raises InvalidRequestError where the file is there already, and UnavailableError for a recording that broke off; what
+    was written stays. KeyboardInterrupt leaves a whole file.
+    """
+    path = "/v1/admin/recording" + (f"?seconds={seconds}" if seconds is not None else "")
+    events = -1  # the first line is the state
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            for told in daemon.events(path):
+                if told.kind == "end":
+                    return events
+                out.write(told.data + "\n")
+                events += 1
+    except KeyboardInterrupt:
+        return events
+    except OSError as error:
+        raise InvalidRequestError(
+            f"{file} can't be written: {error.strerror}. Name a file that is not there."
+        ) from error
+    raise UnavailableError(f"The recording broke off after {events} events; the daemon may have ended.")
+
+
+def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
+    """Replay a recording: how many events, the seconds they cover, and the last decisions, timed from the first event.
+
+    Raises InvalidRequestError for what is none, and LlmuxError where a decision came out otherwise.
+    """
+    from supervisor.core.effects import Decided  # noqa: PLC0415  # with it comes the whole scheduler
+    from supervisor.daemon import recording  # noqa: PLC0415  # as above
+
+    first, last, decisions = None, 0.0, deque[dict[str, object]](maxlen=LAST_DECISIONS)
+    one: recording.Replayed | None = None
+    for one in recording.replay(_lines(file)):
+        first = one.at if first is None else first
+        last = one.at - first
+        if not one.is_same:
+            raise LlmuxError(
+                f"Event {one.number} came out otherwise: the scheduler looked at something that is not in its events.",
+                detail=(f"recorded: {one.recorded.decode().strip()}", f"replayed: {one.replayed.decode().strip()}"),
+            )
+        decisions.extend(
+            {"at": last, "model": effect.model, "kind": effect.kind, "reason": effect.reason}
+            for effect in one.effects
+            if isinstance(effect, Decided)
+        )
+    return one.number if one is not None else 0, last, list(decisions)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    try:
+        with file.open("rb") as lines:
+            yield from lines
+    except OSError as error:
+        raise InvalidRequestError(f"{file} can't be read: {error.strerror}.") from error
 
 
 @click.command()
@@ -25,9 +85,7 @@ def record(file: Path, seconds: int | None, daemon: Client, as_json: bool) -> No
     The daemon spends nothing on it while nobody records. FILE has the names of models and devices and the reasons of
     decisions, and neither prompts nor keys.
     """
-    from supervisor.cli import recording  # noqa: PLC0415  # not for declaring
-
-    events = recording.record(daemon, file, seconds)
+    events = write(daemon, file, seconds)
     if as_json:
         print_json({"file": str(file), "events": events})
     else:
@@ -40,19 +98,14 @@ def record(file: Path, seconds: int | None, daemon: Client, as_json: bool) -> No
 @json_option
 def replay(file: Path, limit: int, as_json: bool) -> None:
     """Make the decisions recorded in FILE again, compare them, and show the last ones. Needs no daemon."""
-    from supervisor.cli import output, recording  # noqa: PLC0415  # not for declaring
-
-    found = recording.replayed(file)
-    shown = found.decisions[-limit:] if limit else []
+    events, seconds, decisions = replayed(file)
+    shown = decisions[-limit:] if limit else []
     if as_json:
-        print_json({"events": found.events, "seconds": round(found.seconds, 3), "decisions": shown})
+        print_json({"events": events, "seconds": round(seconds, 3), "decisions": shown})
         return
     if shown:
         rows = [
             tuple(map(output.text, (f"{one['at']:.3f} s", one["model"], one["kind"], one["reason"]))) for one in shown
         ]
         output.show(output.Table([("AFTER", "MODEL", "KIND", "REASON"), *rows], whole=True))
-    click.echo(f"{counted(found.events, 'event')} of {found.seconds:.1f} s: every decision came out the same.")
-
-
-COMMANDS = (record, replay)
+    click.echo(f"{counted(events, 'event')} of {seconds:.1f} s: every decision came out the same.")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from supervisor.cli.options import json_option, print_json
+from supervisor.cli.options import answer, json_option, print_json
 
 if TYPE_CHECKING:
     from supervisor.io.recipe import Device
@@ -20,18 +19,20 @@ def runtimes() -> None:
     """Install and remove the runtimes' own environments."""
 
 
-def runtimes_dir_option(command: Callable[..., None]) -> Callable[..., None]:
-    """`--runtimes-dir`, by default where the daemon looks."""
-    return click.option(
-        "--runtimes-dir", type=click.Path(path_type=Path), help="Where environments are kept. Default: as configured."
-    )(command)
+runtimes_dir_option = click.option(
+    "--runtimes-dir", type=click.Path(path_type=Path), help="Where environments are kept. Default: as configured."
+)
 
 
-def _names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the runtimes that have an environment."""
+def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the runtimes that have an environment; to remove one, those that are installed."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
-    return [name for name in environments.installable() if name.startswith(incomplete)]
+    names = [name for name in environments.installable() if name.startswith(incomplete)]
+    if ctx.command.name != "remove":
+        return names
+    folder = environments.resolve(ctx.params.get("runtimes_dir"))
+    return [name for name in names if (folder / name).exists()]
 
 
 @runtimes.command("install")
@@ -51,10 +52,7 @@ def runtimes_install(
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
     folder = environments.resolve(runtimes_dir)
-    echo = functools.partial(click.echo, err=as_json)
-    if (notice := environments.notice(name)) is not None:
-        echo(notice)
-    environments.install_watched(name, folder, echo, device=device, python=python)
+    environments.install(name, folder, functools.partial(click.echo, err=as_json), device=device, python=python)
     if (told := environments.still_used(name, folder)) is not None:
         click.echo(told, err=True)
     if as_json:
@@ -66,25 +64,14 @@ def runtimes_install(
 @runtimes_dir_option
 def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
     """Show the runtimes and their environments: size, device, versions, and whether their packages can be imported."""
-    from supervisor.cli import environments, output  # noqa: PLC0415  # not for declaring
-
-    rows = environments.listing(environments.resolve(runtimes_dir))
-    if as_json:
-        print_json(rows)
-    else:
-        output.show(*environments.table_of(rows))
-
-
-def _installed(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the runtimes that are installed."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
-    folder = environments.resolve(ctx.params.get("runtimes_dir"))
-    return [name for name in environments.installable() if name.startswith(incomplete) and (folder / name).exists()]
+    rows = environments.listing(environments.resolve(runtimes_dir))
+    answer(rows, *environments.table_of(rows), as_json=as_json)
 
 
 @runtimes.command("remove")
-@click.argument("name", shell_complete=_installed)
+@click.argument("name", shell_complete=_names)
 @runtimes_dir_option
 @json_option
 def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None:
@@ -99,6 +86,3 @@ def runtimes_remove(name: str, runtimes_dir: Path | None, as_json: bool) -> None
         click.echo(f"{name}: removed" if existed else f"{name}: was not installed")
     if (told := environments.still_used(name, folder)) is not None:
         click.echo(told, err=True)
-
-
-COMMANDS = (runtimes,)

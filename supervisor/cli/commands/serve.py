@@ -38,6 +38,3 @@ def _run(config: Path | None, flags: Flags, *, demo: bool, as_json: bool) -> Non
     from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415
 
     run_daemon(config, flags, demo=demo, as_json=as_json)
-
-
-COMMANDS = (serve, demo)

@@ -62,6 +62,3 @@ def service_status(as_json: bool) -> None:
     facts = systemd.status(click.echo if not as_json else lambda _line: None)
     if as_json:
         print_json(facts)
-
-
-COMMANDS = (service,)

@@ -1,33 +1,17 @@
-"""`llmux top`, `logs`, `events` and `why`."""
+"""`llmux logs`, `events` and `why`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import time
 
 import click
 
-from supervisor.cli.options import daemon_options, model_argument, print_json, print_json_line
-
-if TYPE_CHECKING:
-    from supervisor.cli.client import Client
+from supervisor.cli import client, output
+from supervisor.cli.client import Client, Json
+from supervisor.cli.options import answer, daemon_options, model_argument, print_json
 
 KINDS = ("decision", "model", "memory", "request", "alert", "reload")
-
-
-@click.command()
-@click.option("--once", is_flag=True, help="Show it once and exit; --json does this, too.")
-@click.option(
-    "--interval", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds between updates."
-)
-@daemon_options
-def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
-    """Watch devices, models and requests until q or Ctrl-C."""
-    from supervisor.cli import top as screen  # noqa: PLC0415  # not for declaring
-
-    if as_json:
-        print_json(screen.look(daemon))
-    else:
-        screen.watch(daemon, interval_s=interval, once=once)
 
 
 @click.command()
@@ -37,13 +21,11 @@ def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
 @daemon_options
 def logs(model: str, follow: bool, lines: int, daemon: Client, as_json: bool) -> None:
     """Show the last log lines of MODEL's worker, running or not."""
-    from supervisor.cli import client, output  # noqa: PLC0415  # not for declaring
-
     path = f"/v1/admin/models/{client.quoted(model)}/logs?lines={lines}"
     if follow:
         for event in daemon.events(f"{path}&follow=true"):
             if as_json:
-                print_json_line({"line": event.data})
+                print_json({"line": event.data}, indent=None)
             else:
                 click.echo(output.clean(click.unstyle(event.data)))
         return
@@ -68,12 +50,15 @@ def _kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
 @daemon_options
 def events(types: str | None, daemon: Client, as_json: bool) -> None:
     """Print events as they happen, until Ctrl-C. With --json each line is an object."""
-    from supervisor.cli import event_view  # noqa: PLC0415  # not for declaring
-
     wanted = [word.strip() for word in types.split(",")] if types is not None else list(KINDS)
     if unknown := [word for word in wanted if word not in KINDS]:
         raise click.BadParameter(f"there are {', '.join(KINDS)}, not {unknown[0]!r}", param_hint="--types")
-    event_view.follow(daemon, wanted, as_json=as_json)
+    for event in daemon.events(f"/v1/admin/events?types={','.join(wanted)}"):
+        data = json.loads(event.data)
+        if as_json:
+            print_json({"event": event.kind, "id": event.id, "data": data}, indent=None)
+        else:  # a row of a table is never wrapped
+            output.show(output.Table([[line(event.kind, data)]], head=False, whole=True))
 
 
 @click.command()
@@ -82,14 +67,52 @@ def events(types: str | None, daemon: Client, as_json: bool) -> None:
 @daemon_options
 def why(model: str | None, limit: int, daemon: Client, as_json: bool) -> None:
     """Show the decisions about MODEL (or all models), and their reasons."""
-    from supervisor.cli import client, event_view, output  # noqa: PLC0415  # not for declaring
-
     query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
-    answer = daemon.get(f"/v1/admin/decisions{query}")
-    if as_json:
-        print_json(answer)
-    else:
-        output.show(event_view.decisions_table(client.rows(answer), with_model=model is None))
+    found = daemon.get(f"/v1/admin/decisions{query}")
+    columns = [name for name in ("model", "kind", "reason") if name != "model" or model is None]
+    rows: list[output.Row] = [
+        (output.clock(decision.get("at")), *(output.text(decision.get(name)) for name in columns))
+        for decision in client.rows(found)
+    ]
+    table = output.Table([("TIME", *map(str.upper, columns)), *rows], whole=True)
+    answer(found, table if rows else "Nothing was decided yet.", as_json=as_json)
 
 
-COMMANDS = (top, logs, events, why)
+def line(kind: str, data: Json) -> list[str | output.Styled]:
+    at = data.get("at")
+    when = output.clock(time.time() if at is None else at)
+    return [f"{when}  ", (f"{kind:8}", "red" if kind == "alert" else "cyan"), "  ", *_told(kind, data)]
+
+
+def _told(kind: str, data: Json) -> list[str | output.Styled]:
+    match kind:
+        case "decision":
+            return [f"{output.text(data.get('model'))}: {data.get('kind')}: {data.get('reason')}"]
+        case "model":
+            name, state = data.get("name"), str(data.get("state"))
+            numbers = f"{output.text(data.get('in_flight'))} in flight, {output.text(data.get('queued'))} queued"
+            rest = f"  {numbers}  {data['reason']}" if "reason" in data else ""
+            return [f"{name}: ", output.state(state), rest]
+        case "memory":
+            free = [
+                f"{device.get('id')}: {output.mib(device.get('free_mib'))} free of {output.mib(device.get('total_mib'))}"
+                for device in client.rows(data, "devices")
+            ]
+            return [", ".join(free)]
+        case "request":
+            return [_request(data)]
+        case "alert":
+            return [f"{data.get('code')}: {data.get('message')}"]
+        case _:
+            return [json.dumps(data, ensure_ascii=False)]
+
+
+def _request(data: Json) -> str:
+    start = f"{output.text(data.get('model'))}: {data.get('path')} {data.get('state')}"
+    if data.get("state") != "finished":
+        return f"{start}  {data.get('request_id')}"
+    facts = [f"{data.get('status')}", f"{data.get('total_ms')} ms"]
+    if data.get("completion_tokens") is not None:
+        facts.append(f"{data['completion_tokens']} completion tokens")
+    facts += [str(data["error"])] if data.get("error") else []
+    return f"{start}  {', '.join(facts)}  {data.get('request_id')}"

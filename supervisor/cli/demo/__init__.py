@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -13,55 +13,11 @@ from supervisor.cli.demo import tiny
 
 CONFIG_NAME: Final = "llmux.yaml"
 
-MODELS: Final = {
-    "chat": tiny.Tiny(name="tiny-chat"),
-    "other": tiny.Tiny(name="tiny-other", answer="Greetings from the other tiny model", seed=1),
-    "embed": tiny.Tiny(name="tiny-embed", seed=2),
-}
-
-_CONFIG: Final = """\
-# Written by `llmux serve --demo`, and again at each start: copy it to keep changes.
-models:
-  tiny-chat:
-    path: {chat}
-    runtime: llama_server
-    program: embedded
-    n_ctx: 4096
-    threads: 1
-  tiny-other:
-    path: {other}
-    runtime: llama_server
-    program: embedded
-    n_ctx: 4096
-    threads: 1
-  tiny-embed-model:
-    path: {embed}
-    runtime: llama_server
-    program: embedded
-    type: embedding
-    n_ctx: 2048
-    threads: 1
-
-virtual_models:
-  Tiny-Thinking:
-    model: tiny-chat
-    enable_thinking: true
-    description: Thinks first; calls the tool get_weather when it is offered.
-  Tiny-Instruct:
-    model: tiny-chat
-    enable_thinking: false
-    description: The same worker, answering at once.
-  Tiny-Other:
-    model: tiny-other
-    enable_thinking: false
-    description: Another model, in a worker of its own.
-  tiny-embed:
-    model: tiny-embed-model
-    description: Embeddings.
-
-limits:
-  queue_per_model: 512
-"""
+MODELS: Final = (
+    tiny.Tiny(name="tiny-chat"),
+    tiny.Tiny(name="tiny-other", answer="Greetings from the other tiny model", seed=1),
+    tiny.Tiny(name="tiny-embed", seed=2),
+)
 
 
 def write_demo(folder: Path) -> Path:
@@ -71,11 +27,6 @@ def write_demo(folder: Path) -> Path:
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {}
-    for key, model in MODELS.items():
-        path = folder / f"{model.name}.gguf"
-        tiny.write(path, model)
-        paths[key] = json.dumps(str(path))  # a JSON string is a YAML string, whatever is in it
-    config = folder / CONFIG_NAME
-    config.write_text(_CONFIG.format(**paths), encoding="utf-8")
-    return config
+    for model in MODELS:
+        tiny.write(folder / f"{model.name}.gguf", model)
+    return Path(shutil.copyfile(Path(__file__).with_name(CONFIG_NAME), folder / CONFIG_NAME))

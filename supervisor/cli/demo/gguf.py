@@ -32,7 +32,6 @@ class Tensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the file."""
         return 4 * math.prod(self.shape)
 
 

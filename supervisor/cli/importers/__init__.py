@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from functools import partial, reduce
 from pathlib import Path
 from typing import Final
@@ -24,17 +23,8 @@ from supervisor.cli.importers import llama_swap, llm_pool, presets
 from supervisor.cli.importers.draft import Draft
 from supervisor.errors import ConfigError, InvalidRequestError
 
-
-class Format(StrEnum):
-    """What can be imported."""
-
-    LLAMA_SWAP = "llama-swap"
-    LLAMA_CPP = "llama.cpp"
-    LLM_POOL = "llm-pool"
-
-
 DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool
-_SUFFIXES: Final = {".ini": Format.LLAMA_CPP, ".json": Format.LLM_POOL}
+_SUFFIXES: Final = {".ini": "llama.cpp", ".json": "llm-pool"}
 
 
 def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draft, str]:
@@ -43,20 +33,20 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     Raises ConfigError for files that can't be imported, InvalidRequestError where `out` exists, UsageError for the wrong
     number of files.
     """
-    if not paths and form in (None, Format.LLM_POOL) and (form is not None or _has_settings()):
-        form, paths = Format.LLM_POOL, _settings_files(None)
-    if not paths:
+    if not paths and form is None and (os.environ.get(llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS.is_file()):
+        form = "llm-pool"
+    if not paths and form != "llm-pool":
         raise click.UsageError("Name the file to import.")
-    kind = Format(form) if form is not None else _SUFFIXES.get(paths[0].suffix.lower(), Format.LLAMA_SWAP)
-    if kind is Format.LLM_POOL and len(paths) == 1:
-        paths = _settings_files(paths[0])
-    if len(paths) > 1 and kind is not Format.LLM_POOL:
-        raise click.UsageError(f"{kind} has one file, not {len(paths)}.")
+    form = form or _SUFFIXES.get(paths[0].suffix.lower(), "llama-swap")
+    if form == "llm-pool" and len(paths) < 2:
+        paths = _settings_files(*paths)
+    elif len(paths) > 1 and form != "llm-pool":
+        raise click.UsageError(f"{form} has one file, not {len(paths)}.")
     if out is not None and out.exists():
         raise InvalidRequestError(f"{out} is there already: name another file with -o, or move it away.")
-    draft = read(paths, kind)
+    draft = read(paths, form)
     names = " and ".join(path.name for path in paths)
-    text = draft.text((f"Imported from {names} ({kind}) by llmux config import.",))
+    text = draft.text((f"Imported from {names} ({form}) by llmux config import.",))
     _check(text)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +56,6 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
 
 
 def report(draft: Draft, out: Path | None) -> str:
-    """What came of it, for people."""
     count = f"{len(draft.models)} models, {len(draft.virtual_models)} virtual models"
     where = f" written to {out}; check it with: llmux config check --config {out}" if out is not None else ""
     return "\n".join((f"Imported {count}{where}.", *draft.told()))
@@ -83,11 +72,7 @@ def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
     return about if out is not None else about | {"text": text}
 
 
-def _has_settings() -> bool:
-    return bool(os.environ.get(llm_pool.SETTINGS_VARIABLE)) or DEFAULT_SETTINGS.is_file()
-
-
-def _settings_files(settings: Path | None) -> list[Path]:
+def _settings_files(settings: Path | None = None) -> list[Path]:
     """The files that llm-pool itself would read: `settings`, or where it looks for it, and what goes over it.
 
     Raises ConfigError when one that a variable names isn't there.
@@ -104,15 +89,15 @@ def _named_by(variable: str) -> Path | None:
     return path
 
 
-def read(paths: Sequence[Path], form: Format) -> Draft:
+def read(paths: Sequence[Path], form: str) -> Draft:
     """What the files say, settled. Raises ConfigError for files that can't be read, or that their program would refuse."""
     path = paths[0]
     match form:
-        case Format.LLAMA_SWAP:
+        case "llama-swap":
             convert = partial(llama_swap.convert, _yaml(path), os.environ)
-        case Format.LLAMA_CPP:
+        case "llama.cpp":
             convert = partial(presets.convert, _text(path))
-        case Format.LLM_POOL:
+        case _:
             convert = partial(llm_pool.convert, reduce(llm_pool.merged, map(_json, paths)))
     try:
         draft = convert()

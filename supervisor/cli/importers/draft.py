@@ -39,8 +39,6 @@ class Note:
 
 @dataclass(slots=True)
 class Draft:
-    """The sections of the new file."""
-
     models: dict[str, Values] = field(default_factory=dict)
     virtual_models: dict[str, Values] = field(default_factory=dict)
     limits: Values = field(default_factory=dict)
@@ -49,7 +47,6 @@ class Draft:
     _above: dict[Trail, list[str]] = field(default_factory=dict)
 
     def lose(self, where: str, message: str, *, model: str | None = None) -> None:
-        """Note that something is not in the result."""
         self._note(Note(where, message, lost=True), model)
 
     def lose_unknown(
@@ -66,7 +63,6 @@ class Draft:
                 self.lose(f"{prefix}{key}", (why or {}).get(key, "llmux has nothing like it"), model=model)
 
     def look(self, where: str, message: str, *, model: str | None = None) -> None:
-        """Note that something works differently from now on."""
         self._note(Note(where, message, lost=False), model)
 
     def _note(self, note: Note, model: str | None) -> None:
@@ -148,7 +144,6 @@ class Draft:
         self.lose(f"models.{name}", "is left out: nothing is left that could be run")
 
     def text(self, head: Iterable[str]) -> str:
-        """The file."""
         document: Values = {"models": dict(self.models)}
         for section in ("virtual_models", "limits", "server"):
             part = getattr(self, section)
@@ -158,11 +153,9 @@ class Draft:
         return lines + "\n" + to_yaml(document, Comments(above=self._above))
 
     def report(self) -> list[dict[str, JsonValue]]:
-        """The notes, for machines."""
         return [asdict(note) for note in self.notes]
 
     def told(self) -> Iterator[str]:
-        """The notes, for people."""
         for lost, title in ((True, "Not imported:"), (False, "Look at:")):
             notes = [note for note in self.notes if note.lost is lost]
             if notes:
@@ -182,6 +175,16 @@ def guess_type(program: str) -> str | None:
     """The type of a program's models, by its name; None for an LLM or an unknown program."""
     name = PurePath(program).name.lower()
     return next((kind for pattern, kind in _KINDS if re.search(pattern, name)), None)
+
+
+def object_of(value: JsonValue) -> Values:
+    """The mapping; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: JsonValue) -> list[JsonValue]:
+    """The list; an empty one for anything else."""
+    return value if isinstance(value, list) else []
 
 
 def text_of(value: JsonValue) -> str:

@@ -18,42 +18,25 @@ from pydantic import JsonValue
 from runtimes.llama_server.adapter.config import FLAGS, KEY_OF_OPTION, LlamaServerConfig
 from supervisor.catalog.document import scalar
 from supervisor.catalog.problems import types_at
+from supervisor.cli.importers.draft import Draft
 
 REMOTE: Final = frozenset(
     {"-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"}
 )
 """Options by which llama-server fetches a model itself."""
 
-_OLDER: Final = {
-    "--draft": "spec_draft_n_max",
-    "--draft-n": "spec_draft_n_max",
-    "--draft-max": "spec_draft_n_max",
-}
-_SAMPLING: Final = {
-    "--temp": "temperature",
-    "--temperature": "temperature",
-    "--top-k": "top_k",
-    "--top-p": "top_p",
-    "--min-p": "min_p",
-    "--top-nsigma": "top_n_sigma",
-    "--typical": "typical_p",
-    "--repeat-penalty": "repeat_penalty",
-    "--repeat-last-n": "repeat_last_n",
-    "--presence-penalty": "presence_penalty",
-    "--frequency-penalty": "frequency_penalty",
-    "--dry-multiplier": "dry_multiplier",
-    "--dry-base": "dry_base",
-    "--dry-allowed-length": "dry_allowed_length",
-    "--dry-penalty-last-n": "dry_penalty_last_n",
-    "--xtc-probability": "xtc_probability",
-    "--xtc-threshold": "xtc_threshold",
-    "--mirostat": "mirostat",
-    "--seed": "seed",
-    "-s": "seed",
-    "-n": "max_tokens",
-    "--predict": "max_tokens",
-    "--n-predict": "max_tokens",
-}
+_OLDER: Final = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "spec_draft_n_max")
+_ALIKE: Final = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty"),
+    *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("xtc_probability", "xtc_threshold", "mirostat", "seed"),
+)
+"""Fields of requests that the option is called like."""
+_SAMPLING: Final = (
+    {f"--{name.replace('_', '-')}": name for name in _ALIKE}
+    | {"--temp": "temperature", "--top-nsigma": "top_n_sigma", "--typical": "typical_p", "-s": "seed"}
+    | dict.fromkeys(("-n", "--predict", "--n-predict"), "max_tokens")
+)
 _SILENT: Final = frozenset(
     {"--host", "--port", "--metrics", "--webui", "--no-webui", "--ui", "--no-ui", "--reuse-port", "--models-autoload"}
 )
@@ -75,8 +58,6 @@ _NEGATIVE = re.compile(r"-[0-9.]+")
 
 @dataclass(slots=True)
 class Options:
-    """What a command line says."""
-
     keys: dict[str, JsonValue] = field(default_factory=dict)
     defaults: dict[str, JsonValue] = field(default_factory=dict)  # request fields
     extra: list[str] = field(default_factory=list)
@@ -97,6 +78,18 @@ class Options:
         options._finish()
         return options
 
+    def give(self, draft: Draft, name: str, where: str) -> None:
+        """Add all of it to a model, whose own keys stay."""
+        model = draft.models[name]
+        if not str(self.keys.get("path", ".gguf")).lower().endswith(".gguf"):
+            model.setdefault("runtime", "llama_server")
+        for key in dict.fromkeys(("path", "binary", *self.keys)):
+            if key in self.keys:
+                model.setdefault(key, self.keys[key])
+        draft.merge(name, name, "defaults", self.defaults)
+        for option, why in self.lost:
+            draft.lose(f"{where}.{option}", why, model=name)
+
     def _take(self, option: str, rest: list[str], *, has_value: bool) -> None:
         key = KEY_OF_OPTION.get(option) or _OLDER.get(option)
         if option in _LOADING:
@@ -106,29 +99,28 @@ class Options:
                 self._set(option, key, "no" not in option.split("-")[:3])
         elif key == "flash_attn" and not has_value:
             self.keys["flash_attn"] = "on"  # before it took a value
-        elif not has_value:
-            self._unvalued(option)
         else:
-            self._valued(option, key, rest.pop(0))
-
-    def _unvalued(self, option: str) -> None:
-        if option in _DROPPED:
-            self.lost.append((option, _DROPPED[option]))
-        elif option not in _SILENT:
-            self.extra.append(option)
+            value = rest.pop(0) if has_value else None
+            if option in _DROPPED:
+                self.lost.append((option, _DROPPED[option]))
+            elif option in _SILENT:
+                pass
+            elif value is None:
+                self.extra.append(option)
+            else:
+                self._valued(option, key, value)
 
     def _valued(self, option: str, key: str | None, value: str) -> None:
         if option in REMOTE:
             self.is_remote = True
-        elif option in _SILENT:
-            pass
-        elif option in _DROPPED:
-            self.lost.append((option, _DROPPED[option]))
         elif option == "--sleep-idle-seconds":
             if (seconds := scalar(value)) != -1:
                 self.keys["keep_alive_s"] = seconds
         elif option == "--chat-template-kwargs":
-            self._template_arguments(option, value)
+            try:
+                self.defaults["chat_template_kwargs"] = json.loads(value)
+            except ValueError:
+                self.lost.append((option, f"{value} is no JSON"))
         elif option in _SAMPLING:
             if _SAMPLING[option] not in {"max_tokens", "seed"} or scalar(value) != -1:
                 self.defaults[_SAMPLING[option]] = scalar(value)
@@ -136,12 +128,6 @@ class Options:
             self.extra += [option, value]
         else:
             self._set(option, key, value)
-
-    def _template_arguments(self, option: str, value: str) -> None:
-        try:
-            self.defaults["chat_template_kwargs"] = json.loads(value)
-        except ValueError:
-            self.lost.append((option, f"{value} is no JSON"))
 
     def _set(self, option: str, key: str, value: str | bool) -> None:
         if key == "model":

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from runtimes.device_kind import CUDA, HOST
 from supervisor.cli.importers import llama_swap_filters as filters
 from supervisor.cli.importers import llama_swap_peers as peers
-from supervisor.cli.importers.draft import Draft, Values, guess_type, text_of
+from supervisor.cli.importers.draft import Draft, guess_type, list_of, object_of, text_of
 from supervisor.cli.importers.llama_options import Options
 from supervisor.cli.importers.macros import Macros, definitions
 from supervisor.errors import ConfigError
@@ -79,8 +79,6 @@ class _Conversion:
             raise ConfigError(tuple(self._problems))
         self.draft.list_models()
 
-    # ------------------------------------------------------------------------------------------------------- models
-
     def _model(self, theirs: str, values: Mapping[str, JsonValue]) -> None:
         name, where = self._names[theirs], f"models.{theirs}"
         known = {**definitions(self._root.get("macros")), **definitions(values.get("macros")), "MODEL_ID": theirs}
@@ -93,45 +91,29 @@ class _Conversion:
         if not words:
             self._problems.append(f"{where}.cmd: is missing")
             return
-        model: Values = {}
-        self.draft.models[name] = model
+        self.draft.models[name] = {}
         if title := filled.get("name"):
             self.draft.comment(name, text_of(title))
-        env = self._env(name, where, filled.get("env"))
-        if words[0] == "env":
-            words, more = _unwrapped(words)
-            env |= more
-        self._runtime(name, where, words, filled)
-        self._environment(name, where, env)
+        words, more = _unwrapped(words)
+        options = Options.read(words[1:])
+        if "llama-server" in PurePath(words[0]).name and "path" in options.keys:
+            self._llama_server(name, where, words[0], options, filled)
+        else:
+            self._command(name, where, words, filled)
+        self._environment(name, where, list_of(filled.get("env")), more)
         self._lifetime(name, where, filled)
         self._names_of(name, theirs, where, filled)
         filters.apply(self.draft, name, theirs, where, filled.get("filters"))
         self.draft.spread(name)
         self.draft.lose_unknown(f"{where}.", filled, _KNOWN, _ELSEWHERE, model=name)
 
-    def _runtime(self, name: str, where: str, words: list[str], filled: Mapping[str, JsonValue]) -> None:
-        program = PurePath(words[0]).name
-        if "llama-server" in program:
-            options = Options.read(words[1:])
-            if "path" in options.keys:
-                self._llama_server(name, where, words[0], options, filled)
-                return
-        self._command(name, where, words, filled)
-
     def _llama_server(
         self, name: str, where: str, program: str, options: Options, filled: Mapping[str, JsonValue]
     ) -> None:
         model = self.draft.models[name]
-        path = str(options.keys.pop("path"))
-        if not path.lower().endswith(".gguf"):
-            model["runtime"] = "llama_server"
-        model["path"] = path
         if "/" in program:
-            model["binary"] = program
-        model.update(options.keys)
-        self.draft.merge(name, name, "defaults", options.defaults)
-        for option, why in options.lost:
-            self.draft.lose(f"{where}.cmd.{option}", why, model=name)
+            options.keys["binary"] = program
+        options.give(self.draft, name, f"{where}.cmd")
         if "n_ctx" not in model:
             self.draft.look(f"{where}.cmd", "names no --ctx-size: n_ctx is 8192 unless you say otherwise", model=name)
         if filled.get("useModelName"):
@@ -157,7 +139,11 @@ class _Conversion:
             model["health_path"] = check
         if filled.get("useModelName"):
             model["upstream_model"] = filled["useModelName"]
-        self._stop(name, where, filled.get("cmdStop"))
+        stop = str(filled.get("cmdStop") or "")
+        if "${PID}" in stop:
+            self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
+        elif stop_words := _words(stop):
+            model["stop_cmd"] = [_placeholders(word) for word in stop_words]
 
     def _with_port(self, name: str, where: str, words: list[str], proxy: JsonValue) -> list[str]:
         """The command with a placeholder for its port. One that can't have any is switched off."""
@@ -192,26 +178,15 @@ class _Conversion:
             )
         return words
 
-    def _stop(self, name: str, where: str, command: JsonValue) -> None:
-        if not command:
-            return
-        if "${PID}" in str(command):
-            self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
-        elif words := _words(str(command)):
-            self.draft.models[name]["stop_cmd"] = [_placeholders(word) for word in words]
-
-    def _env(self, name: str, where: str, entries: JsonValue) -> dict[str, str]:
-        env = {}
-        for entry in entries if isinstance(entries, list) else []:
+    def _environment(self, name: str, where: str, entries: list[JsonValue], more: dict[str, str]) -> None:
+        model, env = self.draft.models[name], dict[str, str]()
+        for entry in entries:
             variable, equals, value = str(entry).partition("=")
             if equals:
                 env[variable] = value
             else:
                 self.draft.lose(f"{where}.env", f"{variable} has no value", model=name)
-        return env
-
-    def _environment(self, name: str, where: str, env: dict[str, str]) -> None:
-        model = self.draft.models[name]
+        env |= more
         visible = env.pop("CUDA_VISIBLE_DEVICES", None)
         if visible is not None:
             indexes = [part.strip() for part in visible.split(",") if part.strip()]
@@ -245,8 +220,7 @@ class _Conversion:
             self.draft.models[name]["public"] = False
         if description := filled.get("description"):
             self.draft.virtual(name, name)["description"] = description
-        aliases = filled.get("aliases")
-        for entry in aliases if isinstance(aliases, list) else []:
+        for entry in list_of(filled.get("aliases")):
             alias = entry.get("id") if isinstance(entry, dict) else entry
             if not isinstance(alias, str) or not alias or alias == theirs:
                 continue
@@ -261,20 +235,17 @@ class _Conversion:
             if is_hidden or unlisted or self._root.get("includeAliasesInList") is not True:
                 self.draft.look(f"{where}.aliases", f"{alias} is in the list of models now", model=name)
 
-    # ------------------------------------------------------------------------------------------------- all together
-
     def _settings(self) -> None:
         level = self._root.get("logLevel")
         if isinstance(level, str):
             self.draft.server["log_level"] = "warning" if level == "warn" else level
-        keys = self._root.get("apiKeys")
-        if isinstance(keys, list) and keys:
+        if list_of(self._root.get("apiKeys")):
             self.draft.lose("apiKeys", "are not copied; make your clients new ones with: llmux keys add")
         self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _TOP)
 
     def _groups(self) -> None:
-        groups = self._root.get("groups")
-        if not isinstance(groups, dict) or not groups:
+        groups = object_of(self._root.get("groups"))
+        if not groups:
             if len(self.draft.models) > 1 and "matrix" not in self._root:
                 advice = "for one at a time: limits.max_loaded: {llm: 1}"
                 self.draft.look("models", f"stay loaded as long as their memory isn't needed; {advice}")
@@ -284,14 +255,13 @@ class _Conversion:
                 self._group(f"groups.{title}", group)
 
     def _group(self, where: str, group: Mapping[str, JsonValue]) -> None:
-        listed = group.get("members")
-        members = [self._names[str(m)] for m in (listed if isinstance(listed, list) else []) if str(m) in self._names]
+        members = [self._names[str(m)] for m in list_of(group.get("members")) if str(m) in self._names]
         swap, exclusive = group.get("swap", True) is not False, group.get("exclusive", True) is not False
         if swap and len(members) > 1:
             types = {str(self.draft.models[member].get("type", "llm")) for member in members}
             everyone = {name for name, model in self.draft.models.items() if model.get("type", "llm") in types}
             if len(types) == 1 and everyone == set(members):
-                self.draft.limits["max_loaded"] = {**_object(self.draft.limits.get("max_loaded")), types.pop(): 1}
+                self.draft.limits["max_loaded"] = {**object_of(self.draft.limits.get("max_loaded")), types.pop(): 1}
             else:
                 self.draft.lose(f"{where}.swap", "one at a time is said by type (limits.max_loaded), not by group")
         if exclusive:
@@ -303,16 +273,11 @@ class _Conversion:
                 self.draft.models[member]["pin"] = True
 
     def _preload(self) -> None:
-        preload = _object(_object(self._root.get("hooks")).get("on_startup")).get("preload")
-        for theirs in preload if isinstance(preload, list) else []:
+        for theirs in list_of(object_of(object_of(self._root.get("hooks")).get("on_startup")).get("preload")):
             if name := self._names.get(str(theirs)):
                 self.draft.models[name]["preload"] = True
             else:
                 self.draft.lose("hooks.on_startup.preload", f"there is no model {theirs}")
-
-
-def _object(value: JsonValue) -> Values:
-    return value if isinstance(value, dict) else {}
 
 
 def _uncommented(value: JsonValue) -> JsonValue:
@@ -333,6 +298,8 @@ def _words(command: str) -> list[str]:
 
 def _unwrapped(words: list[str]) -> tuple[list[str], dict[str, str]]:
     """`env A=1 program` without the `env`."""
+    if words[0] != "env":
+        return words, {}
     rest = iter(words[1:])
     env: dict[str, str] = {}
     for word in rest:

@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from supervisor.cli.importers import llama_swap_filters as filters
-from supervisor.cli.importers.draft import Draft, Values
+from supervisor.cli.importers.draft import Draft, Values, object_of
 from supervisor.cli.importers.macros import Definitions, Macros
 
 _VARIABLE: Final = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -67,7 +67,7 @@ def _peer(
             variable = f"PEER_{variable}" if variable[0].isdigit() else variable
             draft.look(f"{where}.apiKey", f"is not copied: put it into the daemon's environment, as {variable}")
         remote["api_key_env"] = variable
-    timeouts = found if isinstance(found := values.get("timeouts"), dict) else {}
+    timeouts = object_of(values.get("timeouts"))
     draft.lose_unknown(f"{where}.timeouts.", timeouts, _TIMEOUTS)
     for name, key in _TIMEOUTS.items():
         if isinstance(limit := timeouts.get(name), int | float) and limit > 0:

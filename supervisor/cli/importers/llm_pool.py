@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from runtimes.llama_server.adapter.config import LlamaServerConfig
 from runtimes.vllm_serve.adapter.config import VllmServeConfig
 from supervisor.catalog.keys import is_loopback
-from supervisor.cli.importers.draft import Draft, Values, text_of
+from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
 from supervisor.cli.importers.llama_options import Options
 from supervisor.cli.importers.vllm_options import VllmOptions
 from supervisor.errors import ConfigError
@@ -24,14 +24,8 @@ LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
 
 _COMMON: Final = frozenset({"backend", "model_path", "enabled", "target_inflight", "modalities", "enable_thinking"})
 _DECODING: Final = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_tokens": "max_tokens",
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop")},
     "repetition_penalty": "repeat_penalty",
-    "seed": "seed",
-    "stop": "stop",
 }
 _REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
 _OTHERWISE: Final = {
@@ -74,8 +68,8 @@ def merged(settings: Mapping[str, JsonValue], local: Mapping[str, JsonValue]) ->
 def convert(root: Mapping[str, JsonValue]) -> Draft:
     """The draft. Raises ConfigError where there are no models."""
     draft = Draft()
-    engine, service = _object(root.get("engine")), _object(root.get("service"))
-    models = _object(engine.get("models"))
+    engine, service = object_of(root.get("engine")), object_of(root.get("service"))
+    models = object_of(engine.get("models"))
     if not models:
         raise ConfigError(("engine.models: there are no models",))
     draft.server.update({key: service[key] for key in ("host", "port", "log_level") if key in service})
@@ -88,7 +82,7 @@ def convert(root: Mapping[str, JsonValue]) -> Draft:
             _model(draft, theirs, values, str(engine.get("backend") or ""))
         else:
             draft.lose(f"engine.models.{theirs}", "expected an object")
-    decoding = _object(engine.get("decoding"))
+    decoding = object_of(engine.get("decoding"))
     draft.lose_unknown("engine.decoding.", decoding, _DECODING, dict.fromkeys(decoding, "requests have no such field"))
     for name, model in draft.models.items():
         # vLLM's field bears the name that llm-pool uses; remotes refuse fields that they don't know.
@@ -154,7 +148,7 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
         if key in {"host", "port"}:
             draft.lose(at, _OWN, model=name)
         elif key == "extra_args":
-            _extra(draft, name, at, value)
+            Options.read([text_of(word) for word in list_of(value)]).give(draft, name, at)
         elif key in {"n_gpu_layers", "spec_draft_ngl"}:
             text = text_of(value)
             model[key] = "all" if text == "-1" else int(text) if text.isdecimal() else value
@@ -167,15 +161,6 @@ def _llama_server(draft: Draft, name: str, where: str, values: Values) -> None:
         else:
             draft.lose(at, "llama_server has no such key; try extra_args", model=name)
     _others(draft, name, where, values, "llama_server_")
-
-
-def _extra(draft: Draft, name: str, where: str, value: JsonValue) -> None:
-    options = Options.read([text_of(word) for word in value] if isinstance(value, list) else [])
-    for key, item in options.keys.items():
-        draft.models[name].setdefault(key, item)
-    draft.merge(name, name, "defaults", options.defaults)
-    for option, why in options.lost:
-        draft.lose(f"{where}.{option}", why, model=name)
 
 
 def _gguf(draft: Draft, name: str, where: str, values: Values) -> None:
@@ -203,7 +188,7 @@ def _vllm(draft: Draft, name: str, where: str, values: Values) -> None:
     for field, value in serve.items():
         key, at = _RENAMED.get(field, field), f"{where}.vllm_serve_{field}"
         if key == "extra_args":
-            options = VllmOptions.read([text_of(word) for word in value] if isinstance(value, list) else [])
+            options = VllmOptions.read([text_of(word) for word in list_of(value)])
             for option, item in options.keys.items():
                 model.setdefault(option, item)
             for option, why in options.lost:
@@ -250,7 +235,3 @@ _BACKENDS: Final[Mapping[str, Callable[[Draft, str, str, Values], None]]] = {
     "vllm_serve": _vllm,
     "openai_remote": _remote,
 }
-
-
-def _object(value: JsonValue) -> Values:
-    return value if isinstance(value, dict) else {}

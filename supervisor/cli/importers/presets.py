@@ -77,13 +77,8 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
     words = list(_words(entries))
     options = Options.read(words)
     if "path" in options.keys:
-        model["path"] = options.keys.pop("path")
-        if not str(model["path"]).lower().endswith(".gguf"):
-            model["runtime"] = "llama_server"
-        model.update(options.keys)
-        draft.merge(name, name, "defaults", options.defaults)
-        for option, why in options.lost:
-            draft.lose(f"{theirs}.{option.lstrip('-')}", why, model=name)
+        options.lost = [(option.lstrip("-"), why) for option, why in options.lost]
+        options.give(draft, name, theirs)
         if "n_ctx" not in model:
             draft.look(f"{theirs}.ctx-size", "is not set: n_ctx is 8192 unless you say otherwise", model=name)
     else:
@@ -102,11 +97,10 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
 
 def _long(entries: Section) -> Section:
     """Environment names as options, and each option by its last spelling, so that a section's own goes over the shared."""
-    return dict(map(_canonical, (_option(key) for key in entries), entries.values()))
-
-
-def _option(key: str) -> str:
-    return key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if key.startswith("LLAMA_ARG_") else key
+    return dict(
+        _canonical(key.removeprefix("LLAMA_ARG_").lower().replace("_", "-") if "LLAMA_ARG_" in key else key, value)
+        for key, value in entries.items()
+    )
 
 
 def _canonical(key: str, value: str) -> tuple[str, str]:
@@ -116,16 +110,12 @@ def _canonical(key: str, value: str) -> tuple[str, str]:
     spelling = FLAGS[known]
     if isinstance(spelling, str):
         return spelling.removeprefix("--"), value
-    is_negative = key.startswith("no-")
-    return spelling[0].removeprefix("--"), _opposite(value) if is_negative else value
-
-
-def _opposite(value: str) -> str:
-    return "false" if value.lower() in _TRUE else "true"
+    if key.startswith("no-"):
+        value = "false" if value.lower() in _TRUE else "true"
+    return spelling[0].removeprefix("--"), value
 
 
 def _words(entries: Section) -> Iterator[str]:
-    """As a command line."""
     for key, value in entries.items():
         option = f"-{key}" if len(key) <= 2 or f"-{key}" in REMOTE else f"--{key}"
         known = KEY_OF_OPTION.get(option)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -12,26 +13,30 @@ import time
 import tty
 from collections.abc import Iterator
 
-from supervisor.cli import client, models, output
+import click
+
+from supervisor.cli import client, output
 from supervisor.cli.client import Client, Json
+from supervisor.cli.commands import models
 from supervisor.cli.exit_codes import UnreachableError
+from supervisor.cli.options import daemon_options, print_json
 
 REQUESTS = 20
 
 Page = list[output.Words | output.Table]
 
 
-def look(daemon: Client) -> Json:
-    """Everything that is shown, as the daemon reports it."""
-    return {
-        "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
-        "models": daemon.get("/v1/admin/models").get("data"),
-        "requests": daemon.get("/v1/admin/requests").get("data"),
-    }
-
-
-def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
-    """Paint until q or Ctrl-C; once where it is asked for or the output is no terminal."""
+@click.command()
+@click.option("--once", is_flag=True, help="Show it once and exit; --json does this, too.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 60.0), default=1.0, show_default=True, help="Seconds between updates."
+)
+@daemon_options
+def top(once: bool, interval: float, daemon: Client, as_json: bool) -> None:
+    """Watch devices, models and requests until q or Ctrl-C."""
+    if as_json:
+        print_json(look(daemon))
+        return
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         output.show(*page(look(daemon), daemon.url))
         return
@@ -43,12 +48,19 @@ def watch(daemon: Client, *, interval_s: float, once: bool) -> None:
             except UnreachableError as error:  # it may come back
                 shown = [error.message]
             paint([*shown, "", output.dim("q: quit")])
-            if _quits_within(interval_s):
+            if _quits_within(interval):
                 return
 
 
+def look(daemon: Client) -> Json:
+    return {
+        "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
+        "models": daemon.get("/v1/admin/models").get("data"),
+        "requests": daemon.get("/v1/admin/requests").get("data"),
+    }
+
+
 def page(seen: Json, url: str) -> Page:
-    """What the screen shows."""
     found, requests = client.rows(seen, "models"), client.rows(seen, "requests")
     loaded = sum(model.get("worker") is not None for model in found)
     running = sum(request.get("state") == "running" for request in requests)
@@ -57,7 +69,11 @@ def page(seen: Json, url: str) -> Page:
     devices = client.rows(seen, "devices")
     shown: Page = [[(title, "bold"), f"  {counts}"], ""]
     if devices:
-        shown += [output.Table([_device(device) for device in devices], head=False), *_troubles(devices), ""]
+        shown.append(output.Table([_device(device) for device in devices], head=False))
+        for device, flag in itertools.product(devices, ("blocked", "quarantined")):
+            if device.get(flag):
+                shown.append((f"{device.get('id')} is {flag}: {device[flag]}", "red"))
+        shown.append("")
     shown.append(models.table_of(found))
     if requests:
         shown += ["", _requests(requests)]
@@ -79,13 +95,6 @@ def _device(device: Json) -> output.Row:
         f"{used}, {rest}",
         output.dim(output.text(device.get("name") or device.get("kind"))),
     )
-
-
-def _troubles(devices: list[Json]) -> Iterator[output.Words]:
-    for device in devices:
-        for flag in ("blocked", "quarantined"):
-            if device.get(flag):
-                yield f"{device.get('id')} is {flag}: {device[flag]}", "red"
 
 
 def _requests(requests: list[Json]) -> output.Table:
