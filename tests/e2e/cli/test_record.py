@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.support.daemon import fake, running, wait_until
+from tests.support.shell import heed_ctrl_c
 
 LLMUX = (sys.executable, "-m", "supervisor.cli")
 
@@ -25,7 +26,10 @@ def file(site, tmp_path_factory):
     """Of a load, an eviction and a few requests."""
     path = tmp_path_factory.mktemp("recordings") / "swaps.jsonl"
     recorder = subprocess.Popen(
-        [*LLMUX, "record", str(path), "--url", site.url, "--json"], stdout=subprocess.PIPE, text=True
+        [*LLMUX, "record", str(path), "--url", site.url, "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_ctrl_c,
     )
     wait_until(lambda: path.exists() and path.stat().st_size, what="the state is written")
     for name in ("left", "right", "left"):
