@@ -66,7 +66,6 @@ class LocalLauncher:
     _running: dict[WorkerKey, _Running] = field(default_factory=dict, init=False)
 
     def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
-        """See `Launcher`."""
         assigned = tuple(self.devices[device] for device in devices)
         return LaunchContext(
             model=worker[0],
@@ -78,7 +77,6 @@ class LocalLauncher:
         )
 
     async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:
-        """See `Launcher`."""
         environment = None
         try:
             spec, environment = await asyncio.to_thread(_prepare, model, context)
@@ -92,7 +90,6 @@ class LocalLauncher:
         return Started(spec, process.leader_ended, gone)
 
     async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
-        """See `Launcher`."""
         process = self._running[worker].process
         if kill:
             await process.stop(0.0, KILL_WAIT_S)
@@ -100,7 +97,6 @@ class LocalLauncher:
             process.terminate()
 
     async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
-        """See `Launcher`."""
         running = self._running[worker]
         spec, health = running.spec, running.spec.health
         base = f"http://{spec.host}:{spec.port}"
@@ -121,7 +117,6 @@ class LocalLauncher:
         return look
 
     def list(self) -> Mapping[WorkerKey, Pids]:
-        """See `Launcher`."""
         return {key: Pids(running.process.pid, running.process.shim_pid) for key, running in self._running.items()}
 
     def log_path(self, model: ModelId) -> Path:

@@ -70,18 +70,15 @@ class Worker:
     # --------------------------------------------------------------------------------------------------- from outside
 
     def stop(self, *, force: bool) -> None:
-        """See `Replica`."""
         for asked in (self._stopped, self._forced) if force else (self._stopped,):
             if not asked.done():
                 asked.set_result(None)
 
     def holder(self) -> HolderPids:
-        """See `Replica`."""
         pids = self._launcher.list().get(self._key)
         return HolderPids(self._devices, () if pids is None else (pids.shim_pid,), loading=not self._ready)
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Replica`."""
         pids = self._launcher.list().get(self._key)
         return {
             "pid": pids.pid if pids is not None else None,
@@ -95,7 +92,6 @@ class Worker:
     # ----------------------------------------------------------------------------------------------------------- life
 
     async def run(self) -> Crash | None:
-        """See `Replica`."""
         try:
             context = self._launcher.place(self._key, self._devices)
             self._port = context.port

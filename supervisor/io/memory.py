@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -238,24 +239,14 @@ class CompositeSampler:
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     """Run `work` in a daemon thread of its own. Cancelling the future leaves the thread to its end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(settle: Callable[[], None]) -> None:
-        if not future.done():
-            settle()
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # from now on nobody can cancel it
 
     def run() -> None:
-        settle: Callable[[], None]
         try:
-            result = work()
-        except Exception as error:  # noqa: BLE001  # handed on to whoever awaits the future
-            failure = error
-            settle = lambda: future.set_exception(failure)  # noqa: E731  # one of two ways to settle, side by side
-        else:
-            settle = lambda: future.set_result(result)  # noqa: E731
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, settle)
+            result.set_result(work())
+        except Exception as error:  # noqa: BLE001  # whoever awaits the future gets it
+            result.set_exception(error)
 
     threading.Thread(target=run, name="memory", daemon=True).start()
-    return future
+    return asyncio.wrap_future(result)

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from types import ModuleType
 
 import structlog
 
@@ -46,40 +46,6 @@ RETRY_MAX_S = 60.0
 log = structlog.get_logger(__name__)
 
 
-class _Memory(Protocol):
-    total: int
-    free: int
-
-
-class _Memory2(_Memory, Protocol):
-    reserved: int
-
-
-class _Process(Protocol):
-    pid: int
-    usedGpuMemory: int | None  # noqa: N815  # NVML's name
-
-
-class Nvml(Protocol):
-    """What we use of the `pynvml` module. Its functions raise its `NVMLError`."""
-
-    NVMLError: type[Exception]
-    nvmlMemory_v2: int  # noqa: N815  # NVML's name, like all below
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlSystemGetDriverVersion(self) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
-    def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> object: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetName(self, handle: object) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetMigMode(self, handle: object) -> Sequence[int]: ...  # noqa: N802
-    def nvmlDeviceGetMemoryInfo(self, handle: object, version: int | None = None) -> _Memory: ...  # noqa: N802
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> Sequence[_Process]: ...  # noqa: N802
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: object) -> Sequence[_Process]: ...  # noqa: N802
-
-
 @dataclass(slots=True)
 class _Gpu:
     info: DeviceInfo
@@ -94,10 +60,10 @@ Listed = Mapping[int, int | None]
 """A device's process list: pid to bytes, None where the driver does not say."""
 
 
-def load_nvml() -> Nvml:
+def load_nvml() -> ModuleType:
     """Import `pynvml`, or what LLMUX_NVML_MODULE names. Importing talks to no driver.
 
-    Raises DriverUnavailableError where the driver's library isn't there: the module alone takes 4 MiB.
+    Raises DriverUnavailableError where the driver's library is missing: the module alone takes 4 MiB.
     """
     name = os.environ.get("LLMUX_NVML_MODULE", "pynvml")
     if name.endswith(".py"):
@@ -106,20 +72,20 @@ def load_nvml() -> Nvml:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return cast("Nvml", module)
+        return module
     if name == "pynvml":
         try:
             ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as error:
             raise DriverUnavailableError("NVML Shared Library Not Found") from error  # as NVML says it
-    return cast("Nvml", importlib.import_module(name))
+    return importlib.import_module(name)
 
 
 class NvmlSession:
     """An initialised NVML. Raises DriverUnavailableError where there is none. Blocks, up to seconds on an idle GPU."""
 
-    def __init__(self, nvml: Nvml | None = None) -> None:
-        self.nvml = nvml or load_nvml()
+    def __init__(self) -> None:
+        self.nvml = load_nvml()
         try:
             self.nvml.nvmlInit()
             self.driver = _text(self.nvml.nvmlSystemGetDriverVersion())
@@ -150,17 +116,17 @@ class NvmlSession:
 
     def _in_mig_mode(self, handle: object) -> bool:
         try:
-            return self.nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+            return bool(self.nvml.nvmlDeviceGetMigMode(handle)[0] == 1)
         except self.nvml.NVMLError:
             return False  # not supported: most GPUs
 
     def _total(self, handle: object) -> int:
         """What is free when nothing runs: version 2 tells what the driver keeps for itself, version 1 doesn't."""
         try:
-            memory = cast("_Memory2", self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2))
+            memory = self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2)
         except self.nvml.NVMLError:
-            return self.nvml.nvmlDeviceGetMemoryInfo(handle).total
-        return memory.total - memory.reserved
+            return int(self.nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return int(memory.total - memory.reserved)
 
 
 class NvmlReader:
