@@ -16,7 +16,7 @@ from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId
 from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import PortOwnership
+from supervisor.io.ports import Ownership
 from supervisor.io.probe import ProbeResult, Progress
 from supervisor.io.process import ProcessExit
 
@@ -35,13 +35,13 @@ class Look:
     """What a probe saw."""
 
     health: ProbeResult
-    owner: PortOwnership | None = None  # who listens on its port; None: that can't be told now
-    progress: Progress | None = None  # of a start; None: it wasn't looked for, or can't be told now
+    owner: Ownership | None = None  # of its port; None: unknown now
+    progress: Progress | None = None  # of a start; None: not looked at, or unknown now
 
     @property
     def ready(self) -> bool:
-        """It is healthy, and what answers is the worker itself."""
-        return self.health.ok and self.owner is not None and self.owner.ok
+        """It is healthy, and the worker itself answers."""
+        return self.health.ok and self.owner is Ownership.OURS
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
+from supervisor.io.ports import Ownership
 from supervisor.io.probe import Liveness, Readiness, StartupPatience, startup_delay_s
 from supervisor.io.process import SpawnError, UnkillableError
 from supervisor.io.upstream import UpstreamPool
@@ -239,9 +240,9 @@ def _not_started(error: Exception) -> Crash:
 
 def _misplaced(spec: LaunchSpec, look: Look) -> Crash | None:
     """Why requests must never go to its port, if so."""
-    if look.owner is None or not look.owner.foreign:
-        return None
-    return Crash(CrashClass.PORT, f"port {spec.port}: {look.owner.detail}")
+    if look.owner in (Ownership.SHARED, Ownership.FOREIGN):
+        return Crash(CrashClass.PORT, f"port {spec.port}: {look.owner}")
+    return None
 
 
 async def _any(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:

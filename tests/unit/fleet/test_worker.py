@@ -16,7 +16,7 @@ from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, Model
 from supervisor.errors import UnavailableError
 from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids
-from supervisor.io.ports import Ownership, PortOwnership
+from supervisor.io.ports import Ownership
 from supervisor.io.probe import Progress
 from supervisor.io.process import ProcessExit, SpawnError, UnkillableError
 from tests.limits import LIMIT_S
@@ -159,7 +159,7 @@ class TestOwner:
         assert (await bench.end()).kind is CrashClass.PORT
         assert bench.launcher.told == ["place", "start", "ask"]
 
-    @pytest.mark.parametrize("owner", [None, PortOwnership(Ownership.NOBODY)])
+    @pytest.mark.parametrize("owner", [None, Ownership.NOBODY])
     async def test_not_known_yet(self, bench, owner):
         bench.launcher.look = look(owner=owner)
         bench.start()
