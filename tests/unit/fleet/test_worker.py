@@ -141,7 +141,7 @@ class TestOwner:
         bench.launcher.look = look(owner=STRANGE)
         bench.start()
         crash = await bench.end()
-        assert (crash.kind, crash.summary) == (CrashClass.PORT, f"port {PORT}: {STRANGE.detail}")
+        assert (crash.kind, crash.summary) == (CrashClass.PORT, f"port {PORT}: {STRANGE}")
         assert bench.launcher.told == ["place", "start", "kill"], "it would make no use of its grace"
         assert (bench.events, bench.worker.upstream) == ([], None)
 
