@@ -1,4 +1,4 @@
-"""Which accelerator an environment should be built for on this machine, without loading a library that computes."""
+"""The accelerator of this machine that environments are built for, found without loading a compute library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def detect() -> Device:
 
 
 def amd_gpus(nodes: Path) -> int:
-    """How many the kernel's AMD driver shows; processors are nodes too, without a GPU's number."""
+    """How many GPUs the kernel's AMD driver shows; the other nodes are processors, with id 0."""
     ids = []
     for node in nodes.glob("*/gpu_id"):
         with contextlib.suppress(OSError):

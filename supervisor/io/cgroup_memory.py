@@ -22,12 +22,12 @@ class MemoryGroup:
     version: int
 
     def limit(self) -> int | None:
-        """Its own limit; None: none, or it can't be read."""
+        """Its own limit; None: no limit, or unreadable."""
         text = _text(self.folder / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"))
         return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
 
     def available(self) -> int | None:
-        """What could still be taken: page cache counts as available, as in MemAvailable. None: no limit."""
+        """What can still be taken; page cache counts, as in MemAvailable. None: no limit."""
         limit = self.limit()
         usage = _text(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
         if limit is None or not usage.isdigit():

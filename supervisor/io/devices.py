@@ -24,17 +24,17 @@ from supervisor.io.memory import (
 from supervisor.io.nvml import NvmlSession
 
 DRIVERS: Final[dict[DeviceKind, Callable[[], Driver]]] = {CUDA: NvmlSession}
-"""What opens the driver of each kind of accelerators; it raises DriverUnavailableError where there is none."""
+"""Opens the driver of each kind of accelerator, or raises DriverUnavailableError."""
 
 OPEN_TIMEOUT_S = 15.0
-"""A driver that wakes an idle GPU takes seconds; one that takes longer hangs."""
+"""A driver that wakes an idle GPU takes seconds; one that takes longer is stuck."""
 
 Wanted = Literal["auto"] | Sequence[DeviceWanted]
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The devices found. `notes` say, for people, why something that is there is not used."""
+    """The devices found. `notes` say why others are not used."""
 
     sampler: MemorySampler
     notes: tuple[str, ...]
@@ -45,10 +45,10 @@ class Opened:
 
 
 async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None) -> Opened:
-    """Find the devices. `margin_mib` is for those that name none of their own.
+    """Find the devices. `margin_mib` is the default margin.
 
-    Takes seconds where an idle GPU has to be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem in
-    it, when a device that was asked for by name isn't there; "auto" always finds one.
+    Takes seconds where an idle GPU must be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem, when a
+    device that was asked for by name is missing; "auto" always finds one.
     """
     opening = in_thread(lambda: _find_all(margin_mib) if wanted == "auto" else (_find(wanted, margin_mib), []))
     try:

@@ -1,19 +1,18 @@
 """Host memory as a device: a budget that models share, measured.
 
-What counts as use is the physical memory of whole process trees, shared pages divided among their users (PSS). That
-includes the pages of model files they map: the kernel could take them back and read them again from disk, but a model
-whose weights are on disk is not loaded. So they are also taken off what the kernel calls available, where they are still
-counted. Swapped-out pages don't count.
+Use is the physical memory of whole process trees, with shared pages divided among their users (PSS). It includes mapped
+pages of model files: the kernel could drop them and read them again, but a model whose weights are on disk is not loaded.
+The kernel still calls these pages available, so they are subtracted there. Swapped-out pages don't count.
 
     free    = min(available - mapped file pages of our workers, budget - use of our workers), within 0 .. budget
     outside = budget - use of our workers - free: what others have taken out of the budget
 
-so budget = use + free + outside, and others may fill what the budget leaves of the machine without being seen here.
-`available` is the kernel's MemAvailable, or less where a control group limits us.
+so budget = use + free + outside. Others may fill the rest of the machine without being seen here. `available` is the
+kernel's MemAvailable, or less where a control group limits us.
 
-What a single worker is said to take is what it would take alone (`Resident.alone_bytes`): pages that it shares, such as
-the libraries of a second worker of its runtime, stay when the other one goes. A share of them would be too little to
-learn for the next start, and would change with who else is there. So workers' figures may add up to more than their use.
+The figure of a single worker is what it would take alone (`Resident.alone_bytes`): shared pages, such as the libraries of
+a runtime, stay when another worker goes, and a share of them would be too little for the next start. So the workers'
+figures may add up to more than their use.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import errno
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +33,15 @@ from supervisor.io.procfs import ProcessTable, Resident, numbers, read, resident
 
 DEVICE = DeviceId(HOST.device_id())
 BUDGET_SHARE = 0.8
-"""Of the machine's (or the control group's) memory, where no budget is configured."""
+"""The default budget, of the machine's (or the control group's) memory."""
 
 MEASURING_SHARE = 0.05
-"""Most of one core that looking at one process may take: a full look costs about 10 ms a GiB."""
+"""Of one core, for one process at most: a full measurement takes about 10 ms a GiB."""
 
 
 @dataclass(slots=True)
 class _Looked:
-    """The last full look at a process, and its quick figure then."""
+    """The last full measurement of a process, and its quick figure then."""
 
     found: Resident
     quick: Resident
@@ -78,7 +77,7 @@ class HostMemory:
         mine = {key: holder for key, holder in holders.items() if DEVICE in holder.devices}
         table = ProcessTable.scan() if mine else ProcessTable({})
         trees = {key: table.tree(holder.roots) for key, holder in mine.items()}
-        uses = {key: self._use(tree) for key, tree in trees.items()}
+        uses = {key: sum(map(self._look, tree), Resident()) for key, tree in trees.items()}
         self._looked = {pid: self._looked[pid] for tree in trees.values() for pid in tree if pid in self._looked}
 
         taken = sum(uses.values(), Resident())
@@ -91,11 +90,8 @@ class HostMemory:
             tuple(WorkerSample(*key, DEVICE, mib_up(use.alone_bytes)) for key, use in uses.items()),
         )
 
-    def _use(self, tree: Iterable[int]) -> Resident:
-        return sum((self._look(pid) for pid in tree), Resident())
-
     def _look(self, pid: int) -> Resident:
-        """A process's use: looked at in full when that is affordable, else the last full look plus the RSS since then."""
+        """A process's use: measured in full when that is affordable, else estimated from the growth of its RSS since."""
         now = self._clock()
         quick = resident_quickly(pid)
         last = self._looked.get(pid)

@@ -1,10 +1,10 @@
 """NVIDIA GPUs through NVML: free memory and, where the driver can tell, what each process takes.
 
-NVML only asks the driver; no CUDA context is ever created here (one would cost hundreds of MiB on every GPU). Decisions
-rest on `free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it
-shows our own processes or at least processes that exist here: inside a container it may be empty, or hold the host's
-pids. Where it isn't believed a worker's use is told from the fall of free memory (`free_delta`), and what others take
-is unknown. A GPU that can't be read keeps its last values, marked stale, while NVML is initialised anew with backoff.
+NVML only asks the driver: no CUDA context is created, which would cost hundreds of MiB on every GPU. Decisions rest on
+`free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it shows our own
+processes, or at least processes that exist here: in a container it may be empty or hold the host's pids. Otherwise a
+worker's use is the fall of free memory (`free_delta`), and what others take is unknown. A GPU that can't be read keeps its
+last values, marked stale, while NVML is initialised again with backoff.
 
 Tests set LLMUX_NVML_MODULE to a module's name or path: it is loaded instead of `pynvml`.
 """
@@ -57,7 +57,7 @@ class _Gpu:
 
 
 Listed = Mapping[int, int | None]
-"""A device's process list: pid to bytes, None where the driver does not say."""
+"""A device's process list: pid to bytes, None where unknown."""
 
 
 def load_nvml() -> ModuleType:
@@ -93,14 +93,13 @@ class NvmlSession:
             raise DriverUnavailableError(str(error)) from error
 
     def find(self) -> tuple[DeviceFound, ...]:
-        """Every GPU, usable or not, by index. Raises DriverUnavailableError."""
+        """See `Driver`."""
         try:
             return tuple(self._look(index) for index in range(self.nvml.nvmlDeviceGetCount()))
         except self.nvml.NVMLError as error:
             raise DriverUnavailableError(str(error)) from error
 
     def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> NvmlReader:
-        """For some of them, each with its margin in MiB (None: the default)."""
         return NvmlReader(self, devices)
 
     def _look(self, index: int) -> DeviceFound:
@@ -118,10 +117,10 @@ class NvmlSession:
         try:
             return bool(self.nvml.nvmlDeviceGetMigMode(handle)[0] == 1)
         except self.nvml.NVMLError:
-            return False  # not supported: most GPUs
+            return False  # most GPUs have no MIG
 
     def _total(self, handle: object) -> int:
-        """What is free when nothing runs: version 2 tells what the driver keeps for itself, version 1 doesn't."""
+        """What is free when nothing runs: version 2 knows what the driver keeps for itself, version 1 doesn't."""
         try:
             memory = self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2)
         except self.nvml.NVMLError:
@@ -142,7 +141,7 @@ class NvmlReader:
         self._nvml = session.nvml
         self._clock = clock
         self._gpus = tuple(_Gpu(_info(gpu, margin_mib, session.driver), gpu.handle) for gpu, margin_mib in gpus)
-        self._pids_are_ours = False  # the list has shown our own processes: same pid namespace
+        self._pids_are_ours = False  # the list has shown our processes: same pid namespace
         self._retry_after_s = RETRY_FIRST_S
         self._retry_at: float | None = None  # set while something can't be read
 
@@ -178,7 +177,7 @@ class NvmlReader:
         if listed is not None:
             if any(pid in listed for pid in ours):
                 self._pids_are_ours = True
-            # Memory that no listed process explains: the list hides somebody, or a dead process's is not back yet.
+            # Memory of no listed process: the list hides somebody, or that of a dead process is not back yet.
             hidden_mib = gpu.info.total_mib - free_mib - sum(mib_up(size or 0) for size in listed.values())
             complete = hidden_mib <= max(gpu.info.margin_mib, default_margin_mib(gpu.info.total_mib))
             gpu.used = {key: self._use(listed, trees[key], deltas[key], complete=complete) for key in mine}
@@ -203,7 +202,7 @@ class NvmlReader:
         return delta
 
     def _processes(self, handle: object) -> Listed | None:
-        """Bytes by pid; None where the driver gives no list. A process that both computes and draws is in both lists."""
+        """None where the driver gives no list. A process that both computes and draws is in both lists."""
         try:
             compute = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:
@@ -234,7 +233,7 @@ class NvmlReader:
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
-            log.debug("nvml.shutdown_failed")  # it was not initialised: that is why we are here
+            log.debug("nvml.shutdown_failed")  # it was not initialised
         try:
             self._nvml.nvmlInit()
             for gpu in self._gpus:
@@ -244,16 +243,9 @@ class NvmlReader:
 
 
 def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
-    return DeviceInfo(
-        DeviceId(CUDA.device_id(gpu.index)),
-        CUDA,
-        gpu.name,
-        gpu.total_mib,
-        default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib,
-        index=gpu.index,
-        uuid=gpu.uuid,
-        driver=driver,
-    )
+    margin_mib = default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib
+    device = DeviceId(CUDA.device_id(gpu.index))
+    return DeviceInfo(device, CUDA, gpu.name, gpu.total_mib, margin_mib, gpu.index, gpu.uuid, driver)
 
 
 def _text(value: str | bytes) -> str:

@@ -11,7 +11,7 @@ from supervisor.catalog.overrides import expected
 from supervisor.daemon.events import BACKLOG, SUBSCRIBERS, Hub
 from supervisor.daemon.history import History
 from supervisor.errors import UnavailableError
-from supervisor.io.log_follow import MOST_BYTES, LogFollower
+from supervisor.io.logs import MOST_BYTES, LogFollower
 
 
 class TestHub:
