@@ -92,7 +92,7 @@ class Hunt:
     def __init__(self, mark: Mark, groups: Iterable[Path] = ()) -> None:
         self._mark = mark
         self._groups = tuple(groups)
-        self._held: dict[Proc, int] = {}
+        self._held: dict[tuple[int, int], int] = {}  # pid and start time → pidfd
         self.commands: dict[int, str] = {}  # of all that were found
 
     def round(self, wait_s: float) -> bool:
@@ -100,11 +100,10 @@ class Hunt:
         for group in self._groups:
             cgroup.kill(group)
         for proc in marked(self._mark):
-            if all((proc.pid, proc.started) != (held.pid, held.started) for held in self._held):
-                pidfd = open_same(proc, self._mark)
-                if pidfd is not None:
-                    self._held[proc] = pidfd
-                    self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
+            key = proc.pid, proc.started
+            if key not in self._held and (pidfd := open_same(proc, self._mark)) is not None:
+                self._held[key] = pidfd
+                self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
         found = bool(self._held)
         for pidfd in self._held.values():
             with contextlib.suppress(OSError):  # dead, or another user's by now
@@ -120,15 +119,15 @@ class Hunt:
             ready = {pidfd for pidfd, _ in poller.poll(max(0.0, deadline - time.monotonic()) * 1000)}
             if not ready:
                 return
-            for proc, pidfd in list(self._held.items()):
+            for key, pidfd in list(self._held.items()):
                 if pidfd in ready:
                     poller.unregister(pidfd)
-                    os.close(self._held.pop(proc))
+                    os.close(self._held.pop(key))
 
     @property
     def surviving(self) -> frozenset[int]:
         """Pids that were signalled and live."""
-        return frozenset(proc.pid for proc in self._held)
+        return frozenset(pid for pid, _ in self._held)
 
     def close(self) -> None:
         """Give the pidfds back. Harmless when repeated."""

@@ -54,14 +54,8 @@ MIGRATIONS: Final = (
 )
 """One script for each schema version, in order. Never change the result of one that was released; add another."""
 
-_DAMAGE: Final = frozenset(
-    {
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_ERROR,  # a sound file with other tables than its schema version says
-        sqlite3.SQLITE_CONSTRAINT,
-    }
-)
+# SQLITE_ERROR: a sound file with other tables than its schema version says.
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
 
@@ -203,15 +197,13 @@ class Store:
             self._check(file)
             rows = file.execute("SELECT collection, key, value FROM entries")
             self._entries = {(collection, key): json.dumps(json.loads(text)) for collection, key, text in rows}
-        except (sqlite3.DatabaseError, ValueError) as error:
+        except BaseException as error:
             file.close()
             # Text that is not UTF-8 or not JSON is reported without a code.
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-            if code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+            is_damage = code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ
+            if isinstance(error, sqlite3.DatabaseError | ValueError) and is_damage:
                 raise _DamagedError(str(error)) from error
-            raise
-        except BaseException:
-            file.close()
             raise
         return file
 
@@ -223,8 +215,7 @@ class Store:
         if problems != ["ok"]:
             raise _DamagedError("; ".join(problems[:3]))
         (version,) = file.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            known = len(MIGRATIONS)
+        if version > (known := len(MIGRATIONS)):
             raise _UnusableError(f"it was written by a newer llmux (schema {version}, known here: {known})")
         for number, script in enumerate(MIGRATIONS[version:], version + 1):
             file.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT")

@@ -10,7 +10,6 @@ attempt (no byte written yet) is repeated, once.
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
@@ -63,7 +62,6 @@ class UpstreamPool:
         self._first_byte_s = first_byte_s
         self._connect_s = connect_s
         self._address = (host, port)
-        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         own = f" HTTP/1.1\r\nhost: {authority}\r\n" + (f"authorization: {auth}\r\n" if auth else "")
         self._own_fields = own.encode("latin-1")
@@ -160,7 +158,7 @@ class UpstreamPool:
         for attempt in (1, 2):
             try:
                 async with asyncio.timeout(self._connect_s):
-                    connection = await self._open()
+                    _, connection = await self.loop.create_connection(lambda: Connection(self), *self._address)
             except TimeoutError as error:
                 raise UnreachableError("The worker did not accept a connection in time.") from error
             except OSError as error:
@@ -168,25 +166,12 @@ class UpstreamPool:
                     raise UnreachableError(f"The worker can't be reached ({error.strerror or error}).") from error
             else:
                 if connection.usable():
+                    self._connections.add(connection)
+                    if self._timer is None:
+                        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
                     return connection
                 connection.abort()
         raise UnreachableError("The worker closed new connections at once.")
-
-    async def _open(self) -> Connection:
-        sock = socket.socket(self._family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            await self.loop.sock_connect(sock, self._address)
-            _, connection = await self.loop.create_connection(lambda: Connection(self), sock=sock)
-        except BaseException:
-            sock.close()
-            raise
-        self._connections.add(connection)
-        if connection.lost:
-            self.forget(connection)
-        if self._timer is None:
-            self._timer = self.loop.call_later(SWEEP_S, self._sweep)
-        return connection
 
     def _sweep(self) -> None:
         now = self.loop.time()
