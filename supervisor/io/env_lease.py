@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 from supervisor.io import files, procfs
 from supervisor.io.reap import worker_of
@@ -24,12 +25,12 @@ class EnvironmentGoneError(Exception):
     """The environment was just removed; there may be a new one."""
 
 
+@dataclass(frozen=True, slots=True)
 class EnvLease:
-    """A lease, shared by every process that inherits `fd`."""
+    """A lease, shared by every process that inherits `record`. Closing that ends it."""
 
-    def __init__(self, environment: Path, fd: int) -> None:
-        self.environment = environment
-        self.fd = fd
+    environment: Path
+    record: BinaryIO
 
     @classmethod
     def on(cls, program: str) -> Self | None:
@@ -46,29 +47,22 @@ class EnvLease:
         except (OSError, IndexError):
             return None
         try:
-            fd = os.open(environment / RECORD, os.O_RDONLY | os.O_CLOEXEC)
+            record = (environment / RECORD).open("rb")
         except OSError as error:
             if is_replaced(environment):  # it is being removed
                 raise EnvironmentGoneError(str(environment)) from error
             return None
-        lease = cls(environment, fd)
         try:
-            files.lock(fd, shared=True, wait=True)
-            kept = os.path.samestat(os.fstat(fd), (environment / RECORD).stat())
+            files.lock(record, shared=True, wait=True)
+            kept = os.path.samestat(os.fstat(record.fileno()), (environment / RECORD).stat())
         except FileNotFoundError:
             kept = False
         except OSError:  # a file system without locks: nobody can remove it either
             kept = True
         if not kept:
-            lease.close()
+            record.close()
             raise EnvironmentGoneError(str(environment))
-        return lease
-
-    def close(self) -> None:
-        """End the lease. Harmless when repeated."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        return cls(environment, record)
 
 
 def is_replaced(environment: Path) -> bool:

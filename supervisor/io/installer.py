@@ -37,10 +37,13 @@ class InstallError(LlmuxError):
 
 
 def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, progress: Progress) -> None:
-    """Make a new environment there. Raises InstallError, and leaves what it has made so far."""
+    """Make a new environment there. Raises InstallError, and leaves what it has made."""
     if not any(pinned(lock) for lock in recipe.locks(device)):
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --device.")
-    program = find_uv()
+    try:
+        program = uv.find_uv_bin()
+    except FileNotFoundError as error:
+        raise InstallError("The uv that belongs to llmux is not there any more; install llmux again.") from error
     links = wheel_folders()
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     if links:
@@ -68,14 +71,6 @@ def site_packages(path: Path) -> Path:
 def version_of(path: Path) -> tuple[int, int]:
     major, minor = site_packages(path).parent.name.removeprefix("python").split(".")
     return int(major), int(minor)
-
-
-def find_uv() -> str:
-    """The uv that was installed with llmux. Raises InstallError where it has gone."""
-    try:
-        return uv.find_uv_bin()
-    except FileNotFoundError as error:
-        raise InstallError("The uv that belongs to llmux is not there any more; install llmux again.") from error
 
 
 def wheel_folders() -> tuple[str, ...]:

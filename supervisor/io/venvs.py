@@ -151,7 +151,7 @@ def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread
 
 def give_back(lease: EnvLease) -> None:
     """End a worker's lease. The last one removes a replaced environment in the background."""
-    lease.close()
+    lease.record.close()
     if env_lease.is_replaced(lease.environment):
         sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
 
