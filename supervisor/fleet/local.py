@@ -99,11 +99,11 @@ class LocalLauncher:
     async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
         running = self._running[worker]
         spec, health = running.spec, running.spec.health
-        base = f"http://{spec.host}:{spec.port}"
+        address = spec.host, spec.port
         if starting:
-            answer = await check_ready(base, health.path, health.then, spec.auth, timeout_s)
+            answer = await check_ready(address, health.path, health.then, spec.auth, timeout_s)
         else:
-            answer = await check_health(base, health.path, {}, timeout_s)
+            answer = await check_health(address, health.path, timeout_s)
         look = Look(answer)
         if answer.ok or not starting:
             owner = await _read(worker, lambda: owner_check(spec.port, _leader_first(running.process)))

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from supervisor.errors import UpstreamError
 from supervisor.io import procfs
 from supervisor.io.memory import MIB
 from supervisor.io.procfs import ProcessTable, bytes_read, resident_quickly
 from supervisor.io.upstream import UpstreamPool, UpstreamResponse
+
+Address = tuple[str, int]
+"""A host's IP address and a port."""
 
 BODY_LIMIT = 16 * 1024
 DETAIL_LENGTH = 200
@@ -42,33 +44,26 @@ class ProbeResult:
     inconclusive: bool = False
 
 
-async def check_health(base_url: str, path: str, headers: Mapping[str, str], timeout_s: float) -> ProbeResult:
+async def check_health(address: Address, path: str, timeout_s: float, auth: str | None = None) -> ProbeResult:
     """Ask for `path`; any 2xx is ok. Follows no redirect, uses no proxy, reads little more than BODY_LIMIT bytes.
 
-    `base_url` is `http://host:port`. Connecting and the exchange take at most `timeout_s` together.
+    Connecting and the exchange take at most `timeout_s` together. `auth` is for the Authorization header.
     """
-    place = urlsplit(base_url)
-    assert place.scheme == "http", base_url
-    assert place.hostname is not None, base_url
-    assert place.port is not None, base_url
     began = time.monotonic()
-    upstream = UpstreamPool(place.hostname, place.port, connect_s=2 * timeout_s)
+    upstream = UpstreamPool(*address, auth, connect_s=2 * timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-            return await judged(await upstream.request("GET", path.encode(), fields))
+            return await judged(await upstream.request("GET", path.encode(), []))
     except (OSError, UpstreamError) as error:
         return _failed(error, began, timeout_s)
     finally:
         upstream.close()
 
 
-async def check_ready(base_url: str, path: str, then: str | None, auth: str | None, timeout_s: float) -> ProbeResult:
+async def check_ready(address: Address, path: str, then: str | None, auth: str | None, timeout_s: float) -> ProbeResult:
     """Ask for `path`, and once that is ok, for `then` with this Authorization."""
-    probe = await check_health(base_url, path, {}, timeout_s)
-    if not probe.ok or then is None:
-        return probe
-    return await check_health(base_url, then, {"Authorization": auth} if auth else {}, timeout_s)
+    probe = await check_health(address, path, timeout_s)
+    return await check_health(address, then, timeout_s, auth) if probe.ok and then is not None else probe
 
 
 async def judged(response: UpstreamResponse, asked: str = "") -> ProbeResult:
