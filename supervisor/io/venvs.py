@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from supervisor.io import accelerators, env_lease, files, installer
+from supervisor.io import devices, env_lease, files, installer
 from supervisor.io.env_lease import RECORD, STORE, EnvLease
 from supervisor.io.installer import InstallError, Progress
 from supervisor.io.recipe import Device, Recipe
@@ -92,7 +92,7 @@ def install(
         if not recipe.varies:
             device = None
         elif device is None:
-            device = (current.device if current is not None else None) or accelerators.detect()
+            device = (current.device if current is not None else None) or devices.detect()
         if current is not None:
             python = python or current.asked_python
             if (current.lock_digest, current.device, current.asked_python) == (wanted, device, python):
