@@ -27,7 +27,7 @@ from supervisor.cli import environments, output, service
 from supervisor.cli.client import Client
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
-from supervisor.io.accelerators import detect
+from supervisor.io.devices import detect
 from supervisor.io.memory import MIB, DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
 from supervisor.io.ports import can_bind, who_listens

@@ -193,5 +193,5 @@ def _import_problem(python: Path, folder: Path) -> str | None:
         return str(error)
     finally:
         if lease is not None:
-            lease.close()
+            lease.record.close()
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -38,7 +38,7 @@ class Fleet:
 
     @property
     def models(self) -> Mapping[ModelId, CatalogModel]:
-        """The catalog's. Setting them drops the overrides of models that are configured otherwise now."""
+        """The catalog's. Setting them drops the overrides of models whose configuration has changed."""
         return self._models
 
     @models.setter
@@ -50,7 +50,7 @@ class Fleet:
         self._models = models
 
     def override(self, model: ModelId, override: Override | None) -> None:
-        """Start the model with other settings from now on; None: as in the catalog again. The core must hear of it too."""
+        """Start the model with other settings from now on; None: with the catalog's. The core must learn of it too."""
         if override is None:
             self._overrides.pop(model, None)
         else:
@@ -83,7 +83,7 @@ class Fleet:
         try:
             crash = await replica.run()
         except Exception as error:
-            # A mistake in an adapter, say: the model must not stay STARTING for ever.
+            # A bug in an adapter, say: the model must not stay STARTING for ever.
             log.exception("worker.mishandled", model=key[0], generation=key[1])
             crash = Crash(CrashClass.UNKNOWN, f"llmux failed to run it: {error!r}")
         del self._replicas[key]

@@ -1,7 +1,7 @@
-"""Where workers run: the seam between a worker's life, which is the same everywhere, and the machine that runs its processes.
+"""The seam between a worker's life, which is the same everywhere, and the machine that runs its processes.
 
-`LocalLauncher` starts them on this machine. Another launcher may start them elsewhere: a worker is reached by the address in
-its `LaunchSpec`, and everything else about its processes is asked of its launcher, by model and generation.
+`LocalLauncher` starts them on this machine; another launcher may start them elsewhere. A worker is reached by the address in
+its `LaunchSpec`; its launcher answers everything else about its processes, by model and generation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId
 from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import PortOwnership
+from supervisor.io.ports import Ownership
 from supervisor.io.probe import ProbeResult, Progress
 from supervisor.io.process import ProcessExit
 
@@ -26,7 +26,7 @@ class Started:
     """A worker whose program runs. Never cancel `gone`."""
 
     spec: LaunchSpec
-    leader_ended: asyncio.Event  # it answers nobody any more; other processes of its tree may still be there
+    leader_ended: asyncio.Event  # it answers no more; other processes of its tree may live
     gone: asyncio.Future[ProcessExit]  # done when the last process of its tree is gone
 
 
@@ -35,13 +35,13 @@ class Look:
     """What a probe saw."""
 
     health: ProbeResult
-    owner: PortOwnership | None = None  # who listens on its port; None: that can't be told now
-    progress: Progress | None = None  # of a start; None: it wasn't looked for, or can't be told now
+    owner: Ownership | None = None  # of its port; None: unknown now
+    progress: Progress | None = None  # of a start; None: not looked at, or unknown now
 
     @property
     def ready(self) -> bool:
-        """It is healthy, and what answers is the worker itself."""
-        return self.health.ok and self.owner is not None and self.owner.ok
+        """It is healthy, and the worker itself answers."""
+        return self.health.ok and self.owner is Ownership.OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Launcher(Protocol):
     """Runs workers. Use from the event loop's thread; what isn't a coroutine returns at once."""
 
     def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
-        """Hold an address for it. It is free again when `start` fails or the worker is gone.
+        """Reserve an address for it. It is free again when `start` fails or the worker is gone.
 
         Raises LlmuxError when there is none.
         """
@@ -76,8 +76,7 @@ class Launcher(Protocol):
     async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
         """Ask for its health and look who listens on its port.
 
-        While it is starting: by its health check for starts, and how far it has come, once a second. Raises KeyError
-        when it is gone.
+        While it is starting: also look at its progress, once a second. Raises KeyError when it is gone.
         """
 
     def list(self) -> Mapping[WorkerKey, Pids]:

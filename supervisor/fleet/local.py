@@ -1,6 +1,6 @@
-"""Workers on this machine: a port of the configured range, a shim for each, its processes' signs of life in /proc.
+"""Workers on this machine: each has a port of the configured range and a shim, and /proc shows its processes.
 
-Trouble of our own (no descriptors left, no memory for a thread) says nothing about a worker: it is looked at again.
+Trouble of our own (no descriptors left, no memory for a thread) says nothing about a worker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROGRESS_INTERVAL_S = 1.0
 KILL_WAIT_S = 5.0
 LOG_LIMIT_BYTES = 16 * 1024 * 1024
 
-# What a worker may know of our environment: where things are and which GPUs there are, never a secret.
+# What a worker inherits of our environment: places and GPUs, never a secret.
 _INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|XDG_CACHE_HOME|SSL_CERT_FILE|SSL_CERT_DIR"
     r"|OMP_\w+|CUDA_\w+|NVIDIA_\w+|ROCR_\w+|HIP_\w+|GGML_\w+|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
@@ -56,7 +56,7 @@ class _Running:
 
 @dataclass(slots=True)
 class LocalLauncher:
-    """The `Launcher` for this machine. `instance` marks its processes, so that none is ever lost."""
+    """The `Launcher` for this machine. `instance` marks its processes."""
 
     ports: PortRange
     runtimes_dir: Path
@@ -66,7 +66,6 @@ class LocalLauncher:
     _running: dict[WorkerKey, _Running] = field(default_factory=dict, init=False)
 
     def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
-        """See `Launcher`."""
         assigned = tuple(self.devices[device] for device in devices)
         return LaunchContext(
             model=worker[0],
@@ -78,7 +77,6 @@ class LocalLauncher:
         )
 
     async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:
-        """See `Launcher`."""
         environment = None
         try:
             spec, environment = await asyncio.to_thread(_prepare, model, context)
@@ -92,7 +90,6 @@ class LocalLauncher:
         return Started(spec, process.leader_ended, gone)
 
     async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
-        """See `Launcher`."""
         process = self._running[worker].process
         if kill:
             await process.stop(0.0, KILL_WAIT_S)
@@ -100,14 +97,13 @@ class LocalLauncher:
             process.terminate()
 
     async def probe(self, worker: WorkerKey, timeout_s: float, *, starting: bool = False) -> Look:
-        """See `Launcher`."""
         running = self._running[worker]
         spec, health = running.spec, running.spec.health
-        base = f"http://{spec.host}:{spec.port}"
+        address = spec.host, spec.port
         if starting:
-            answer = await check_ready(base, health.path, health.then, spec.auth, timeout_s)
+            answer = await check_ready(address, health.path, health.then, spec.auth, timeout_s)
         else:
-            answer = await check_health(base, health.path, {}, timeout_s)
+            answer = await check_health(address, health.path, timeout_s)
         look = Look(answer)
         if answer.ok or not starting:
             owner = await _read(worker, lambda: owner_check(spec.port, _leader_first(running.process)))
@@ -121,11 +117,10 @@ class LocalLauncher:
         return look
 
     def list(self) -> Mapping[WorkerKey, Pids]:
-        """See `Launcher`."""
         return {key: Pids(running.process.pid, running.process.shim_pid) for key, running in self._running.items()}
 
     def log_path(self, model: ModelId) -> Path:
-        """See `Launcher`. A name that could not be a file name as it is gets a fingerprint."""
+        """See `Launcher`. A name that is no file name gets a fingerprint."""
         plain = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:100]
         if plain != model or plain.startswith("."):
             plain = f"{plain.lstrip('.')}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
@@ -147,7 +142,7 @@ class LocalLauncher:
             log=self.log_path(model),
             log_limit=LOG_LIMIT_BYTES,
             stop_argv=spec.stop_argv,
-            keeps=(environment.fd,) if environment is not None else (),
+            keeps=(environment.record.fileno(),) if environment is not None else (),
         )
 
     async def _until_gone(self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None) -> ProcessExit:
@@ -163,7 +158,7 @@ class LocalLauncher:
 
 
 def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, EnvLease | None]:
-    """How to start it, from an environment that stays. Where it was removed meanwhile there is another, or none."""
+    """How to start it, with a lease on its environment. If that was just removed, there is another or none."""
     gone = None
     while True:
         spec = model.adapter.launch(model.config, context)
@@ -176,7 +171,7 @@ def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, E
 
 
 async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
-    """What a thread reads of its processes; None when that can't be told now."""
+    """What a thread reads of its processes; None when that is unknown now."""
     try:
         return await asyncio.to_thread(read)
     except OSError as error:
@@ -185,6 +180,6 @@ async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
 
 
 def _leader_first(process: WorkerProcess) -> Iterator[int]:
-    """Usually it is the leader that listens; only where it doesn't is the whole tree looked for."""
+    """Usually the leader listens; only where it doesn't, the whole tree is searched."""
     yield process.pid
     yield from process.pids()

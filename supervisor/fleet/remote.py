@@ -1,8 +1,8 @@
-"""A remote model as the engine sees its workers: connected, watched, let go; there is no process.
+"""A remote model as a replica: connected, watched, disconnected; there is no process.
 
-connect → ready → probe again and again → let go. Where it isn't probed it counts as there, and requests find out. A probe
-that fails at first, or three times in a row later, makes it unready until one succeeds. What can't be used as configured
-(no key in the environment) ends it with a crash that says what to set.
+It is ready while its probes succeed: one that fails at first, or three in a row later, make it unready until one succeeds.
+Where it isn't probed, it counts as ready. A remote that can't be used as configured (no key in the environment) ends with a
+crash that says what to set.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ class Remote:
         self._stop_asked = asyncio.Event()
 
     def stop(self, *, force: bool) -> None:
-        """See `Replica`. There is no grace: answers under way break off."""
+        """There is no grace: answers under way break off."""
         self._stop_asked.set()
 
     def holder(self) -> None:
         """See `Replica`."""
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Replica`; the address, never the key."""
         return {
             "pid": None,
             "port": None,
@@ -65,7 +64,6 @@ class Remote:
         }
 
     async def run(self) -> Crash | None:
-        """See `Replica`; it ends with a crash where it can't be used as configured."""
         adapter = cast("RemoteAdapter[ModelConfig]", self._model.adapter)
         try:
             spec = adapter.connect(self._model.config, os.environ)
@@ -100,7 +98,7 @@ class Remote:
             log.warning("remote.key_in_plain_text", model=self._key[0], address=spec.base_url)
 
     async def _watch(self, upstream: RemotePool, interval_s: float | None) -> None:
-        """Say what the probes say; does not end."""
+        """Report what the probes say; does not end."""
         if interval_s is None:
             self._post(WorkerReady(*self._key))
             await asyncio.Event().wait()

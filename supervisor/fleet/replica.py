@@ -1,4 +1,4 @@
-"""What the fleet knows of whoever answers a model's requests: a worker, or the connection to a remote."""
+"""What the fleet knows of who answers a model's requests: a worker, or a remote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Post = Callable[[Event], None]
 
 
 class Replica(Protocol):
-    """One generation of one model. It tells the engine by events when it is ready, and when it isn't any more."""
+    """One generation of one model. It tells the engine by events whether it is ready."""
 
     @property
     def upstream(self) -> Upstream | None:
@@ -27,10 +27,10 @@ class Replica(Protocol):
         """Where its own metrics are, and on which path; None where it has none, or isn't ready."""
 
     async def run(self) -> Crash | None:
-        """Its whole life, once. None: it was stopped; a Crash: it ended, or had to be ended, without being asked to."""
+        """Its whole life. None: it was stopped. A Crash: it ended, or had to be ended, unasked."""
 
     def stop(self, *, force: bool) -> None:
-        """Begin to stop; `force` skips the grace, also of a stop that is under way."""
+        """Begin to stop; `force` skips the grace, also of a stop in progress."""
 
     def holder(self) -> HolderPids | None:
         """Its processes, for the memory sampler; None where it takes no memory here."""

@@ -1,11 +1,10 @@
 """A worker's life: one task takes it from its launch to its end and tells the engine by events.
 
 place → start → probe until ready → watch → stop. Whatever ends a worker, its task ends after its whole process tree is gone
-and its port and connections are given back. Before a worker is called ready, and with every probe after that, each socket
-that listens on its port must belong to its own tree: requests go neither to an impostor nor to a stranger who shares the
-port. What can't be told now says nothing about a worker: it is probed again.
+and its port and connections are released. Before a worker is ready, and with every probe after that, each socket that
+listens on its port must belong to its own tree, so that no request goes to a stranger. An inconclusive probe is repeated.
 
-Where and how its processes run is its launcher's business.
+Its launcher decides where and how its processes run.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
+from supervisor.io.ports import Ownership
 from supervisor.io.probe import Liveness, Readiness, StartupPatience, startup_delay_s
 from supervisor.io.process import SpawnError, UnkillableError
 from supervisor.io.upstream import UpstreamPool
 
 log = structlog.get_logger("llmux.worker")
 
-READINESS_TIMEOUT_S = 1.0  # or the interval, where that is shorter; so is it with liveness
+READINESS_TIMEOUT_S = 1.0  # or the interval, if that is shorter; likewise for liveness
 LIVENESS_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 20
 
@@ -70,18 +70,15 @@ class Worker:
     # --------------------------------------------------------------------------------------------------- from outside
 
     def stop(self, *, force: bool) -> None:
-        """See `Replica`."""
         for asked in (self._stopped, self._forced) if force else (self._stopped,):
             if not asked.done():
                 asked.set_result(None)
 
     def holder(self) -> HolderPids:
-        """See `Replica`."""
         pids = self._launcher.list().get(self._key)
         return HolderPids(self._devices, () if pids is None else (pids.shim_pid,), loading=not self._ready)
 
     def facts(self) -> dict[str, JsonValue]:
-        """See `Replica`."""
         pids = self._launcher.list().get(self._key)
         return {
             "pid": pids.pid if pids is not None else None,
@@ -95,7 +92,6 @@ class Worker:
     # ----------------------------------------------------------------------------------------------------------- life
 
     async def run(self) -> Crash | None:
-        """See `Replica`."""
         try:
             context = self._launcher.place(self._key, self._devices)
             self._port = context.port
@@ -126,14 +122,14 @@ class Worker:
         else:
             await _cancel(watched)
         self._ready = False
-        # One that has to be ended would not make use of its grace.
+        # A worker that must be ended makes no use of its grace.
         await self._end(started, at_once=crash is not None and started.spec.stop_argv is None)
         if crash is None:
             return None
         return replace(crash, log_tail=await asyncio.to_thread(tail, self._log, LOG_TAIL_LINES))
 
     def _verdict(self, watched: asyncio.Task[Crash]) -> Crash:
-        """Why it has to be ended. A mistake of ours in watching it must not leave it running unwatched."""
+        """Why it must be ended. After a bug of ours it must not run on unwatched."""
         error = watched.exception()
         if error is None:
             return watched.result()
@@ -145,13 +141,13 @@ class Worker:
         self._mark_unready("it ended")
 
     def _mark_unready(self, reason: str) -> None:
-        """Nothing new goes to a worker that is ending by itself, while its remains are cleared away."""
+        """A worker that ends by itself gets no new requests while its remains are killed."""
         if self._ready:
             self._ready = False
             self._post(WorkerUnready(*self._key, reason))
 
     async def _end(self, started: Started, *, at_once: bool) -> None:
-        """Until the tree is gone, however long that takes. A forced stop cuts the grace short."""
+        """Stop it and wait until the tree is gone. A forced stop cuts the grace short."""
         grace_s = 0.0 if at_once or self._forced.done() else self._model.config.grace_s
         if grace_s > 0 and not started.gone.done():
             await self._launcher.stop(self._key, kill=False)
@@ -166,7 +162,7 @@ class Worker:
     # ---------------------------------------------------------------------------------------------------------- probes
 
     async def _watch(self, spec: LaunchSpec) -> Crash:
-        """Probe it until it is ready, say so, and go on. Returns why it has to be ended."""
+        """Probe it until it is ready, report that, and go on. Returns why it must be ended."""
         crash = await self._until_ready(spec)
         if crash is not None:
             return crash
@@ -233,7 +229,7 @@ def _not_started(error: Exception) -> Crash:
         case ModelUnusableError():
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
         case SpawnError():
-            # What the kernel refused *us* (descriptors, memory) or did too slowly may work a moment later.
+            # What the kernel refused us (descriptors, memory) or did too slowly may work later.
             kind = CrashClass.BAD_ARGUMENTS if error.__cause__ is None else CrashClass.UNKNOWN
             return Crash(kind, error.message)
         case LlmuxError():
@@ -242,18 +238,18 @@ def _not_started(error: Exception) -> Crash:
 
 
 def _misplaced(spec: LaunchSpec, look: Look) -> Crash | None:
-    """Why requests must never go to its port, if so."""
-    if look.owner is None or not look.owner.foreign:
-        return None
-    return Crash(CrashClass.PORT, f"port {spec.port}: {look.owner.detail}")
+    """A crash if another process listens on its port."""
+    if look.owner in (Ownership.SHARED, Ownership.FOREIGN):
+        return Crash(CrashClass.PORT, f"port {spec.port}: {look.owner}")
+    return None
 
 
 async def _any(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
-    """Until one of them is done, or the time is over."""
+    """Wait until one of them is done, or the time is over."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _cancel(task: asyncio.Task[Crash]) -> None:
-    """Whatever it says now no longer matters."""
+    """Cancel it and ignore its result."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -13,8 +13,7 @@ from starlette.routing import Route
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import KINDS, Subscription
 from supervisor.daemon.recording import Recording
-from supervisor.io.log_follow import LogFollower
-from supervisor.io.logs import tail
+from supervisor.io.logs import LogFollower, tail
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.parameters import choices, flag, number
 

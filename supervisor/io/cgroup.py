@@ -1,8 +1,7 @@
 """A control group per worker, where the system allows it: no fork can outrun the killing of a group.
 
-Only a cgroup v2 that was delegated to the daemon is used (systemd does it for user services): our own group, writable,
-and not the root of the whole system. No controller is switched on, so the daemon may stay in the parent group. Where
-nothing is delegated, the shim alone contains the tree.
+Only a cgroup v2 that was delegated to the daemon is used (systemd does that for user services). It has no controllers, so
+the daemon may stay in the parent group. Where nothing is delegated, the shim alone contains the tree.
 """
 
 from __future__ import annotations
@@ -26,16 +25,15 @@ def delegated() -> Path | None:
     for mount in procfs.mounts():
         if mount.kind == "cgroup2" and mount.root == "/":
             own = mount.point / ours.lstrip("/")
-            # The system's root group has no cgroup.kill: a group that isn't the system's, but ours to divide, has one.
+            # The root group of the system has no cgroup.kill.
             if (own / "cgroup.kill").exists() and os.access(own, os.W_OK) and os.access(own / "cgroup.procs", os.W_OK):
                 return own
     return None
 
 
-def create(name: str, parent: Path | None = None) -> Path | None:
-    """A new group below `parent` (default: the delegated one); None where that can't be done."""
-    parent = parent or delegated()
-    if parent is None:
+def create(name: str) -> Path | None:
+    """A new group below the delegated one; None where that can't be done."""
+    if (parent := delegated()) is None:
         return None
     path = parent / (_PREFIX + "".join(c if c.isalnum() or c in "-_." else "_" for c in name))
     try:
@@ -52,12 +50,12 @@ def kill(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Forget the group; it stays while a process is in it."""
+    """Remove the group; it stays while a process is in it."""
     with contextlib.suppress(OSError):
         path.rmdir()
 
 
-def left_behind(instance: str, parent: Path | None = None) -> list[Path]:
+def left_behind(instance: str) -> list[Path]:
     """Groups that an earlier daemon of this instance made."""
-    parent = parent or delegated()
+    parent = delegated()
     return sorted(parent.glob(f"{_PREFIX}{instance}-*")) if parent else []

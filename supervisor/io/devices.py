@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from runtimes.device_kind import CUDA, DeviceKind, DeviceWanted
@@ -22,19 +24,23 @@ from supervisor.io.memory import (
     in_thread,
 )
 from supervisor.io.nvml import NvmlSession
+from supervisor.io.recipe import Device
 
 DRIVERS: Final[dict[DeviceKind, Callable[[], Driver]]] = {CUDA: NvmlSession}
-"""What opens the driver of each kind of accelerators; it raises DriverUnavailableError where there is none."""
+"""Opens the driver of each kind of accelerator, or raises DriverUnavailableError."""
 
 OPEN_TIMEOUT_S = 15.0
-"""A driver that wakes an idle GPU takes seconds; one that takes longer hangs."""
+"""A driver that wakes an idle GPU takes seconds; one that takes longer is stuck."""
 
 Wanted = Literal["auto"] | Sequence[DeviceWanted]
 
 
+AMD_NODES: Final = Path("/sys/class/kfd/kfd/topology/nodes")
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The devices found. `notes` say, for people, why something that is there is not used."""
+    """The devices found. `notes` say why others are not used."""
 
     sampler: MemorySampler
     notes: tuple[str, ...]
@@ -45,10 +51,10 @@ class Opened:
 
 
 async def open_sampler(wanted: Wanted = "auto", *, margin_mib: int | None = None) -> Opened:
-    """Find the devices. `margin_mib` is for those that name none of their own.
+    """Find the devices. `margin_mib` is the default margin.
 
-    Takes seconds where an idle GPU has to be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem in
-    it, when a device that was asked for by name isn't there; "auto" always finds one.
+    Takes seconds where an idle GPU must be woken, at most OPEN_TIMEOUT_S. Raises ConfigError, with every problem, when a
+    device that was asked for by name is missing; "auto" always finds one.
     """
     opening = in_thread(lambda: _find_all(margin_mib) if wanted == "auto" else (_find(wanted, margin_mib), []))
     try:
@@ -130,3 +136,20 @@ def _choose(wanted: DeviceWanted, found: Sequence[DeviceFound], problems: list[s
         problems.append(f"devices: {noun} {matches[0].index} ({matches[0].name}) {matches[0].unusable}")
         return None
     return matches[0]
+
+
+def detect() -> Device:
+    """What environments are built for here: `cuda` or `rocm` where that driver shows a GPU, else `cpu`. May take seconds."""
+    with contextlib.suppress(DriverUnavailableError):
+        if NvmlSession().find():
+            return "cuda"
+    return "rocm" if amd_gpus(AMD_NODES) else "cpu"
+
+
+def amd_gpus(nodes: Path) -> int:
+    """How many GPUs the kernel's AMD driver shows; the other nodes are processors, with id 0."""
+    ids = []
+    for node in nodes.glob("*/gpu_id"):
+        with contextlib.suppress(OSError):
+            ids.append(node.read_text(encoding="ascii").strip())
+    return sum(gpu not in ("", "0") for gpu in ids)

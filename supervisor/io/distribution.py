@@ -1,7 +1,7 @@
 """llmux as an installed distribution: its version, and whether its import names are its own.
 
-Others on PyPI are imported as `supervisor` and `runtimes`, too. Installed beside llmux they overwrite its two
-`__init__.py`; so nothing but a docstring stands in those, and llmux still runs far enough to say what is wrong.
+Other packages on PyPI are imported as `supervisor` and `runtimes`, too. Installed beside llmux they overwrite its two
+`__init__.py`. These contain only a docstring, so llmux still runs far enough to report the conflict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NameTakenError(LlmuxError):
 
 
 def version() -> str:
-    """The installed one. Reads its metadata: milliseconds."""
+    """The installed version. Takes milliseconds."""
     return importlib.metadata.version(NAME)
 
 

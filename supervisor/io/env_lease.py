@@ -1,40 +1,40 @@
 """Leases on runtimes' environments: one that a process uses is never removed.
 
-A worker imports libraries for as long as it lives, so the files it was started from must stay. Whoever starts a worker takes
-a shared lock on the environment's record and passes the open file to the shim and, by inheritance, to the worker. The kernel
-releases the lock when the last of them has died, however it died. Removing an environment takes the exclusive lock and
-deletes the record first: without its record nobody can lease it any more.
+A worker may import libraries as long as it lives. So whoever starts one takes a shared lock on the environment's record and
+passes the open file to the shim and, by inheritance, to the worker. The kernel releases the lock when the last of them has
+died. Removing an environment takes the exclusive lock and deletes the record first: without it nobody can lease it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 from supervisor.io import files, procfs
 from supervisor.io.reap import worker_of
 
 STORE: Final = ".envs"
-RECORD: Final = "llmux.json"  # written last: an environment without it isn't complete
+RECORD: Final = "llmux.json"  # written last: an environment without it is incomplete
 
 
 class EnvironmentGoneError(Exception):
-    """The environment was removed just now; there may be a new one."""
+    """The environment was just removed; there may be a new one."""
 
 
+@dataclass(frozen=True, slots=True)
 class EnvLease:
-    """A lease, shared by every process that inherits `fd`."""
+    """A lease, shared by every process that inherits `record`. Closing that ends it."""
 
-    def __init__(self, environment: Path, fd: int) -> None:
-        self.environment = environment
-        self.fd = fd
+    environment: Path
+    record: BinaryIO
 
     @classmethod
     def on(cls, program: str) -> Self | None:
-        """A lease on the environment that contains this program; None: none of ours does.
+        """A lease on the environment that contains this program; None: it is in none of ours.
 
         Waits while somebody removes it. Raises EnvironmentGoneError.
         """
@@ -47,57 +47,44 @@ class EnvLease:
         except (OSError, IndexError):
             return None
         try:
-            fd = os.open(environment / RECORD, os.O_RDONLY | os.O_CLOEXEC)
+            record = (environment / RECORD).open("rb")
         except OSError as error:
-            if is_replaced(environment):  # its record is deleted, and soon the rest of it
+            if is_replaced(environment):  # it is being removed
                 raise EnvironmentGoneError(str(environment)) from error
             return None
-        lease = cls(environment, fd)
         try:
-            files.lock(fd, shared=True, wait=True)
-            kept = os.path.samestat(os.fstat(fd), (environment / RECORD).stat())
+            files.lock(record, shared=True, wait=True)
+            kept = os.path.samestat(os.fstat(record.fileno()), (environment / RECORD).stat())
         except FileNotFoundError:
             kept = False
-        except OSError:  # no locks on this file system: then nobody can remove it either
+        except OSError:  # a file system without locks: nobody can remove it either
             kept = True
         if not kept:
-            lease.close()
+            record.close()
             raise EnvironmentGoneError(str(environment))
-        return lease
-
-    def close(self) -> None:
-        """End the lease. Harmless when repeated."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        return cls(environment, record)
 
 
 def is_replaced(environment: Path) -> bool:
-    """Was another one installed since, or this one removed?"""
+    """Was it replaced or removed?"""
     return live(environment.parent).resolve() != environment
 
 
 def live(builds: Path) -> Path:
-    """The link to the environment that new workers of this runtime get."""
+    """The link to the runtime's live environment."""
     return builds.parents[1] / builds.name
 
 
 @contextmanager
 def alone(environment: Path) -> Iterator[bool]:
-    """Does nobody use it? Then nobody can from now on: its record is deleted."""
-    try:
-        file = (environment / RECORD).open("r+b")
-    except FileNotFoundError:
-        yield True
-        return
-    except OSError:
-        yield False
-        return
-    with file:
+    """Does nobody use it? Then its record is deleted, so that nobody can from now on."""
+    with ExitStack() as opened:
         try:
-            ours = files.lock(file)
+            ours = files.lock(opened.enter_context((environment / RECORD).open("r+b")))
             if ours:
                 (environment / RECORD).unlink()
+        except FileNotFoundError:
+            ours = True
         except OSError:
             ours = False
         yield ours
@@ -113,7 +100,7 @@ def in_use(environment: Path) -> bool:
 
 
 def models(environment: Path) -> tuple[str, ...]:
-    """The models whose workers hold a lease on it, as far as we may look into their processes. Blocks for milliseconds."""
+    """The models whose workers hold a lease on it, as far as we may see. Blocks for milliseconds."""
     record = str(environment / RECORD)
     holders = [proc.pid for proc in procfs.processes() if record in procfs.open_files(proc.pid)]
     return tuple(sorted({worker.rpartition(":")[0] for pid in holders if (worker := worker_of(pid)) is not None}))

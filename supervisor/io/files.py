@@ -13,10 +13,7 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """An empty file to fill within the block; it then replaces `path` in one step, synced to disk.
-
-    A block that raises changes nothing.
-    """
+    """An empty file to fill in the block; then it replaces `path` in one step, synced to disk, unless the block raises."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     aside.unlink(missing_ok=True)
     os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -30,7 +27,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def move_aside(path: Path, *suffixes: str) -> Path:
-    """Rename a damaged file, and those beside it with these suffixes, to `….broken-TIME`; the new name."""
+    """Rename a damaged file, and those with these suffixes, to `….broken-TIME`; the new name."""
     aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
     for suffix in ("", *suffixes):
         with suppress(FileNotFoundError):
@@ -41,7 +38,7 @@ def move_aside(path: Path, *suffixes: str) -> Path:
 def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> bool:
     """Lock an open file until it is closed here and in every process that inherited it.
 
-    False: somebody else holds it. Raises OSError where the file system knows no locks.
+    False: somebody else holds it. Raises OSError where the file system has no locks.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))

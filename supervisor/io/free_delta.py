@@ -1,10 +1,9 @@
-"""A loading worker's use, told from the fall of its device's free memory.
+"""A loading worker's use, derived from the fall of its device's free memory.
 
-For drivers whose process list says nothing about our workers: they are in another pid namespace, or the list is empty
-or without figures. The last free memory before a worker appeared is its baseline; what is missing since is its use, up
-to and including the first reading at which it is no longer loading. It is only told while that worker is the only
-thing that changes: when another of our workers comes or goes meanwhile it can't be told at all. What strangers take or
-give back meanwhile is counted as the worker's: nothing tells the two apart.
+For drivers whose process list doesn't show our workers: another pid namespace, an empty list, no figures. The last free
+memory before a worker appeared is its baseline. What is missing since is its use, up to the first reading at which it no
+longer loads. If another of our workers comes or goes meanwhile, its use is unknown. What others take or free meanwhile is
+counted as the worker's: nothing tells them apart.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class FreeDelta:
         self._baseline = 0
 
     def update(self, free_mib: int, holders: Mapping[WorkerKey, bool]) -> dict[WorkerKey, int | None]:
-        """Take a reading in. `holders`: every worker on the device, and whether it is loading. Use of each, or None."""
+        """Take a reading in; the use of each holder, or None. `holders`: every worker on the device, and whether it loads."""
         arrived = [key for key in holders if key not in self._used]
         left = [key for key in self._used if key not in holders]
         for key in left:
@@ -34,7 +33,7 @@ class FreeDelta:
         elif self._loading is not None and (arrived or left):
             self._used[self._loading] = None
             self._loading = None
-            self._free = None  # the newcomer has no baseline: the other one's load is in it
+            self._free = None  # the newcomer has no baseline: it would include the other's load
         for key in arrived:
             self._used[key] = None
         if len(arrived) == 1 and not left and self._free is not None:

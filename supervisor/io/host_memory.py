@@ -1,48 +1,101 @@
 """Host memory as a device: a budget that models share, measured.
 
-What counts as use is the physical memory of whole process trees, shared pages divided among their users (PSS). That
-includes the pages of model files they map: the kernel could take them back and read them again from disk, but a model
-whose weights are on disk is not loaded. So they are also taken off what the kernel calls available, where they are still
-counted. Swapped-out pages don't count.
+Use is the physical memory of whole process trees, with shared pages divided among their users (PSS). It includes mapped
+pages of model files: the kernel could drop them and read them again, but a model whose weights are on disk is not loaded.
+The kernel still calls these pages available, so they are subtracted there. Swapped-out pages don't count.
 
     free    = min(available - mapped file pages of our workers, budget - use of our workers), within 0 .. budget
     outside = budget - use of our workers - free: what others have taken out of the budget
 
-so budget = use + free + outside, and others may fill what the budget leaves of the machine without being seen here.
-`available` is the kernel's MemAvailable, or less where a control group limits us.
+so budget = use + free + outside. Others may fill the rest of the machine without being seen here. `available` is the
+kernel's MemAvailable, or less where a control group (version 1 or 2) limits us: in a container /proc/meminfo describes the
+whole machine, but the limit that kills us is that of our group or an ancestor.
 
-What a single worker is said to take is what it would take alone (`Resident.alone_bytes`): pages that it shares, such as
-the libraries of a second worker of its runtime, stay when the other one goes. A share of them would be too little to
-learn for the next start, and would change with who else is there. So workers' figures may add up to more than their use.
+The figure of a single worker is what it would take alone (`Resident.alone_bytes`): shared pages, such as the libraries of
+a runtime, stay when another worker goes, and a share of them would be too little for the next start. So the workers'
+figures may add up to more than their use.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes.device_kind import HOST
 from supervisor.core.events import DeviceSample, WorkerSample
 from supervisor.core.types import DeviceId
-from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
+from supervisor.io import procfs
 from supervisor.io.memory import MIB, DeviceInfo, Holders, Reading, default_margin_mib, mib_up
 from supervisor.io.procfs import ProcessTable, Resident, numbers, read, resident, resident_quickly
 
 DEVICE = DeviceId(HOST.device_id())
 BUDGET_SHARE = 0.8
-"""Of the machine's (or the control group's) memory, where no budget is configured."""
+"""The default budget, of the machine's (or the control group's) memory."""
 
 MEASURING_SHARE = 0.05
-"""Most of one core that looking at one process may take: a full look costs about 10 ms a GiB."""
+"""Of one core, for one process at most: a full measurement takes about 10 ms a GiB."""
+
+_UNLIMITED = 1 << 60  # version 1 says "no limit" with a number just below 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group, by its folder. Figures are bytes."""
+
+    folder: Path
+    version: int
+
+    def limit(self) -> int | None:
+        """Its own limit; None: no limit, or unreadable."""
+        text = _text(self.folder / ("memory.max" if self.version == 2 else "memory.limit_in_bytes"))
+        return int(text) if text.isdigit() and int(text) < _UNLIMITED else None
+
+    def available(self) -> int | None:
+        """What can still be taken; page cache counts, as in MemAvailable. None: no limit."""
+        limit = self.limit()
+        usage = _text(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+        if limit is None or not usage.isdigit():
+            return None
+        prefix = "" if self.version == 2 else "total_"
+        stat = numbers(read(f"{self.folder}/memory.stat"))
+        cache = sum(stat.get(f"{prefix}{name}".encode(), 0) for name in ("active_file", "inactive_file"))
+        return max(0, limit - int(usage) + cache)
+
+
+def limited_groups(proc: Path = procfs.SELF) -> tuple[MemoryGroup, ...]:
+    """The memory groups that limit this process: its own and its ancestors."""
+    mounts = {
+        2 if mount.kind == "cgroup2" else 1: mount
+        for mount in procfs.mounts(proc)
+        if mount.kind == "cgroup2" or (mount.kind == "cgroup" and "memory" in mount.options)
+    }
+    groups: list[MemoryGroup] = []
+    for controllers, path in procfs.groups(proc):
+        version = 2 if not controllers else 1
+        if version in mounts and (version == 2 or "memory" in controllers.split(",")):
+            groups += [MemoryGroup(folder, version) for folder in _folders(mounts[version], path)]
+    return tuple(group for group in groups if group.limit() is not None)
+
+
+def _folders(mount: procfs.Mount, path: str) -> list[Path]:
+    # In a container the mount may show only a part of the hierarchy, and `path` be outside of it or relative to it.
+    inside = path.removeprefix(mount.root.rstrip("/")) if path.startswith(mount.root) else "/"
+    folder = mount.point / inside.strip("/")
+    return [place for place in (folder, *folder.parents) if place.is_relative_to(mount.point)]
+
+
+def _text(path: Path) -> str:
+    return os.fsdecode(read(str(path)).strip())
 
 
 @dataclass(slots=True)
 class _Looked:
-    """The last full look at a process, and its quick figure then."""
+    """The last full measurement of a process, and its quick figure then."""
 
     found: Resident
     quick: Resident
@@ -78,7 +131,7 @@ class HostMemory:
         mine = {key: holder for key, holder in holders.items() if DEVICE in holder.devices}
         table = ProcessTable.scan() if mine else ProcessTable({})
         trees = {key: table.tree(holder.roots) for key, holder in mine.items()}
-        uses = {key: self._use(tree) for key, tree in trees.items()}
+        uses = {key: sum(map(self._look, tree), Resident()) for key, tree in trees.items()}
         self._looked = {pid: self._looked[pid] for tree in trees.values() for pid in tree if pid in self._looked}
 
         taken = sum(uses.values(), Resident())
@@ -91,11 +144,8 @@ class HostMemory:
             tuple(WorkerSample(*key, DEVICE, mib_up(use.alone_bytes)) for key, use in uses.items()),
         )
 
-    def _use(self, tree: Iterable[int]) -> Resident:
-        return sum((self._look(pid) for pid in tree), Resident())
-
     def _look(self, pid: int) -> Resident:
-        """A process's use: looked at in full when that is affordable, else the last full look plus the RSS since then."""
+        """A process's use: measured in full when that is affordable, else estimated from the growth of its RSS since."""
         now = self._clock()
         quick = resident_quickly(pid)
         last = self._looked.get(pid)

@@ -1,15 +1,16 @@
 """What a model hub has: the files of a repository at one commit, with their sizes and hashes.
 
-The hub's own client asks; it knows where the hub and the person's token are (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository
-is looked at once, at its revision of that moment; all files are of that commit. io/hub_download.py gets them.
+The hub's client knows the endpoint and the person's token (HF_ENDPOINT, HF_TOKEN, HF_HOME). A repository is listed once,
+and all files are of the commit that it had then. io/hub_download.py gets them.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedReader, BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 TIMEOUT_S: Final = 30.0
-CHUNK: Final = 1024 * 1024
 REFUSED: Final = (401, 403)
 
-# Beside safetensors that transformers can load: the same weights for other programs, and copies of other layouts.
+# Not needed beside safetensors: the same weights for other programs, and in other layouts.
 OTHER_WEIGHTS: Final = (
     *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.onnx_data", "*.tflite", "*.gguf"),
     *("onnx/*", "openvino/*", "original/*", "metal/*", "coreml/*", "flax/*", "runs/*"),
@@ -32,14 +32,14 @@ SAFETENSORS: Final = ("model.safetensors", "model.safetensors.index.json")
 
 
 class HubError(LlmuxError):
-    """The hub doesn't give it; says what to do."""
+    """The hub doesn't give a file; the message has the remedy."""
 
     code = "hub_unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a repository. `digest` is sha256 of large files; of others git's, sha1 with a header."""
+    """A file of a repository. `digest` is sha256 for large files, else git's: sha1 with a header."""
 
     name: str
     size: int
@@ -51,27 +51,20 @@ class File:
         return len(self.digest) == 64
 
     def is_of(self, path: Path) -> bool:
-        """Has the file there this content? Reads all of it."""
-        if path.stat().st_size != self.size:
-            return False
+        """Does the file there have this content? Reads all of it."""
         with path.open("rb") as file:
-            return self._fits(iter(lambda: file.read(CHUNK), b""))
+            return path.stat().st_size == self.size and self.is_content(file)
 
-    def is_content(self, content: bytes) -> bool:
-        """Is it this?"""
-        return len(content) == self.size and self._fits([content])
-
-    def _fits(self, chunks: Iterable[bytes]) -> bool:
+    def is_content(self, stream: BufferedReader | BytesIO) -> bool:
+        """Does it have this content?"""
         header = b"blob %d\0" % self.size
         hashed = hashlib.sha256() if self.is_large else hashlib.sha1(header)  # noqa: S324  # git's choice
-        for chunk in chunks:
-            hashed.update(chunk)
-        return hashed.hexdigest() == self.digest
+        return hashlib.file_digest(stream, lambda: hashed).hexdigest() == self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is wanted of a repository, at one commit."""
+    """The wanted files of a repository, at one commit."""
 
     repo: str
     commit: str
@@ -80,12 +73,12 @@ class Listing:
     kind: Literal["model", "kernel"] = "model"
 
     def url(self, file: File) -> str:
-        """Where the hub has it."""
+        """Its address at the hub."""
         return str(client().hf_hub_url(self.repo, file.name, revision=self.commit, repo_type=self.kind))
 
 
 def content(listing: Listing, file: File) -> bytes:
-    """A small file, without keeping it. Blocks. Raises HubError."""
+    """A small file, not kept. Blocks. Raises HubError."""
     hub = client()
     try:
         response = hub.utils.get_session().get(
@@ -94,13 +87,13 @@ def content(listing: Listing, file: File) -> bytes:
         hub.utils.hf_raise_for_status(response)
     except Exception as error:
         raise explained(error, listing.repo, listing.commit) from error
-    if not file.is_content(response.content):
+    if not file.is_content(BytesIO(response.content)):
         raise HubError(f"{listing.repo}: {file.name} arrived with another hash than the hub says; try again.")
     return bytes(response.content)
 
 
 def look(source: Source) -> Listing:
-    """Ask the hub what the source names. Raises HubError."""
+    """List what the source names. Blocks. Raises HubError."""
     hub = client()
     try:
         info = hub.HfApi().model_info(source.repo, revision=source.revision, files_metadata=True)
@@ -141,7 +134,7 @@ def client() -> ModuleType:
 
 
 def _chosen(source: Source, names: Sequence[str]) -> list[str]:
-    """The files that are wanted. Raises HubError for a pattern that fits none."""
+    """The wanted files. Raises HubError for a pattern that fits none."""
     if source.files:
         chosen: list[str] = []
         for pattern in source.files:
@@ -158,7 +151,7 @@ def _chosen(source: Source, names: Sequence[str]) -> list[str]:
 
 
 def explained(error: BaseException, repo: str, revision: str) -> HubError:
-    """What it means for a person, and what to do."""
+    """The error with its remedy, for a person."""
     hub = client()
     endpoint = hub.constants.ENDPOINT
     match error:
@@ -182,5 +175,5 @@ def explained(error: BaseException, repo: str, revision: str) -> HubError:
 
 
 def line_of(error: BaseException) -> str:
-    """What went wrong, without the lines that say what to do."""
+    """The first line: what went wrong, without advice."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,12 +1,12 @@
 """Downloads files of a hub; an interrupted download costs as little as possible.
 
-Of the two downloaders each file takes one. Ours goes on where it was cut off. The hub's own brings what is stored as Xet,
-chunk by chunk, and files above 50 GB, which plain requests don't get; it keeps nothing of a file that was interrupted.
-Either way a file is in its place only when its size and hash are what the hub says:
+There are two downloaders. Ours resumes. The hub's own fetches what is stored as Xet, and files above 50 GB, which plain
+requests don't get; it keeps nothing of a file that was interrupted. Either way a file takes its place only when its size
+and hash are what the hub says:
 
-    <folder>/<file>                     whole
-    <folder>/<file>.<hash>.part         what is there of it so far; the next attempt asks for the rest
-    <folder>/.llmux-pull.hub/<hash>/    where the hub's own downloader is at work
+    <folder>/<file>                     complete
+    <folder>/<file>.<hash>.part         incomplete; the next attempt asks for the rest
+    <folder>/.llmux-pull.hub/<hash>/    where the hub's own downloader works
     <folder>/.llmux-pull.json           what was hashed when, so that nothing is hashed twice
 """
 
@@ -33,20 +33,20 @@ RECORD: Final = ".llmux-pull.json"
 LOCK: Final = ".llmux-pull.lock"
 ASIDE: Final = ".llmux-pull.hub"
 AT_ONCE: Final = 4
-ATTEMPTS: Final = 5  # in a row that bring nothing
-PASSING: Final = (408, 429)  # the client's fault only for a while
+ATTEMPTS: Final = 5  # in a row without a byte
+PASSING: Final = (408, 429)  # errors of the client that are worth a retry
 FIRST_PAUSE_S: Final = 0.1
 
 Told = Callable[[str], None]
 
 
 def takes_hubs_own(size: int, *, xet: bool, begun: bool, largest_plain: int) -> bool:
-    """Is the hub's own downloader the one for this file? Ours goes on with what it has begun and can end."""
+    """Does the hub's own downloader fetch this file? Ours finishes what it has begun and can finish."""
     return size > largest_plain or (xet and not begun)
 
 
 class Copy:
-    """The files of a listing in a folder: what is there, and how the rest gets there."""
+    """The local copy of a listing: what is there, and how the rest is fetched."""
 
     def __init__(self, listing: Listing, folder: Path) -> None:
         self.listing = listing
@@ -56,15 +56,15 @@ class Copy:
         self._with_hub: File | None = None
 
     def missing(self, *, verify: bool = False) -> list[File]:
-        """Files that aren't there whole. Hashes those that nobody hashed yet; with `verify`, all."""
+        """Files that are missing, incomplete or wrong. Hashes those not hashed before; with `verify`, all."""
         record = self._record()
         return [file for file in self.listing.files if not self._is_there(file, record, verify=verify)]
 
     def size_there(self, file: File) -> int:
-        """How much has come of a file that was missing. Cheap."""
+        """How many bytes have come of a file that was missing. Cheap."""
         if file.name in self._came:
             return file.size
-        with contextlib.suppress(OSError):  # whoever fetches it moves it meanwhile
+        with contextlib.suppress(OSError):  # it may be moved meanwhile
             if file == self._with_hub:
                 sizes = [path.stat().st_size for path in self._aside(file).rglob("*") if path.is_file()]
                 return min(max(sizes, default=0), file.size)
@@ -72,14 +72,14 @@ class Copy:
         return 0
 
     def clear(self) -> None:
-        """Remove what the hub's own downloader left when it was killed, as far as that is possible; it makes no use of it."""
+        """Remove what the hub's own downloader left when it was killed: it can't use that."""
         if (self.folder / ASIDE).exists():
             with contextlib.suppress(OSError), (self.folder / LOCK).open("wb") as file:
                 if lock(file):  # else another pull is at it
                     shutil.rmtree(self.folder / ASIDE)
 
     def fetch(self, files: Sequence[File], tell: Told) -> None:
-        """Get these files, telling of each. Blocks. Raises HubError, or OSError; what came so far stays."""
+        """Get these files, reporting each. Blocks. Raises HubError or OSError; what has come stays."""
         self.folder.mkdir(parents=True, exist_ok=True)
         stop = threading.Event()
         waiting = functools.partial(tell, f"{self.folder}: waiting for another pull to finish")
@@ -87,7 +87,7 @@ class Copy:
             turn(self.folder / LOCK, waiting) as waited,
             ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pull") as threads,
         ):
-            if waited:  # whoever was at it before has most likely fetched them
+            if waited:  # the other pull has most likely fetched them
                 missing = self.missing(verify=True)
                 self._came.update(file.name for file in files if file not in missing)
                 files = [file for file in files if file in missing]
@@ -130,7 +130,7 @@ class Copy:
         return takes_hubs_own(file.size, xet=xet, begun=begun, largest_plain=hub.constants.MAX_HTTP_DOWNLOAD_SIZE)
 
     def _is_xet(self, file: File, stop: threading.Event) -> bool:
-        """Ask the hub how it keeps the file, as its own downloader would. Raises HubError."""
+        """Is the file stored as Xet? Raises HubError."""
         hub, fruitless = client(), 0
         while not stop.is_set():  # the client's own retries can't be stopped
             try:
@@ -143,20 +143,16 @@ class Copy:
         raise InterruptedError
 
     def _download_by_hub(self, file: File, part: Path) -> None:
-        """Let the hub's own downloader fill `part`. It works aside: it would remove an older file before it begins."""
+        """Let the hub's own downloader fill `part`. It works aside, because it removes an older file first."""
         hub, listing = client(), self.listing
         if part.exists() and part.stat().st_size == file.size:
-            return  # ended before it was hashed
-        part.unlink(missing_ok=True)  # of no use, and the room for the file counts on its going
+            return  # interrupted before it was hashed
+        part.unlink(missing_ok=True)  # of no use, and its space is counted as free
         hub.utils.disable_progress_bars()
         self._with_hub = file
         try:
             came = hub.hf_hub_download(
-                listing.repo,
-                file.name,
-                repo_type=listing.kind,
-                revision=listing.commit,
-                local_dir=self._aside(file),
+                listing.repo, file.name, repo_type=listing.kind, revision=listing.commit, local_dir=self._aside(file)
             )
             Path(came).replace(part)
         except Exception as error:
@@ -167,27 +163,23 @@ class Copy:
             shutil.rmtree(self.folder / ASIDE, ignore_errors=True)
 
     def _given_up(self, file: File, error: BaseException) -> HubError:
-        """What it means that the hub's own downloader ended with this."""
+        """Why the hub's own downloader failed, with the remedy."""
         hub, largest = client(), client().constants.MAX_HTTP_DOWNLOAD_SIZE
-        alone = f"files above {largest // 10**9} GB come by Xet alone"
         if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in REFUSED:
             return explained(error, self.listing.repo, self.listing.commit)
         if file.size <= largest:
             remedy = "try again, or with HF_HUB_DISABLE_XET=1, which goes on where it was cut off"
-        elif hub.constants.HF_HUB_DISABLE_XET:
-            remedy = f"unset HF_HUB_DISABLE_XET: {alone}"
-        elif importlib.util.find_spec("hf_xet") is None:
-            remedy = f"reinstall llmux, hf-xet comes along: {alone}"
-        elif isinstance(error, ValueError):
-            remedy = f"set HF_ENDPOINT to a hub that has it as Xet: {alone}"
         else:
-            remedy = "try again: it begins anew"
+            remedy = (
+                f"files above {largest // 10**9} GB come by Xet alone: try later, unset HF_HUB_DISABLE_XET, "
+                "reinstall llmux, hf-xet comes along, or set HF_ENDPOINT to a hub that has it as Xet"
+            )
         return HubError(
             f"{self.listing.repo}: {file.name}: the hub's own downloader gave up ({line_of(error)}); {remedy}"
         )
 
     def _download(self, file: File, part: Path, tell: Told, stop: threading.Event) -> None:
-        """Fill `part` up to the file's size, however often the connection breaks, as long as something comes."""
+        """Fill `part` up to the file's size, however often the connection breaks, as long as bytes come."""
         hub = client()
         fruitless = 0
         part.touch()
@@ -202,9 +194,9 @@ class Copy:
                     if _is_final(error):
                         raise explained(error, self.listing.repo, self.listing.commit) from error
                     problem = error
-                except OSError:  # the disk's: the client's own are none
+                except OSError:  # the disk's: the client's errors are no OSError
                     raise
-                except Exception as error:  # noqa: BLE001  # however it broke: what has come is kept and checked
+                except Exception as error:  # noqa: BLE001  # whatever broke, what has come is kept and checked
                     problem = error
                 if (now := out.tell()) >= file.size:
                     break
@@ -215,7 +207,7 @@ class Copy:
                 _pause(fruitless, stop)
 
     def _read(self, file: File, out: BinaryIO, stop: threading.Event) -> None:
-        """Ask for what is missing, and append it."""
+        """Request what is missing, and append it."""
         hub = client()
         there = out.tell()
         headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
@@ -265,7 +257,7 @@ class Copy:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Will asking again get the same answer?"""
+    """Is a retry useless?"""
     if not isinstance(error, client().errors.HfHubHTTPError):
         return False
     status: int = error.response.status_code
@@ -282,6 +274,6 @@ def _empty(out: BinaryIO) -> None:
 
 
 def _mark(path: Path, file: File) -> list[object]:
-    """What tells that a file is the one that was hashed."""
+    """What identifies a file that was hashed."""
     stat = path.stat()
     return [file.digest, stat.st_size, stat.st_mtime_ns]

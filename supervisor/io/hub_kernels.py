@@ -1,8 +1,8 @@
 """Kernels from the hub, put where a worker's package `kernels` looks for them (runtimes/adapters/hub_kernels.py).
 
-The layout is that of the hub's own cache, which the package reads when it may not ask the hub. A version is found by its
-file in `refs` alone, so that is written last: what was cut off is never taken for whole, and an older commit serves until
-the next one is there. Files lie in the snapshot itself rather than behind links; the package makes no difference.
+The layout is that of the hub's own cache, which the package reads when it may not ask the hub. A version is found only
+through its file in `refs`, which is written last: an incomplete one is never used, and an older commit serves until the
+next one is complete. Files are in the snapshot itself rather than behind links, which makes no difference to the package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def look(kernel: Kernel, build: Build) -> hub.Listing:
-    """Ask the hub for the variants that an environment of this build can load. Raises HubError, also without any."""
+    """List the variants that an environment of this build can load. Raises HubError, also where there is none."""
     client = hub.client()
     try:
         commit = _commit(client, kernel)
@@ -42,20 +42,20 @@ def look(kernel: Kernel, build: Build) -> hub.Listing:
 
 
 def snapshot(cache: Path, listing: hub.Listing) -> Path:
-    """Where its files go."""
+    """The folder of its files."""
     return _folder(cache, listing.repo) / "snapshots" / listing.commit
 
 
 def publish(cache: Path, kernel: Kernel, listing: hub.Listing) -> None:
-    """From now on workers take this commit, all of whose files are there. Raises OSError."""
-    ref = _ref(cache, kernel)
+    """Let workers use this commit, whose files are complete. Raises OSError."""
+    ref = _folder(cache, kernel.repo) / "refs" / kernel.branch
     ref.parent.mkdir(parents=True, exist_ok=True)
     with replacing(ref) as fresh:
         fresh.write_text(listing.commit, encoding="ascii")
 
 
 def _commit(client: ModuleType, kernel: Kernel) -> str:
-    """Found as the package does: a version is a branch, never a tag."""
+    """As the package finds it: a version is a branch, never a tag."""
     branches = client.HfApi().list_repo_refs(kernel.repo, repo_type="kernel").branches
     commits = {branch.name: str(branch.target_commit) for branch in branches}
     if kernel.branch not in commits:
@@ -69,16 +69,11 @@ def _folder(cache: Path, repo: str) -> Path:
     return cache / f"kernels--{repo.replace('/', '--')}"
 
 
-def _ref(cache: Path, kernel: Kernel) -> Path:
-    return _folder(cache, kernel.repo) / "refs" / kernel.branch
-
-
 def _variant(file: hub.File) -> str:
     parts = PurePosixPath(file.name).parts
     return parts[1] if len(parts) > 2 else ""
 
 
 def _words(build: Build) -> str:
-    torch = f"torch {build.torch[0]}.{build.torch[1]}, " if build.torch is not None else ""
-    cuda = f"CUDA {build.cuda[0]}.{build.cuda[1]}, " if build.cuda is not None else ""
-    return f"{torch}{cuda}{build.machine}"
+    versions = (("torch", build.torch), ("CUDA", build.cuda))
+    return ", ".join([*(f"{name} {v[0]}.{v[1]}" for name, v in versions if v is not None), build.machine])

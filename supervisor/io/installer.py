@@ -1,11 +1,10 @@
 """Filling an environment with packages, by the uv that is installed with llmux.
 
-Locks are installed by hash and without asking what packages depend on, so nothing that isn't in a lock comes in, and
-nothing can replace torch by another build. Where torch's build isn't the one of its lock it comes last: everything it
-needs is there by then, it brings only what belongs to its build.
+Locks are installed by hash and without dependencies, so nothing else is installed and nothing replaces torch by another
+build. If torch's build isn't that of its lock, it is installed last and adds only what belongs to its build.
 
-uv inherits the environment, so its settings of indexes, mirrors and certificates work. It doesn't read pip's settings;
-folders of wheels that those name are handed to it.
+uv inherits the environment, so its settings of indexes, mirrors and certificates work. It doesn't read pip's settings, so
+it is given the folders of wheels that they name.
 """
 
 from __future__ import annotations
@@ -38,15 +37,18 @@ class InstallError(LlmuxError):
 
 
 def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, progress: Progress) -> None:
-    """Make a new environment there. Raises InstallError, and leaves what it has made so far."""
+    """Make a new environment there. Raises InstallError, and leaves what it has made."""
     if not any(pinned(lock) for lock in recipe.locks(device)):
         raise InstallError(f"{recipe.name} has no packages for {device}; choose another --device.")
-    program = find_uv()
+    try:
+        program = uv.find_uv_bin()
+    except FileNotFoundError as error:
+        raise InstallError("The uv that belongs to llmux is not there any more; install llmux again.") from error
     links = wheel_folders()
     environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     if links:
         environ["UV_FIND_LINKS"] = ",".join(links)
-    environ["UV_NO_WRAP"] = "1"  # the last line of a failure is told alone
+    environ["UV_NO_WRAP"] = "1"  # the last line of a failure is shown alone
     progress(f"creating {path}")
     run(
         [program, "venv", "--quiet", "--no-project", "--python", python or sys.executable, str(path)], environ, progress
@@ -60,7 +62,6 @@ def fill(path: Path, recipe: Recipe, device: Device | None, python: str | None, 
 
 
 def site_packages(path: Path) -> Path:
-    """Where the environment's packages are."""
     found = sorted(path.glob("lib/python*/site-packages"))
     if not found:
         raise InstallError(f"{path} has no packages.")
@@ -68,23 +69,14 @@ def site_packages(path: Path) -> Path:
 
 
 def version_of(path: Path) -> tuple[int, int]:
-    """The environment's Python."""
     major, minor = site_packages(path).parent.name.removeprefix("python").split(".")
     return int(major), int(minor)
 
 
-def find_uv() -> str:
-    """The uv that was installed with llmux. Raises InstallError where it has gone."""
-    try:
-        return uv.find_uv_bin()
-    except FileNotFoundError as error:
-        raise InstallError("The uv that belongs to llmux is not there any more; install llmux again.") from error
-
-
 def wheel_folders() -> tuple[str, ...]:
-    """Where the settings for uv say that wheels lie, else those for pip: its variable, else its files.
+    """The folders of wheels in uv's settings, else in pip's: its variable, else its files.
 
-    Folders that pip would pass over because they aren't there are left out: uv fails on them.
+    Missing folders are left out: pip skips them, but uv fails.
     """
     if named := os.environ.get("UV_FIND_LINKS"):
         return tuple(link for link in re.split(r"[,\s]+", named) if link)
@@ -94,7 +86,7 @@ def wheel_folders() -> tuple[str, ...]:
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> None:
-    """Run it to its end, telling each line. Raises InstallError with the last ones."""
+    """Run it to its end, reporting each line. Raises InstallError with the last ones."""
     lines: list[str] = []
     with subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ, text=True
@@ -116,7 +108,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
 
 
 def _pip_files() -> list[Path]:
-    """Where pip looks for its settings; what counts more comes first. $PIP_CONFIG_FILE stands for the user's own files."""
+    """Pip's files of settings, the most important first. $PIP_CONFIG_FILE replaces the user's own."""
     variable = os.environ.get
     named, home, site = Path(variable("PIP_CONFIG_FILE", "")), Path.home(), Path(sys.prefix, "pip.conf")
     if str(named) == os.devnull:
@@ -144,7 +136,7 @@ def _torch(version: str, device: Device, links: Sequence[str], python: tuple[int
     if named is None and (local := local_torch(version, device, links, python)) is not None:
         folders = [word for link in links for word in ("--find-links", link)]
         return [f"torch=={local}", *folders]
-    # uv finds out by itself which of AMD's platforms is here.
+    # uv detects the version of ROCm itself.
     return [f"torch=={version}", "--torch-backend", named or ("auto" if device == "rocm" else device)]
 
 

@@ -1,12 +1,13 @@
-"""The end of a worker's log, and the class of its crash, told from that and its exit code.
+"""Workers' logs: their last lines, what is new in them, and the class of a crash.
 
-One ordered table decides. What says most about the cause comes first: running out of memory is usually followed by messages
-of other classes ("failed to load model"), never the other way round. The first line that matches is the
+One ordered table decides the class. What says most about the cause comes first: running out of memory is usually followed
+by messages of other classes ("failed to load model"), never the other way round. The first line that matches is the
 summary, because programs report the cause before its consequences.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from supervisor.core.types import Crash, CrashClass
 
 TELLING_LINES = 200  # a cause can stand a long traceback before the end
 _KEPT_LINES = 20
+MOST_BYTES = 256 * 1024  # at one look; of a flood only the end is shown
 _LINE_CHARS = 500
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _STAMP = re.compile(r"^(?:\d+\.\d\d\.\d{3}\.\d{3} [DIWE] )?(?:[EWI] )?\s*(?:(?:srv|cmn|slot) +)?")  # llama.cpp's
@@ -143,11 +145,57 @@ def tail(path: Path, lines: int, max_bytes: int = 64 * 1024) -> tuple[str, ...]:
 
 
 def cleaned(text: str) -> list[str]:
-    """The lines of a log for showing, without the empty ones: see `tail`."""
+    """The non-empty lines of a log, for showing: see `tail`."""
     shown = (
         _ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()[:_LINE_CHARS] for line in text.split("\n")
     )
     return [line for line in shown if line]
+
+
+class LogFollower:
+    """Reads a log while it is written. Blocks on the file; one reader at a time.
+
+    A start begins the file anew (another file of the same name), and a log over its limit is truncated. The file's identity
+    and size show both, and reading goes on at the beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity: int | None = None
+        self._offset = 0
+        self._partial = b""
+
+    def begin(self, lines: int) -> list[str]:
+        """At most the last `lines` whole lines so far; `read` goes on after them."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return []
+        self._identity, self._offset = found.st_ino, max(0, found.st_size - MOST_BYTES)
+        is_cut = self._offset > 0
+        there = self.read()
+        return there[max(is_cut, len(there) - lines) :]
+
+    def read(self) -> list[str]:
+        """The whole lines since the last call, cleaned for showing; a line says when some were left out."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._identity or found.st_size < self._offset:
+                    self._identity, self._offset, self._partial = found.st_ino, 0, b""
+                left_out = max(0, found.st_size - self._offset - MOST_BYTES)
+                file.seek(self._offset + left_out)
+                data = file.read(MOST_BYTES)
+        except OSError:
+            return []
+        self._offset += left_out + len(data)
+        whole, found_end, rest = (self._partial + data if not left_out else data).rpartition(b"\n")
+        if not found_end:
+            self._partial = rest[-MOST_BYTES:]
+            return []
+        self._partial = rest
+        lines = cleaned(whole.decode("utf-8", "replace"))
+        return [f"[{left_out} bytes left out]", *lines] if left_out else lines
 
 
 def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False) -> Crash:

@@ -1,8 +1,7 @@
 """Device memory: what is free and who uses it, measured off the event loop.
 
-A `MemoryReader` knows one kind of device and blocks; `ThreadedSampler` runs its readings in threads, one at a time, and
-gives the last values marked stale when a reading does not come in time. Memory is whole MiB: free is rounded down, use
-is rounded up.
+A `MemoryReader` knows one kind of device and blocks. A `ThreadedSampler` runs its readings in threads, one at a time, and
+gives the last values, marked stale, when a reading is late. Memory is whole MiB: free is rounded down, use is rounded up.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 def default_margin_mib(total_mib: int) -> int:
-    """What is never leased, so that small errors of an estimate are not an out-of-memory."""
+    """Never leased, so that small errors of an estimate don't exhaust the memory."""
     return max(512, total_mib * 3 // 100)
 
 
@@ -41,7 +41,7 @@ def mib_up(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device as found. `total_mib` is what could be free on it if nothing ran (host: the budget)."""
+    """A device. `total_mib` is what is free when nothing runs (host: the budget)."""
 
     id: DeviceId
     kind: DeviceKind
@@ -54,7 +54,7 @@ class DeviceInfo:
 
     @property
     def key(self) -> str:
-        """What learned footprints are kept under: the same card keeps its key when others are added or removed."""
+        """The key of learned footprints: a card keeps it when others are added or removed."""
         return self.uuid or self.id
 
     @property
@@ -73,8 +73,7 @@ class DeviceInfo:
 class HolderPids:
     """A worker that holds memory on `devices`: the trees below `roots` are its processes.
 
-    `roots` may be empty while it is being spawned. `loading` is True until it is ready; only a loading worker's use can
-    be told from the fall of the device's free memory, where nothing better is known.
+    `roots` is empty while it is being spawned. `loading` is True until it is ready.
     """
 
     devices: Devices
@@ -87,7 +86,7 @@ Holders = Mapping[WorkerKey, HolderPids]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One reading of a reader's devices and of the workers on them."""
+    """What a reader measured of its devices and of the workers on them."""
 
     devices: tuple[DeviceSample, ...]
     workers: tuple[WorkerSample, ...]
@@ -104,12 +103,12 @@ class MemoryReader(Protocol):
 
 
 class DriverUnavailableError(Exception):
-    """No driver here for this kind of device, or none that answers; the text says which."""
+    """There is no driver for this kind of device, or it doesn't answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFound:
-    """A device that can be used, or the reason why it can't."""
+    """A device, or the reason why it can't be used."""
 
     index: int
     uuid: str
@@ -120,7 +119,7 @@ class DeviceFound:
 
 
 class Driver(Protocol):
-    """An open driver of one kind of accelerators. Blocks, up to seconds where a device sleeps."""
+    """An open driver of one kind of accelerator. Blocks, up to seconds where a device sleeps."""
 
     def find(self) -> Sequence[DeviceFound]:
         """Every device, usable or not, by index. Raises DriverUnavailableError."""
@@ -142,11 +141,10 @@ class MemorySampler(Protocol):
 
 
 class ThreadedSampler:
-    """Runs a reader off the event loop. A reading that hangs costs one thread and marks what it would measure stale.
+    """Runs a reader off the event loop. A reading that hangs costs one thread and makes its values stale.
 
-    While a reading is under way further calls wait for that one instead of starting another, each no longer than
-    `timeout_s`. The result says when its reading began, so that a late one can be told from a fresh one. The threads
-    are daemonic: a reading stuck in a driver must not keep the daemon from exiting.
+    While a reading runs, further calls wait for it, each at most `timeout_s`. The result says when its reading began. The
+    threads are daemonic: a reading stuck in a driver must not prevent the daemon's exit.
     """
 
     def __init__(
@@ -168,7 +166,7 @@ class ThreadedSampler:
 
     async def sample(self, holders: Holders) -> MemorySampled:
         if self._running is None:
-            wanted = dict(holders)  # the caller's may change while the thread looks at it
+            wanted = dict(holders)  # the caller may change its own meanwhile
             self._running = in_thread(lambda: self._read(wanted))
             self._running.add_done_callback(self._settle)
         try:
@@ -219,7 +217,7 @@ class ThreadedSampler:
 
 
 class CompositeSampler:
-    """Several samplers as one: a GPU driver that hangs doesn't hold up the reading of host memory."""
+    """Several samplers as one: a GPU driver that hangs doesn't delay the reading of host memory."""
 
     def __init__(self, samplers: Sequence[MemorySampler]) -> None:
         self._samplers = tuple(samplers)
@@ -237,25 +235,15 @@ class CompositeSampler:
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `work` in a daemon thread of its own. Cancelling the future leaves the thread to its end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(settle: Callable[[], None]) -> None:
-        if not future.done():
-            settle()
+    """Run `work` in a daemon thread of its own, which cancelling the future doesn't end."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # so that it can't be cancelled
 
     def run() -> None:
-        settle: Callable[[], None]
         try:
-            result = work()
-        except Exception as error:  # noqa: BLE001  # handed on to whoever awaits the future
-            failure = error
-            settle = lambda: future.set_exception(failure)  # noqa: E731  # one of two ways to settle, side by side
-        else:
-            settle = lambda: future.set_result(result)  # noqa: E731
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, settle)
+            result.set_result(work())
+        except Exception as error:  # noqa: BLE001  # whoever awaits the future gets it
+            result.set_exception(error)
 
     threading.Thread(target=run, name="memory", daemon=True).start()
-    return future
+    return asyncio.wrap_future(result)

@@ -1,7 +1,4 @@
-"""Tells systemd the daemon's state: sd_notify(3) and sd_listen_fds(3), a datagram and two variables.
-
-Does nothing where the daemon wasn't started by systemd.
-"""
+"""Tells systemd the daemon's state, by sd_notify(3) and sd_listen_fds(3), if systemd started it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ FIRST_FD: Final = 3
 
 
 def notify(*lines: str) -> None:
-    """Send these lines, e.g. `READY=1`. Silent when nobody listens; never blocks."""
+    """Send these lines, such as `READY=1`. Silent when nobody listens; never blocks."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -31,12 +28,12 @@ def reloading() -> None:
 
 
 def stopping(within_s: float) -> None:
-    """The end begins, and may take so long; else the unit's TimeoutStopSec counts, which knows nothing of our settings."""
+    """Shutdown begins and may take this long; otherwise the unit's TimeoutStopSec counts, which ignores our settings."""
     notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
 
 def watchdog_interval_s() -> float | None:
-    """How often `WATCHDOG=1` is due, half of what systemd allows; None when it doesn't watch us."""
+    """The interval of `WATCHDOG=1`, half of what systemd allows; None when it doesn't watch us."""
     if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     limit_us = os.environ.get("WATCHDOG_USEC", "")

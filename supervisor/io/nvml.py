@@ -1,10 +1,10 @@
 """NVIDIA GPUs through NVML: free memory and, where the driver can tell, what each process takes.
 
-NVML only asks the driver; no CUDA context is ever created here (one would cost hundreds of MiB on every GPU). Decisions
-rest on `free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it
-shows our own processes or at least processes that exist here: inside a container it may be empty, or hold the host's
-pids. Where it isn't believed a worker's use is told from the fall of free memory (`free_delta`), and what others take
-is unknown. A GPU that can't be read keeps its last values, marked stale, while NVML is initialised anew with backoff.
+NVML only asks the driver: no CUDA context is created, which would cost hundreds of MiB on every GPU. Decisions rest on
+`free`, which means the same in every NVML version, unlike `used`. The process list is believed only where it shows our own
+processes, or at least processes that exist here: in a container it may be empty or hold the host's pids. Otherwise a
+worker's use is the fall of free memory (`free_delta`), and what others take is unknown. A GPU that can't be read keeps its
+last values, marked stale, while NVML is initialised again with backoff.
 
 Tests set LLMUX_NVML_MODULE to a module's name or path: it is loaded instead of `pynvml`.
 """
@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from types import ModuleType
 
 import structlog
 
@@ -46,40 +46,6 @@ RETRY_MAX_S = 60.0
 log = structlog.get_logger(__name__)
 
 
-class _Memory(Protocol):
-    total: int
-    free: int
-
-
-class _Memory2(_Memory, Protocol):
-    reserved: int
-
-
-class _Process(Protocol):
-    pid: int
-    usedGpuMemory: int | None  # noqa: N815  # NVML's name
-
-
-class Nvml(Protocol):
-    """What we use of the `pynvml` module. Its functions raise its `NVMLError`."""
-
-    NVMLError: type[Exception]
-    nvmlMemory_v2: int  # noqa: N815  # NVML's name, like all below
-
-    def nvmlInit(self) -> None: ...  # noqa: N802
-    def nvmlShutdown(self) -> None: ...  # noqa: N802
-    def nvmlSystemGetDriverVersion(self) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
-    def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> object: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetName(self, handle: object) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetMigMode(self, handle: object) -> Sequence[int]: ...  # noqa: N802
-    def nvmlDeviceGetMemoryInfo(self, handle: object, version: int | None = None) -> _Memory: ...  # noqa: N802
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> Sequence[_Process]: ...  # noqa: N802
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: object) -> Sequence[_Process]: ...  # noqa: N802
-
-
 @dataclass(slots=True)
 class _Gpu:
     info: DeviceInfo
@@ -91,13 +57,13 @@ class _Gpu:
 
 
 Listed = Mapping[int, int | None]
-"""A device's process list: pid to bytes, None where the driver does not say."""
+"""A device's process list: pid to bytes, None where unknown."""
 
 
-def load_nvml() -> Nvml:
+def load_nvml() -> ModuleType:
     """Import `pynvml`, or what LLMUX_NVML_MODULE names. Importing talks to no driver.
 
-    Raises DriverUnavailableError where the driver's library isn't there: the module alone takes 4 MiB.
+    Raises DriverUnavailableError where the driver's library is missing: the module alone takes 4 MiB.
     """
     name = os.environ.get("LLMUX_NVML_MODULE", "pynvml")
     if name.endswith(".py"):
@@ -106,20 +72,20 @@ def load_nvml() -> Nvml:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return cast("Nvml", module)
+        return module
     if name == "pynvml":
         try:
             ctypes.CDLL("libnvidia-ml.so.1")
         except OSError as error:
             raise DriverUnavailableError("NVML Shared Library Not Found") from error  # as NVML says it
-    return cast("Nvml", importlib.import_module(name))
+    return importlib.import_module(name)
 
 
 class NvmlSession:
     """An initialised NVML. Raises DriverUnavailableError where there is none. Blocks, up to seconds on an idle GPU."""
 
-    def __init__(self, nvml: Nvml | None = None) -> None:
-        self.nvml = nvml or load_nvml()
+    def __init__(self) -> None:
+        self.nvml = load_nvml()
         try:
             self.nvml.nvmlInit()
             self.driver = _text(self.nvml.nvmlSystemGetDriverVersion())
@@ -127,14 +93,13 @@ class NvmlSession:
             raise DriverUnavailableError(str(error)) from error
 
     def find(self) -> tuple[DeviceFound, ...]:
-        """Every GPU, usable or not, by index. Raises DriverUnavailableError."""
+        """See `Driver`."""
         try:
             return tuple(self._look(index) for index in range(self.nvml.nvmlDeviceGetCount()))
         except self.nvml.NVMLError as error:
             raise DriverUnavailableError(str(error)) from error
 
     def reader(self, devices: Sequence[tuple[DeviceFound, int | None]]) -> NvmlReader:
-        """For some of them, each with its margin in MiB (None: the default)."""
         return NvmlReader(self, devices)
 
     def _look(self, index: int) -> DeviceFound:
@@ -150,17 +115,17 @@ class NvmlSession:
 
     def _in_mig_mode(self, handle: object) -> bool:
         try:
-            return self.nvml.nvmlDeviceGetMigMode(handle)[0] == 1
+            return bool(self.nvml.nvmlDeviceGetMigMode(handle)[0] == 1)
         except self.nvml.NVMLError:
-            return False  # not supported: most GPUs
+            return False  # most GPUs have no MIG
 
     def _total(self, handle: object) -> int:
-        """What is free when nothing runs: version 2 tells what the driver keeps for itself, version 1 doesn't."""
+        """What is free when nothing runs: version 2 knows what the driver keeps for itself, version 1 doesn't."""
         try:
-            memory = cast("_Memory2", self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2))
+            memory = self.nvml.nvmlDeviceGetMemoryInfo(handle, version=self.nvml.nvmlMemory_v2)
         except self.nvml.NVMLError:
-            return self.nvml.nvmlDeviceGetMemoryInfo(handle).total
-        return memory.total - memory.reserved
+            return int(self.nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return int(memory.total - memory.reserved)
 
 
 class NvmlReader:
@@ -176,7 +141,7 @@ class NvmlReader:
         self._nvml = session.nvml
         self._clock = clock
         self._gpus = tuple(_Gpu(_info(gpu, margin_mib, session.driver), gpu.handle) for gpu, margin_mib in gpus)
-        self._pids_are_ours = False  # the list has shown our own processes: same pid namespace
+        self._pids_are_ours = False  # the list has shown our processes: same pid namespace
         self._retry_after_s = RETRY_FIRST_S
         self._retry_at: float | None = None  # set while something can't be read
 
@@ -212,7 +177,7 @@ class NvmlReader:
         if listed is not None:
             if any(pid in listed for pid in ours):
                 self._pids_are_ours = True
-            # Memory that no listed process explains: the list hides somebody, or a dead process's is not back yet.
+            # Memory of no listed process: the list hides somebody, or that of a dead process is not back yet.
             hidden_mib = gpu.info.total_mib - free_mib - sum(mib_up(size or 0) for size in listed.values())
             complete = hidden_mib <= max(gpu.info.margin_mib, default_margin_mib(gpu.info.total_mib))
             gpu.used = {key: self._use(listed, trees[key], deltas[key], complete=complete) for key in mine}
@@ -237,7 +202,7 @@ class NvmlReader:
         return delta
 
     def _processes(self, handle: object) -> Listed | None:
-        """Bytes by pid; None where the driver gives no list. A process that both computes and draws is in both lists."""
+        """None where the driver gives no list. A process that both computes and draws is in both lists."""
         try:
             compute = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except self._nvml.NVMLError:
@@ -268,7 +233,7 @@ class NvmlReader:
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
-            log.debug("nvml.shutdown_failed")  # it was not initialised: that is why we are here
+            log.debug("nvml.shutdown_failed")  # it was not initialised
         try:
             self._nvml.nvmlInit()
             for gpu in self._gpus:
@@ -278,16 +243,9 @@ class NvmlReader:
 
 
 def _info(gpu: DeviceFound, margin_mib: int | None, driver: str) -> DeviceInfo:
-    return DeviceInfo(
-        DeviceId(CUDA.device_id(gpu.index)),
-        CUDA,
-        gpu.name,
-        gpu.total_mib,
-        default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib,
-        index=gpu.index,
-        uuid=gpu.uuid,
-        driver=driver,
-    )
+    margin_mib = default_margin_mib(gpu.total_mib) if margin_mib is None else margin_mib
+    device = DeviceId(CUDA.device_id(gpu.index))
+    return DeviceInfo(device, CUDA, gpu.name, gpu.total_mib, margin_mib, gpu.index, gpu.uuid, driver)
 
 
 def _text(value: str | bytes) -> str:

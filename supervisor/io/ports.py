@@ -1,10 +1,10 @@
 """Ports for workers: from a configured range, checked before they are given, and theirs alone afterwards.
 
-A port that is handed out was free a moment ago, which is no promise: the worker binds it later, and with SO_REUSEPORT
-two processes can even share it in silence. So `owner_check` says afterwards, from the kernel's tables, whether every
-listening socket of the port belongs to the worker's own process tree. No request should go there before it does.
+A leased port was free a moment ago, which is no promise: the worker binds it later, and with SO_REUSEPORT two processes
+can share it. So `owner_check` asks the kernel whether every listening socket of the port belongs to the worker's own
+process tree. No request may go there before that is so.
 
-The kernel is asked by netlink (sock_diag(7): 60 µs for the listening sockets alone); where that isn't to be had, by
+The kernel is asked by netlink (sock_diag(7): 60 µs for the listening sockets alone), or where that isn't available through
 /proc/net/tcp, for which it walks its whole table of connections (milliseconds).
 """
 
@@ -15,7 +15,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 
 from supervisor.errors import UnavailableError
@@ -32,35 +31,12 @@ _PORT_AT, _INODE_AT, _ANSWER_BYTES = 4, 68, 72  # in struct inet_diag_msg; the p
 
 
 class Ownership(StrEnum):
-    """Who listens on a port, seen from one process tree."""
+    """Who listens on a port, seen from one process tree. The values are for people."""
 
-    NOBODY = "nobody"
-    OURS = "ours"  # all listening sockets belong to the tree
-    SHARED = "shared"  # some do: another process takes a part of the connections
-    FOREIGN = "foreign"  # none does: whatever answers there is an impostor
-
-
-@dataclass(frozen=True, slots=True)
-class PortOwnership:
-    """The answer of `owner_check`; `foreign` are the socket inodes that aren't the tree's."""
-
-    ownership: Ownership
-    foreign: frozenset[int] = frozenset()
-
-    @property
-    def ok(self) -> bool:
-        """May requests go there?"""
-        return self.ownership is Ownership.OURS
-
-    @property
-    def detail(self) -> str:
-        """For people."""
-        return {
-            Ownership.NOBODY: "nobody listens on it",
-            Ownership.OURS: "only the worker listens on it",
-            Ownership.SHARED: "another process listens on it beside the worker and would get a part of its requests",
-            Ownership.FOREIGN: "another process listens on it, not the worker",
-        }[self.ownership]
+    NOBODY = "nobody listens on it"
+    OURS = "only the worker listens on it"
+    SHARED = "another process listens on it beside the worker and would get a part of its requests"
+    FOREIGN = "another process listens on it, not the worker"
 
 
 class PortRange:
@@ -79,7 +55,7 @@ class PortRange:
         Raises UnavailableError when every port of the range is leased or in use. About 100 µs.
         """
         assert holder not in self._held, f"{holder} already holds port {self._held[holder]}"
-        busy = _listening_ports()
+        busy = {port for port, _ in _listening()}
         # Connections in TIME_WAIT don't keep a worker from binding, but a port without any is the better choice.
         for clean in (True, False):
             for port in self._free:
@@ -98,10 +74,6 @@ class PortRange:
         port = self._held.pop(holder, None)
         if port is not None:
             self._free.append(port)
-
-    def holders(self) -> dict[Hashable, int]:
-        """Who holds which port."""
-        return dict(self._held)
 
 
 def can_bind(host: str, port: int, *, clean: bool = False) -> bool:
@@ -147,10 +119,6 @@ def _ask_kernel(family: int) -> Iterator[tuple[int, int]]:
                 at += (length + 3) & ~3
 
 
-def _listening_ports() -> frozenset[int]:
-    return frozenset(port for port, _ in _listening())
-
-
 def listeners(port: int) -> frozenset[int]:
     """The inodes of the sockets that listen on this port, on any address."""
     return frozenset(inode for other, inode in _listening() if other == port)
@@ -168,29 +136,19 @@ def who_listens(port: int) -> str | None:
     return None
 
 
-def owner_check(port: int, pids: Iterable[int]) -> PortOwnership:
+def owner_check(port: int, pids: Iterable[int]) -> Ownership:
     """Do all sockets that listen on the port belong to these processes?
 
-    Looks only until all are found: some 100 µs for a worker that is the first of `pids`. Raises OSError only when we are
-    out of descriptors or memory.
+    Stops when all are found: some 100 µs for a worker that is the first of `pids`. Raises OSError only when we are out of
+    descriptors or memory.
     """
-    missing = set(listeners(port))
-    if not missing:
-        return PortOwnership(Ownership.NOBODY)
-    total = len(missing)
+    sockets = {f"socket:[{inode}]" for inode in listeners(port)}
+    if not sockets:
+        return Ownership.NOBODY
+    missing = set(sockets)
     for pid in pids:
-        missing.difference_update(_sockets(pid, missing))
-        if not missing:
-            return PortOwnership(Ownership.OURS)
-    return PortOwnership(Ownership.FOREIGN if len(missing) == total else Ownership.SHARED, frozenset(missing))
-
-
-def _sockets(pid: int, wanted: set[int]) -> set[int]:
-    names = {f"socket:[{inode}]": inode for inode in wanted}
-    found: set[int] = set()
-    for target in procfs.open_files(pid):
-        if target in names:
-            found.add(names[target])
-            if len(found) == len(names):
-                break
-    return found
+        for target in procfs.open_files(pid):
+            missing.discard(target)
+            if not missing:
+                return Ownership.OURS
+    return Ownership.FOREIGN if missing == sockets else Ownership.SHARED

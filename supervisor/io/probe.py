@@ -1,8 +1,8 @@
-"""Is a worker there? Probes over HTTP, and the pure state machines that judge their answers.
+"""Probes over HTTP, and the pure state machines that judge their results.
 
-A probe never raises for trouble of the network: it answers ok, not ok, or *inconclusive* when the trouble is our own (no
-descriptors left, our event loop stalled), which must never count against a worker. Each probe is a new connection: a
-kept one would prove nothing about the worker's accepting, and its closing by the worker would look like a failure.
+A probe never raises for network errors. It is ok, not ok, or *inconclusive* when the trouble is our own (no descriptors
+left, our event loop stalled), which must never count against a worker. Each probe opens a connection: a kept one would not
+prove that the worker accepts any, and its closing would look like a failure.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from supervisor.errors import UpstreamError
 from supervisor.io import procfs
@@ -21,8 +20,13 @@ from supervisor.io.memory import MIB
 from supervisor.io.procfs import ProcessTable, bytes_read, resident_quickly
 from supervisor.io.upstream import UpstreamPool, UpstreamResponse
 
+Address = tuple[str, int]
+"""A host's IP address and a port."""
+
 BODY_LIMIT = 16 * 1024
 DETAIL_LENGTH = 200
+READINESS_FAILURES = 3
+LIVENESS_FAILURES = 6
 RSS_STEP = MIB
 """Growth of a process that counts as progress; a process that only waits moves by a few pages."""
 
@@ -32,7 +36,7 @@ OUR_OWN_TROUBLE = procfs.OUR_OWN_TROUBLE | {errno.EADDRNOTAVAIL}
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One answer. `status` is None without one; `detail` is a line for people; `inconclusive` says nothing either way."""
+    """`status` is None without an answer; `detail` is a line for people."""
 
     ok: bool
     status: int | None
@@ -40,37 +44,30 @@ class ProbeResult:
     inconclusive: bool = False
 
 
-async def check_health(base_url: str, path: str, headers: Mapping[str, str], timeout_s: float) -> ProbeResult:
+async def check_health(address: Address, path: str, timeout_s: float, auth: str | None = None) -> ProbeResult:
     """Ask for `path`; any 2xx is ok. Follows no redirect, uses no proxy, reads little more than BODY_LIMIT bytes.
 
-    `base_url` is `http://host:port`. Connecting and the exchange take at most `timeout_s` together.
+    Connecting and the exchange take at most `timeout_s` together. `auth` is for the Authorization header.
     """
-    place = urlsplit(base_url)
-    assert place.scheme == "http", base_url
-    assert place.hostname is not None, base_url
-    assert place.port is not None, base_url
     began = time.monotonic()
-    upstream = UpstreamPool(place.hostname, place.port, connect_s=2 * timeout_s)
+    upstream = UpstreamPool(*address, auth, connect_s=2 * timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-            return await judged(await upstream.request("GET", path.encode(), fields))
+            return await judged(await upstream.request("GET", path.encode(), []))
     except (OSError, UpstreamError) as error:
         return _failed(error, began, timeout_s)
     finally:
         upstream.close()
 
 
-async def check_ready(base_url: str, path: str, then: str | None, auth: str | None, timeout_s: float) -> ProbeResult:
-    """Ask for `path`, and once that is ok for `then` with this Authorization; the first answer that isn't ok, or the last."""
-    probe = await check_health(base_url, path, {}, timeout_s)
-    if not probe.ok or then is None:
-        return probe
-    return await check_health(base_url, then, {"Authorization": auth} if auth else {}, timeout_s)
+async def check_ready(address: Address, path: str, then: str | None, auth: str | None, timeout_s: float) -> ProbeResult:
+    """Ask for `path`, and once that is ok, for `then` with this Authorization."""
+    probe = await check_health(address, path, timeout_s)
+    return await check_health(address, then, timeout_s, auth) if probe.ok and then is not None else probe
 
 
 async def judged(response: UpstreamResponse, asked: str = "") -> ProbeResult:
-    """What this response says; `asked` is put before its status. Reads what it needs, and closes it."""
+    """What this response says, with `asked` before its status. Closes it."""
     try:
         body = await response.read(BODY_LIMIT)
     finally:
@@ -82,7 +79,7 @@ async def judged(response: UpstreamResponse, asked: str = "") -> ProbeResult:
 
 def _failed(error: Exception, began: float, timeout_s: float) -> ProbeResult:
     if isinstance(error, TimeoutError):
-        # Far later than it should have fired: it was our own loop that did not run, not the worker.
+        # The timeout fired far too late: our own loop did not run.
         stalled = time.monotonic() - began > 2 * timeout_s + 1
         detail = "our event loop was stalled" if stalled else f"no answer within {timeout_s:g} s"
         return ProbeResult(False, None, detail, inconclusive=stalled)
@@ -92,7 +89,7 @@ def _failed(error: Exception, began: float, timeout_s: float) -> ProbeResult:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and all that led to it."""
+    """The error and its causes."""
     while error is not None:
         yield error
         if isinstance(error, BaseExceptionGroup):
@@ -110,45 +107,35 @@ def startup_delay_s(elapsed_s: float, longest_s: float = 0.5) -> float:
 
 
 class Readiness:
-    """May requests go to it? Not after `fall` failures in a row; again after `rise` successes."""
+    """May requests go to it? Not after READINESS_FAILURES in a row, until one probe succeeds."""
 
-    def __init__(self, fall: int = 3, rise: int = 1, *, ready: bool = True) -> None:
-        self._fall, self._rise = fall, rise
-        self._against = 0  # answers in a row that contradict `ready`
+    def __init__(self, *, ready: bool = True) -> None:
         self.ready = ready
+        self._failures = 0  # in a row
 
     def observe(self, result: ProbeResult) -> bool:
-        """Take an answer in; True when `ready` has changed by it."""
+        """Take a result in; True when it changes `ready`."""
         if result.inconclusive:
             return False
-        if result.ok == self.ready:
-            self._against = 0
-            return False
-        self._against += 1
-        if self._against < (self._fall if self.ready else self._rise):
-            return False
-        self.ready, self._against = not self.ready, 0
-        return True
+        self._failures = 0 if result.ok else self._failures + 1
+        before = self.ready
+        self.ready = result.ok or (before and self._failures < READINESS_FAILURES)
+        return self.ready != before
 
 
 class Liveness:
-    """Must it be replaced? After `fall` failures in a row during which no bytes flowed from it."""
+    """Must it be replaced? After LIVENESS_FAILURES in a row during which it sent no byte."""
 
-    def __init__(self, fall: int = 6) -> None:
-        self._fall = fall
+    def __init__(self) -> None:
         self._failures = 0
 
-    @property
-    def dead(self) -> bool:
-        return self._failures >= self._fall
-
     def observe(self, result: ProbeResult, *, bytes_flowed: bool = False) -> bool:
-        """Take an answer in; True when it is now dead. `bytes_flowed`: since the last answer; it is alive, if busy."""
+        """Take a result in; True when it is dead. `bytes_flowed`: since the last result, so it is busy but alive."""
         if result.ok or bytes_flowed:
             self._failures = 0
         elif not result.inconclusive:
             self._failures += 1
-        return self.dead
+        return self._failures >= LIVENESS_FAILURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,21 +170,15 @@ class StartupPatience:
     def observe(self, progress: Progress, now: float) -> str | None:
         """Take a look in; the reason to give up, or None."""
         last = self._last
-        # A log may also shrink: it is bounded, and rotated. Members of the tree that end take their counts with them.
-        if progress.log_size != last.log_size or progress.bytes_read > last.bytes_read:
+        grown = progress.rss - last.rss
+        # A log may also shrink: it is bounded, and rotated. Processes that end take their counts with them.
+        if progress.log_size != last.log_size or progress.bytes_read > last.bytes_read or grown >= RSS_STEP:
             self._moved_at = now
-        if progress.rss >= last.rss + RSS_STEP:
-            self._moved_at = now
-        self._last = Progress(
-            progress.log_size, max(progress.bytes_read, last.bytes_read), self._rss(progress.rss, last.rss)
-        )
+        # Slow growth adds up to a step, and a fall is a new beginning.
+        rss = progress.rss if grown >= RSS_STEP or grown < -RSS_STEP else last.rss
+        self._last = Progress(progress.log_size, max(progress.bytes_read, last.bytes_read), rss)
         if now - self._started_at >= self._limit_s:
             return f"not ready after {self._limit_s:g} s"
         if now - self._moved_at >= self._no_progress_s:
             return f"no progress for {self._no_progress_s:g} s (log, reads and memory stand still)"
         return None
-
-    @staticmethod
-    def _rss(now: int, before: int) -> int:
-        """The level to grow from: slow growth adds up to a step, and a fall is a new beginning."""
-        return now if now >= before + RSS_STEP or now < before - RSS_STEP else before

@@ -1,9 +1,9 @@
 """Worker processes as the daemon sees them: ask them to end, kill them, and know for certain that they are gone.
 
-Each worker runs below a shim (see shim.py) that is told what to do through its stdin and answers through its stdout.
-`WorkerProcess.wait()` resolves only when the last process of the tree is dead: the shim says so after the kernel told it
-that it has no children left. Should the shim itself be killed, the worker's leader dies with it by its parent-death
-signal, the rest is handed to the daemon (`become_subreaper`), and a hunt by the worker's mark finishes it.
+Each worker runs below a shim (see shim.py), which takes commands on stdin and reports on stdout. `WorkerProcess.wait()`
+resolves only when the last process of the tree is dead: the shim says so once the kernel says that it has no children. If
+the shim itself is killed, the worker's leader dies by its parent-death signal, the rest falls to the daemon
+(`become_subreaper`), and a hunt by the worker's mark kills it.
 
 Everything here runs in the event loop's thread.
 """
@@ -60,41 +60,20 @@ class ProcessExit:
     oom_killed: bool = False  # by the kernel, for want of memory, as far as its counters tell
 
 
-class Pidfd:
-    """A file descriptor that is readable once a process is dead, and the one safe way to signal it."""
-
-    def __init__(self, pid: int) -> None:
-        """Raises OSError."""
-        self._fd = os.pidfd_open(pid)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def send(self, signum: signal.Signals) -> None:
-        """Silent when the process is dead already."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, signum)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-_live: set[WorkerProcess] = set()
 _tasks: set[asyncio.Task[object]] = set()
 
 
 class WorkerProcess:
     """A running worker and everything below it. Made by `spawn.spawn`; use it in the loop's thread, but for `pids`."""
 
-    def __init__(
-        self, name: str, mark: Mark, group: Path | None, shim: subprocess.Popen[bytes], pidfd: type[Pidfd]
-    ) -> None:
+    def __init__(self, name: str, mark: Mark, group: Path | None, shim: subprocess.Popen[bytes]) -> None:
+        """Raises OSError."""
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.pid = 0
         self.shim_pid = shim.pid
         self.started_at = time.monotonic()
-        self.leader_ended = asyncio.Event()  # it answers nobody any more, while the rest of the tree is cleared away
+        self.leader_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
         self.running: asyncio.Future[None] = self._loop.create_future()
         self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
         self._mark = mark
@@ -113,15 +92,14 @@ class WorkerProcess:
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
         try:
-            self._pidfd = pidfd(shim.pid)
+            self._pidfd = os.pidfd_open(shim.pid)
         except OSError:
-            self._stdin.close()  # it ends at once, having no order yet
+            self._stdin.close()  # it ends at once: it has no order yet
             self._stdout.close()
             shim.wait()
             raise
         self._loop.add_reader(self._stdout.fileno(), self._listen)
-        self._loop.add_reader(self._pidfd.fileno(), self._shim_ended)
-        _live.add(self)
+        self._loop.add_reader(self._pidfd, self._shim_ended)
 
     # -------------------------------------------------------------------------------------------------------- controls
 
@@ -153,9 +131,10 @@ class WorkerProcess:
                 return self._exit.result()
         self.kill()
         if not await self.ends_within(kill_wait_s / 2):
-            # A shim that is stopped or stuck itself hears nothing. Its death hands what is left to us.
+            # A shim that is stopped or stuck hears nothing. Its death hands what is left to us.
             if not self._shim_gone:
-                self._pidfd.send(signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             if not await self.ends_within(kill_wait_s / 2):
                 pids = await asyncio.to_thread(self.pids)
                 left = ", ".join(map(str, pids)) or "unknown"
@@ -177,7 +156,7 @@ class WorkerProcess:
         alive = (pid for pid in below if (proc := Proc.read(pid)) and proc.alive)
         return tuple(sorted(alive, key=lambda pid: (pid != self.pid, pid)))
 
-    # ------------------------------------------------------------------------------------------------- between us two
+    # ------------------------------------------------------------------------------------------------------- the shim
 
     def tell(self, line: bytes) -> None:
         """Write to the shim. Silent when it is gone. Raises SpawnError for more than a pipe holds."""
@@ -196,7 +175,7 @@ class WorkerProcess:
             raise SpawnError(f"{self.name} can't be started: its command and environment are too long")
 
     def abandon(self) -> None:
-        """Let go of it: end of file makes the shim kill everything."""
+        """End of file makes the shim kill everything."""
         self._told_to_end = self._killed = True
         self._stdin.close()
 
@@ -229,12 +208,12 @@ class WorkerProcess:
     def _fail(self, message: str) -> None:
         if not self.running.done():
             self.running.set_exception(SpawnError(message))
-            self.running.exception()  # seen, also when nobody waits any more
+            self.running.exception()  # retrieved, also when nobody waits for it
 
     # --------------------------------------------------------------------------------------------------------- the end
 
     def _shim_ended(self) -> None:
-        self._loop.remove_reader(self._pidfd.fileno())
+        self._loop.remove_reader(self._pidfd)
         self._shim_gone = True
         self.leader_ended.set()
         self._listen()
@@ -259,8 +238,8 @@ class WorkerProcess:
     def _collect(self, struck: set[int]) -> bool:
         """Reap the dead that fell to us as subreaper. True: others are still dying, which a hunt no longer recognises.
 
-        Besides those that were struck only such as can't be anybody else's children: asyncio and subprocess wait for
-        theirs themselves, and these have our session or one of their own.
+        Only those that were struck, or that can't be anybody else's: asyncio and subprocess wait for their own children,
+        which have our session or one of their own.
         """
         dying = False
         us, our_session = os.getpid(), os.getsid(0)
@@ -280,14 +259,13 @@ class WorkerProcess:
         self._loop.remove_reader(self._stdout.fileno())
         self._stdin.close()
         self._stdout.close()
-        self._pidfd.close()
+        os.close(self._pidfd)
         if self._group is not None:
             cgroup.remove(self._group)
         self._fail(f"{self.name} can't be started: its shim was killed")
         asked_for = self._killed or self._code != -signal.SIGKILL
         oom_killed = not asked_for and oom_kills() > self._oom_kills
         self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
-        _live.discard(self)
 
 
 def become_subreaper() -> None:

@@ -1,7 +1,7 @@
-"""The one reader of /proc: processes, their trees, what they take, and what the kernel says of the machine.
+"""The only reader of /proc: processes, their trees and memory, and facts about the machine.
 
-A process that has ended, or that we may not look into, reads as empty. If this process is out of descriptors or memory,
-reading raises OSError, so that no process looks gone because of us. Reads block for milliseconds: call them off the event loop.
+A process that has ended, or that we may not read, is empty. If this process is out of descriptors or memory, reading raises
+OSError, so that no process looks gone because of us. Reads block for milliseconds: call them off the event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read(path: str) -> bytes:
         return b""
     try:
         text = os.read(fd, 65536)
-        while more := text and os.read(fd, 65536):  # long ones come a page at a time
+        while more := text and os.read(fd, 65536):  # long files come a page at a time
             text += more
     except OSError:
         return b""  # ended between open and read
@@ -41,7 +41,7 @@ def read(path: str) -> bytes:
 
 
 def numbers(text: bytes) -> dict[bytes, int]:
-    """The counters of a file with a name and a number on each line, whether or not a colon stands between."""
+    """The counters of a file with a name and a number on each line, with or without a colon between them."""
     found = {}
     for line in text.splitlines():
         name, *value = line.split(None, 2)[:2] or (b"",)
@@ -64,7 +64,7 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Proc:
-    """One process at one moment. `started` (clock ticks since boot) tells it from others that had its pid."""
+    """One process at one moment. `started` (clock ticks since boot) distinguishes it from others that had its pid."""
 
     pid: int
     parent: int
@@ -81,13 +81,13 @@ class Proc:
 
     @property
     def dying(self) -> bool:
-        """Its first thread has begun to end, or has ended: what marks it may be gone before its memory is."""
+        """Its first thread ends or has ended: its marks may be gone before its memory is."""
         return bool(self.flags & _PF_EXITING)
 
     @classmethod
     def read(cls, pid: int) -> Proc | None:
         """None when there is no such process."""
-        # The second field is the program's name in parentheses and may hold anything, also parentheses.
+        # The second field is the program's name in parentheses, which may contain any character.
         fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         if not fields:
             return None
@@ -105,7 +105,7 @@ def environment(pid: int) -> frozenset[bytes]:
     """Its variables, as `NAME=value`."""
     if text := read(f"/proc/{pid}/environ"):
         return frozenset(text.split(b"\0"))
-    # Where the first thread has ended, /proc/PID shows no environment, but the other threads do.
+    # A process whose first thread has ended shows its environment only under its other threads.
     proc = Proc.read(pid)
     if proc and proc.state == "Z" and proc.threads > 1:
         texts = (read(f"/proc/{pid}/task/{tid}/environ") for tid in _names(f"/proc/{pid}/task"))
@@ -120,7 +120,7 @@ def command(pid: int) -> str:
 
 
 def open_files(pid: int, *fds: int) -> Iterator[str]:
-    """What these of its descriptors lead to, or all of them: a path, or `socket:[INODE]`."""
+    """The targets of these of its descriptors, or of all: a path, or `socket:[INODE]`."""
     for fd in fds or _names(f"/proc/{pid}/fd"):
         try:
             yield os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115  # a hot path
@@ -130,13 +130,12 @@ def open_files(pid: int, *fds: int) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessTable:
-    """Every process visible here: pid to parent's pid, at one moment. One scan serves every worker."""
+    """Every visible process at one moment: pid to parent's pid. One scan serves every worker."""
 
     parents: dict[int, int]
 
     @classmethod
     def scan(cls) -> ProcessTable:
-        """Read it now."""
         return cls({proc.pid: proc.parent for proc in processes()})
 
     def tree(self, roots: Iterable[int]) -> frozenset[int]:
@@ -161,8 +160,8 @@ class ProcessTable:
 class Resident:
     """Bytes of physical memory of one process or several.
 
-    `total_bytes` is their share of it, `file_bytes` of which are mapped from files: pages are divided among their users
-    (PSS). `largest_bytes` is all that the largest of them has resident, whoever else has the same pages (RSS).
+    `total_bytes` is their share (PSS: pages are divided among their users), of which `file_bytes` are mapped from files.
+    `largest_bytes` is the RSS of the largest of them, which includes all shared pages.
     """
 
     total_bytes: int = 0
@@ -171,7 +170,7 @@ class Resident:
 
     @property
     def alone_bytes(self) -> int:
-        """What they would take without anybody who shares pages with them: this at least, exactly if it is one process."""
+        """What they would take if nobody else shared their pages: exact for one process, else a lower bound."""
         return max(self.total_bytes, self.largest_bytes)
 
     def __add__(self, other: Resident) -> Resident:
@@ -183,11 +182,11 @@ class Resident:
 
 
 def resident(pid: int) -> Resident:
-    """What one process takes; its RSS for its share, where the kernel does not let us see that. Nothing if it is gone."""
+    """What one process takes; its RSS where the kernel hides its share. Nothing if it is gone."""
     found = _resident(f"/proc/{pid}")
     if found.total_bytes:
         return found
-    # A process whose first thread has ended shows no memory of its own while its other threads still hold all of it.
+    # A process whose first thread has ended shows its memory only under its other threads.
     others = (_resident(f"/proc/{pid}/task/{tid}") for tid in _names(f"/proc/{pid}/task") if int(tid) != pid)
     return next((other for other in others if other.total_bytes), Resident())
 
@@ -196,14 +195,14 @@ def _resident(folder: str) -> Resident:
     kib = numbers(read(f"{folder}/smaps_rollup"))
     if b"Pss_File" in kib:  # Linux 5.4
         return Resident(kib[b"Pss"] * 1024, kib[b"Pss_File"] * 1024, kib[b"Rss"] * 1024)
-    # No permission: a process that forbids core dumps hides its maps even from its own user.
+    # A process that forbids core dumps hides its maps even from its own user.
     kib = numbers(read(f"{folder}/status"))
     rss = kib.get(b"VmRSS", 0) * 1024
     return Resident(rss, kib.get(b"RssFile", 0) * 1024, rss)
 
 
 def resident_quickly(pid: int) -> Resident:
-    """Its RSS from counters the kernel keeps, in constant time however large it is; shared memory counts as file pages."""
+    """Its RSS from the kernel's counters, in constant time; shared memory counts as file pages."""
     statm = read(f"/proc/{pid}/statm").split()
     if not statm:
         return Resident()
@@ -212,7 +211,7 @@ def resident_quickly(pid: int) -> Resident:
 
 
 def bytes_read(pid: int) -> int:
-    """Bytes it has read so far, by calls or through mapped files; 0 where that can't be seen."""
+    """Bytes it has read so far, by calls or through mapped files; 0 where unknown."""
     counters = numbers(read(f"/proc/{pid}/io"))
     return counters.get(b"rchar", 0) + counters.get(b"read_bytes", 0)
 
@@ -221,13 +220,13 @@ def bytes_read(pid: int) -> int:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since boot; 0 where it doesn't say."""
+    """How many processes the kernel has killed since boot because memory ran out; 0 where unknown."""
     return numbers(read("/proc/vmstat")).get(b"oom_kill", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted file system; `root` is the part of it that is seen at `point`."""
+    """A mounted file system; `root` is the part of it that is at `point`."""
 
     root: str
     point: Path
@@ -236,7 +235,6 @@ class Mount:
 
 
 def mounts(proc: Path = SELF) -> Iterator[Mount]:
-    """All that this process sees."""
     for line in os.fsdecode(read(f"{proc}/mountinfo")).splitlines():
         # ID parent device root point options [optional…] - type source options
         fields, _, rest = line.partition(" - ")
@@ -261,7 +259,7 @@ def listening(table: str) -> Iterator[tuple[int, int]]:
             for line in file:
                 fields = line.split(None, 10)
                 if fields[3] != listens:
-                    break  # the kernel lists listening sockets first; the connections after them can be many
+                    break  # listening sockets come first; the connections after them can be many
                 yield int(fields[1].rpartition(b":")[2], 16), int(fields[9])
     except OSError as error:
         if error.errno in OUR_OWN_TROUBLE:

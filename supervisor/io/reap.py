@@ -1,9 +1,9 @@
 """One daemon per state directory; at its start it kills what an earlier one left running.
 
-Workers are recognised by markers in their environment, which every descendant inherits. A program that overwrites its
-environment to change its title (vLLM's engine does) is still recognised by its output: it goes to a worker's log file.
-A process is only ever signalled through a pidfd, after its start time and its marker were read again *behind* the open
-pidfd; so a reused pid can't get a signal meant for another.
+Workers are recognised by marks in their environment, which every descendant inherits. A program that overwrites its
+environment to change its title (vLLM's engine does) is still recognised by its output, which goes to a worker's log file.
+Processes are signalled only through a pidfd, after their start time and mark were read again once it was open; so a
+reused pid can't get a signal meant for another.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Mark:
     logs: Path | None = None  # the worker's log file, or the directory of all of them
 
     def environment(self) -> dict[str, str]:
-        """The variables that make a process carry this mark."""
+        """The variables that mark a process."""
         worker = {} if self.worker is None else {WORKER_VARIABLE: self.worker}
         return {INSTANCE_VARIABLE: self.instance, **worker}
 
     def on(self, pid: int) -> bool:
-        """Does this process carry it? False for processes that can't be looked into."""
+        """Does this process carry it? False where that can't be read."""
         environment = procfs.environment(pid)
         if any(entry.startswith(f"{INSTANCE_VARIABLE}=".encode()) for entry in environment):
             return all(f"{name}={value}".encode() in environment for name, value in self.environment().items())
@@ -49,7 +49,7 @@ class Mark:
 
 
 def worker_of(pid: int) -> str | None:
-    """The worker ("model:generation") that a process belongs to; None: it can't be told, or to none."""
+    """The worker ("model:generation") that a process belongs to; None: unknown, or to none."""
     marks = (entry.partition(b"=") for entry in procfs.environment(pid))
     return next((os.fsdecode(value) for name, _, value in marks if name == WORKER_VARIABLE.encode()), None)
 
@@ -60,7 +60,7 @@ def _is_log(target: str, logs: Path) -> bool:
 
 
 def marked(mark: Mark) -> list[Proc]:
-    """The living processes that carry the mark, without ourselves and our ancestors."""
+    """The living processes that carry the mark, except this one and its ancestors."""
     table = {proc.pid: proc for proc in processes()}
     spared, pid = set(), os.getpid()
     while pid in table:
@@ -70,7 +70,7 @@ def marked(mark: Mark) -> list[Proc]:
 
 
 def open_same(proc: Proc, mark: Mark) -> int | None:
-    """A pidfd of exactly this process, or None when it is gone, its pid is another's now, or it lost the mark."""
+    """A pidfd of exactly this process; None when it is gone, its pid was reused, or it lost the mark."""
     try:
         pidfd = os.pidfd_open(proc.pid)
     except OSError:
@@ -85,26 +85,25 @@ def open_same(proc: Proc, mark: Mark) -> int | None:
 class Hunt:
     """Kills all that carry a mark, round by round, until the last of them is gone.
 
-    A dying process loses its environment, and with it the mark, before it lets go of its memory and files. So each one
-    that was seen is held by a pidfd, which only fires when it is really dead.
+    A dying process loses its environment, and with it the mark, before it frees its memory and files. So each one found is
+    held by a pidfd, which becomes readable only when the process is dead.
     """
 
     def __init__(self, mark: Mark, groups: Iterable[Path] = ()) -> None:
         self._mark = mark
         self._groups = tuple(groups)
-        self._held: dict[Proc, int] = {}
-        self.commands: dict[int, str] = {}  # of all that were ever seen
+        self._held: dict[tuple[int, int], int] = {}  # pid and start time → pidfd
+        self.commands: dict[int, str] = {}  # of all that were found
 
     def round(self, wait_s: float) -> bool:
-        """SIGKILL to all, then wait until they are gone, at most `wait_s`. False: there was nobody any more. Blocks."""
+        """SIGKILL all, then wait at most `wait_s` until they are gone. False: none was left. Blocks."""
         for group in self._groups:
             cgroup.kill(group)
         for proc in marked(self._mark):
-            if all((proc.pid, proc.started) != (held.pid, held.started) for held in self._held):
-                pidfd = open_same(proc, self._mark)
-                if pidfd is not None:
-                    self._held[proc] = pidfd
-                    self.commands[proc.pid] = procfs.command(proc.pid)  # the dead don't tell
+            key = proc.pid, proc.started
+            if key not in self._held and (pidfd := open_same(proc, self._mark)) is not None:
+                self._held[key] = pidfd
+                self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
         found = bool(self._held)
         for pidfd in self._held.values():
             with contextlib.suppress(OSError):  # dead, or another user's by now
@@ -120,15 +119,15 @@ class Hunt:
             ready = {pidfd for pidfd, _ in poller.poll(max(0.0, deadline - time.monotonic()) * 1000)}
             if not ready:
                 return
-            for proc, pidfd in list(self._held.items()):
+            for key, pidfd in list(self._held.items()):
                 if pidfd in ready:
                     poller.unregister(pidfd)
-                    os.close(self._held.pop(proc))
+                    os.close(self._held.pop(key))
 
     @property
     def surviving(self) -> frozenset[int]:
-        """Pids that were signalled and aren't dead yet."""
-        return frozenset(proc.pid for proc in self._held)
+        """Pids that were signalled and live."""
+        return frozenset(pid for pid, _ in self._held)
 
     def close(self) -> None:
         """Give the pidfds back. Harmless when repeated."""
@@ -138,7 +137,7 @@ class Hunt:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A leftover of an earlier daemon. `gone` is false when it survived SIGKILL for the whole wait."""
+    """A leftover of an earlier daemon. `gone` is False when it survived SIGKILL."""
 
     pid: int
     command: str
@@ -148,8 +147,8 @@ class Reaped:
 def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float = 5.0) -> list[Reaped]:
     """Kill every process that an earlier daemon of this instance left, and wait until they are gone.
 
-    For boot: blocks, usually for milliseconds, at most about `wait_s`. Call it under the instance's lock, before the
-    first spawn. `logs` is the directory of the workers' log files.
+    Blocks, usually for milliseconds, at most about `wait_s`. Call it under the instance's lock, before the first spawn.
+    `logs` is the directory of the workers' log files.
     """
     groups = cgroup.left_behind(instance_id)
     deadline = time.monotonic() + wait_s
@@ -186,6 +185,6 @@ def instance_lock(state_dir: Path) -> Iterator[str]:
                 code="state_dir_in_use",
             )
         instance = known or secrets.token_hex(8)
-        # Short and in place: one small write; a torn file only means a new id, and no rename can lose the lock.
+        # In place, because a rename would lose the lock; a torn file only means a new id.
         os.pwrite(file.fileno(), f"{instance} {os.getpid():<10}\n".encode(), 0)
         yield instance

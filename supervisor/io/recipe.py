@@ -1,12 +1,12 @@
-"""What goes into a runtime's environment, read from the locks that lie side by side in the runtime's folder.
+"""What goes into a runtime's environment, read from the locks in the runtime's folder.
 
-    requirements.lock           the same for every device
-    requirements-<device>.lock  what only this device needs besides
-    requirements-torch.lock     torch, in the build of the default index, with what only that build needs
+    requirements.lock           for every device
+    requirements-<device>.lock  what only this device needs
+    requirements-torch.lock     torch in the default index's build, with what only that build needs
 
-All are pinned by hash. torch alone has a build for each kind of device. The one of its lock is for CUDA, so that is what a
-CUDA device gets. For others, or where the person's own setting UV_TORCH_BACKEND names another CUDA, the same version of
-another build is taken: from a folder of wheels that the settings of pip or uv name, else from where uv knows it to be.
+All are pinned by hash. Only torch has a build for each kind of device. The one in its lock is for CUDA. Other devices, and
+those for which UV_TORCH_BACKEND names another CUDA, get another build of the same version: from a folder of wheels that
+pip's or uv's settings name, else from where uv finds it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ BUILD_TAGS: Final[Mapping[Device, str]] = {"cpu": r"cpu", "cuda": r"cu\d+", "roc
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the environment of one runtime is made."""
+    """How one runtime's environment is made."""
 
     name: str
     lock: Path
-    prune: tuple[str, ...] = ()  # patterns below site-packages: files that do harm, removed after the installation
-    claims: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # device → name==version it also goes by
+    prune: tuple[str, ...] = ()  # patterns below site-packages of harmful files, removed after the installation
+    claims: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # device → name==version to declare as installed
 
     @cached_property
     def torch_lock(self) -> Path | None:
-        """Where the runtime needs torch."""
+        """None where the runtime needs no torch."""
         path = self.lock.with_name("requirements-torch.lock")
         return path if path.exists() else None
 
     @cached_property
     def torch(self) -> str | None:
-        """The version of torch it needs, without the tag of a build."""
+        """The version of torch, without a build's tag."""
         if self.torch_lock is None:
             return None
         found = re.search(r"^torch===([^\s+]+)", self.torch_lock.read_text(encoding="utf-8"), re.MULTILINE)
@@ -59,7 +61,7 @@ class Recipe:
         return self.torch is not None or any(self._device_lock(device).exists() for device in DEVICES)
 
     def locks(self, device: Device | None) -> tuple[Path, ...]:
-        """What is installed by hash, for this device; torch's lock only where it holds the build that is wanted."""
+        """What this device gets by hash; torch's lock only if it has the wanted build."""
         found = [self.lock]
         if device is not None and self._device_lock(device).exists():
             found.append(self._device_lock(device))
@@ -68,7 +70,7 @@ class Recipe:
         return tuple(found)
 
     def digest(self) -> str:
-        """Identifies what is installed, on whatever device; another digest means that an environment is outdated."""
+        """Identifies what is installed, for every device; an environment of another digest is outdated."""
         hashed = hashlib.sha256(repr((self.prune, sorted(self.claims.items()))).encode())
         for path in sorted(self.lock.parent.glob("requirements*.lock")):
             hashed.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
@@ -84,13 +86,13 @@ def pinned(lock: Path) -> frozenset[str]:
 
 
 def torch_backend(device: Device) -> str | None:
-    """The build that the person's setting for uv names, where it is one for this device."""
+    """The build that UV_TORCH_BACKEND names, if it is for this device."""
     named = os.environ.get("UV_TORCH_BACKEND", "")
     return named if re.fullmatch(BUILD_TAGS[device], named) else None
 
 
 def local_torch(version: str, device: Device, folders: Iterable[str], python: tuple[int, int]) -> str | None:
-    """`version+build` of a wheel for this device and Python that lies in one of the folders; addresses are passed over."""
+    """`version+build` of a wheel for this device and Python in one of the folders; URLs are skipped."""
     tag = f"cp{python[0]}{python[1]}"
     wanted = re.compile(
         rf"torch-({re.escape(version)}\+{BUILD_TAGS[device]})-{tag}-{tag}-\S*{re.escape(platform.machine())}\.whl"

@@ -1,13 +1,12 @@
-"""The client to remote models: requests and answers as the data path wants them, over httpx's transport.
+"""The client to remote models, over httpx's transport.
 
-Only the transport is used, not `httpx.Client`: a client keeps cookies of one request for the next, adds headers, follows
-redirects and reads proxies from the environment, all of which would be wrong between strangers. What leaves and what comes
-back is listed field by field, so that nothing of a client's identity reaches the remote and no cookie or policy of the
-remote's reaches a client. Importing this module imports httpx (0.1 s): only a daemon that has a remote model does.
+Not over `httpx.Client`, which keeps cookies, adds headers, follows redirects and reads proxies from the environment. The
+header fields that may pass are listed: nothing of a client's identity reaches the remote, and none of the remote's cookies
+or policies reaches a client. Importing this module imports httpx (0.1 s): only a daemon that has a remote model does.
 
-A request is repeated only as long as no answer has begun: when no connection could be made, and when the remote says 429
-or 503 and how long to wait is within bounds. A connection that broke after the request went out is never tried again,
-because the remote may have done (and charged) the work.
+A request is repeated only before its answer begins: when no connection could be made, and when the remote says 429 or 503
+and the wait is within bounds. A connection that breaks after the request was sent is never retried, because the remote may
+have done (and charged) the work.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ import httpx
 import structlog
 
 from runtimes.base import RemoteSpec
-from supervisor.errors import LlmuxError, UpstreamError, UpstreamTimeoutError
+from supervisor.errors import LlmuxError, UnreachableError, UpstreamError, UpstreamTimeoutError
 from supervisor.io.probe import OUR_OWN_TROUBLE, ProbeResult, causes, judged
-from supervisor.io.upstream import Body, Headers
-from supervisor.io.upstream_response import read_up_to
+from supervisor.io.upstream import Body, Headers, UpstreamResponse
 
 log = structlog.get_logger("llmux.remote")
 
-FIRST_PAUSE_S: Final = 0.5  # before the first repetition, where the remote doesn't say; doubles
+FIRST_PAUSE_S: Final = 0.5  # before the first retry, where the remote doesn't say; doubles
 PROBE_TIMEOUT_S: Final = 10.0
-IDLE_S: Final = 4.0  # shorter than what servers allow: who closes first should be us, not they while we send
+IDLE_S: Final = 4.0  # shorter than servers allow: we should close first, not they while we send
 MASK: Final = b"***"
 
 _REQUEST_FIELDS: Final = frozenset(
@@ -64,7 +62,7 @@ class RemotePool:
     def __init__(
         self, spec: RemoteSpec, loop: asyncio.AbstractEventLoop, *, first_byte_s: float, idle_s: float
     ) -> None:
-        """`first_byte_s` and `idle_s` (the longest silence within an answer) count where `spec` has none of its own."""
+        """`first_byte_s` and `idle_s` (the longest silence within an answer) are the defaults for those of `spec`."""
         self.loop = loop
         self.spec = spec
         self.open_responses = 0
@@ -84,17 +82,11 @@ class RemotePool:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def request(
-        self,
-        method: str,
-        target: bytes,
-        headers: Headers,
-        body: Body = b"",
-        *,
-        first_byte_s: float | None = None,
+        self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None
     ) -> RemoteResponse:
-        """Send a request for the public path in `target` and wait for the answer's head; see `UpstreamPool.request`.
+        """See `Upstream`; `target` is the public path.
 
-        The client's query is not sent on: it may hold credentials. `first_byte_s` is the workers'; the remote has its own.
+        The client's query is dropped: it may hold credentials. So is `first_byte_s`, which is for workers.
         Raises UpstreamError, with code `upstream_auth_failed` when our key was refused, and UpstreamTimeoutError.
         """
         fields = [item for item in headers if item[0] in _REQUEST_FIELDS] + self._own
@@ -105,10 +97,10 @@ class RemotePool:
         while True:
             try:
                 response = await self._send(method, path, fields, content)
-            except _NotConnectedError as error:
+            except UnreachableError as error:
                 if attempts == 0:
-                    raise error.reason from error
-                wait_s, why = min(pause_s, self.spec.retry_wait_s), error.reason.message
+                    raise UpstreamError(error.message) from error  # only a worker's request may go to another
+                wait_s, why = min(pause_s, self.spec.retry_wait_s), error.message
             else:
                 wait_s = _asked_wait_s(response.headers, pause_s)
                 if response.status not in _BUSY or attempts == 0 or wait_s > self.spec.retry_wait_s:
@@ -138,14 +130,14 @@ class RemotePool:
         await self._transport.aclose()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    # what the answers call
+    # called by responses
 
     def hush(self, data: bytes) -> bytes:
-        """`data` without our key, should the remote repeat it."""
+        """`data` without our key, which the remote may repeat."""
         return data.replace(self._secret, MASK) if self._secret is not None else data
 
     def ended(self, end: Coroutine[None, None, None]) -> None:
-        """An answer is over: its connection goes back, or is closed where the answer isn't complete."""
+        """An answer has ended: reuse its connection, or close it where the answer is incomplete."""
         self.open_responses -= 1
         task = self.loop.create_task(end)
         self._closing.add(task)
@@ -199,23 +191,25 @@ class RemotePool:
 
     def _not_connected(self, error: httpx.TransportError) -> LlmuxError:
         if isinstance(error, httpx.ConnectTimeout):
-            reason = f"The remote {self.name} did not accept a connection within {self.spec.connect_s:g} s."
-            return _NotConnectedError(UpstreamError(reason))
-        certificate = _certificate_trouble(error)
-        if certificate is not None:
-            return UpstreamError(
-                f"The remote {self.name} does not prove who it is ({certificate}); "
-                "a certificate of a company's own needs the model's ca_file.",
-                code="upstream_certificate",
+            return UnreachableError(
+                f"The remote {self.name} did not accept a connection within {self.spec.connect_s:g} s."
             )
-        trouble = next(
-            (cause.strerror for cause in causes(error) if isinstance(cause, OSError) and cause.strerror), error
-        )
-        return _NotConnectedError(UpstreamError(f"The remote {self.name} can't be reached ({trouble})."))
+        trouble: object = error
+        for cause in causes(error):
+            if isinstance(cause, ssl.SSLCertVerificationError):
+                why = cause.verify_message or "its certificate can't be verified"
+                return UpstreamError(
+                    f"The remote {self.name} does not prove who it is ({why}); "
+                    "a certificate of a company's own needs the model's ca_file.",
+                    code="upstream_certificate",
+                )
+            if trouble is error and isinstance(cause, OSError) and cause.strerror:
+                trouble = cause.strerror
+        return UnreachableError(f"The remote {self.name} can't be reached ({trouble}).")
 
 
-class RemoteResponse:
-    """An answer whose body may still be arriving; what `WorkerResponse` is for workers. One consumer."""
+class RemoteResponse(UpstreamResponse):
+    """A remote's `UpstreamResponse`. One consumer."""
 
     __slots__ = ("_body", "_idle_s", "_open", "_pool", "_stream", "complete", "headers", "status")
 
@@ -237,15 +231,10 @@ class RemoteResponse:
 
     @property
     def drained(self) -> bool:
-        """The body is complete and nothing of it is left to read."""
         return self.complete
 
     async def next_chunk(self) -> bytes:
-        """The next piece as it came, at least one byte; b"" once the body was complete.
-
-        Raises UpstreamError when the remote broke off before the end it had promised, UpstreamTimeoutError when it fell
-        silent.
-        """
+        """The next piece as it came; see `UpstreamResponse`."""
         try:
             while not self.complete:
                 async with asyncio.timeout(self._idle_s):
@@ -264,11 +253,10 @@ class RemoteResponse:
         return b""
 
     async def read(self, limit: int) -> bytes:
-        """The body up to its end or until more than `limit` bytes are there, without our key in it."""
-        return self._pool.hush(await read_up_to(self, limit))
+        """See `UpstreamResponse`; our key is masked."""
+        return self._pool.hush(await super().read(limit))
 
     def close(self) -> None:
-        """Let go of it; unless the body is complete this closes the connection, which is how the remote learns of it."""
         if self._open:
             self._open = False
             self._pool.ended(self._end())
@@ -279,16 +267,8 @@ class RemoteResponse:
             await self._stream.aclose()
 
 
-class _NotConnectedError(LlmuxError):
-    """No connection was made, so nothing was sent."""
-
-    def __init__(self, reason: UpstreamError) -> None:
-        super().__init__(reason.message)
-        self.reason = reason
-
-
 def _asked_wait_s(headers: Headers, otherwise_s: float) -> float:
-    """How long Retry-After asks to wait, in seconds or as a date; what can't be read counts as not said."""
+    """How long Retry-After asks to wait, in seconds or until a date; `otherwise_s` where it isn't readable."""
     text = next((value.decode("latin-1").strip() for name, value in headers if name == b"retry-after"), "")
     if text.isascii() and text.isdecimal():
         return float(text[:9])
@@ -296,10 +276,3 @@ def _asked_wait_s(headers: Headers, otherwise_s: float) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return otherwise_s
-
-
-def _certificate_trouble(error: BaseException) -> str | None:
-    for cause in causes(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return cause.verify_message or "its certificate can't be verified"
-    return None

@@ -1,16 +1,16 @@
-"""The parent of one worker: starts it, and leaves nothing of it behind. Standard library only; run by path.
+"""The parent of one worker: starts it, and leaves no process of it behind. Standard library only; run by path.
 
-`python -I -S shim.py LABEL` reads its launch order as one JSON line from stdin, so that neither keys nor paths stand in
-anybody's argv (the label is for `ps`). It is the subreaper of the worker's tree: whatever a worker forks, detaches or
-double-forks comes back to it as a child, and the kernel's "no children" is the proof that all of it is gone.
+`python -I -S shim.py LABEL` reads its launch order as one JSON line from stdin, so that neither keys nor paths are in any
+argv (the label is for `ps`). It is the subreaper of the worker's tree: whatever a worker forks, detaches or double-forks
+becomes its child, and the kernel's "no children" proves that all of it is gone.
 
 The daemon holds the other end of stdin. The line `term` asks the tree to end (or runs the configured stop program);
 `kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. Reports are JSON lines
 on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "text": …}`; `{"exited": code}` for the leader (a
 negative code is a signal); `{"gone": true}` when no process of the tree is left.
 
-Workers write straight into their log file: no pipe that could block them or be held open by a grandchild. The shim
-keeps the file bounded by copying its last half to `LOG.1` and truncating it.
+Workers write directly to their log file: a pipe could block them, or be held open by a grandchild. The shim bounds the
+file: it copies the last half to `LOG.1` and truncates it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import select
 import signal
 import sys
 
-TYPE_CHECKING = False  # not typing's: importing that costs a tenth of the memory of this program
+TYPE_CHECKING = False  # typing's would cost a tenth of this program's memory
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypedDict
@@ -46,8 +46,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 IN_MODIFY = 0x2
 IN_NONBLOCK_CLOEXEC = 0o2004000
-OOM_SCORE_ADJ = b"500"  # when memory runs out the kernel should take a worker, not the daemon or the shim
-LOOK_MIN_MS = 1  # pauses between two looks at a log that grows: short while it grows fast
+OOM_SCORE_ADJ = b"500"  # out of memory, the kernel should kill a worker, not the daemon or the shim
+LOOK_MIN_MS = 1  # pauses between two looks at a growing log: short while it grows fast
 LOOK_MAX_MS = 50
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -83,8 +83,8 @@ def processes() -> list[tuple[int, int, int, bytes]]:
 def signal_tree(signum: int) -> None:
     """Sends `signum` once to every descendant.
 
-    Children (zombies too) are unreaped here, so neither their pids nor their groups can be somebody else's by now, and a
-    signal to a group can't be outrun by a fork. Deeper ones are pinned by a pidfd and recognised by their start time.
+    Children (zombies too) are unreaped, so neither their pids nor their groups can have been reused, and no fork can outrun
+    a signal to a group. Deeper descendants are held by a pidfd and recognised by their start time.
     """
     me, my_group = os.getpid(), os.getpgrp()
     table = processes()
@@ -110,7 +110,7 @@ def send(how: Callable[[int, int], None], target: int, signum: int) -> None:
     try:  # noqa: SIM105  as above
         how(target, signum)
     except OSError:
-        pass  # already dead, or it changed its user: what can't be signalled is what the daemon reports as unkillable
+        pass  # dead, or it changed its user: the daemon reports that as unkillable
 
 
 def signal_same(pid: int, started: bytes, signum: int) -> None:
@@ -129,11 +129,11 @@ def signal_same(pid: int, started: bytes, signum: int) -> None:
 
 
 class Log:
-    """The worker's log file, bounded. Woken by inotify, so that a quiet worker costs nothing."""
+    """The worker's bounded log file. Woken by inotify, so that a quiet worker costs nothing."""
 
     def __init__(self, path: str, limit: int) -> None:
         if os.path.exists(path):
-            os.replace(path, path + ".1")  # a start begins with an empty log; the one before stays readable
+            os.replace(path, path + ".1")  # each start begins a log; the last one stays readable
         self.path = path
         self.limit = limit
         self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -144,7 +144,7 @@ class Log:
             libc.inotify_add_watch(self.inotify, os.fsencode(path), IN_MODIFY)
 
     def look(self) -> None:
-        """Shortens the log when it is over its limit and sets `pause_ms` by how fast it grows."""
+        """Shortens a log over its limit and sets `pause_ms` by how fast it grows."""
         size = os.fstat(self.fd).st_size
         fast = size - self.size > self.limit // 16
         self.pause_ms = LOOK_MIN_MS if fast else min(self.pause_ms * 2, LOOK_MAX_MS)
@@ -163,13 +163,11 @@ class Log:
             finally:
                 os.close(kept)
         except OSError:
-            pass  # a full disk is one more reason to truncate
+            pass  # on a full disk truncating is even more urgent
         os.ftruncate(self.fd, 0)
 
 
 class Shim:
-    """Everything after the launch order was read."""
-
     def __init__(self, order: Order) -> None:
         self.order = order
         self.leader = 0
@@ -210,7 +208,7 @@ class Shim:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            return  # it died before the kernel could be told to tell us
+            return  # it died before the death signal was set
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
@@ -257,15 +255,15 @@ class Shim:
         elif b"term" in said:
             self.stopper = 0
             if self.order["stop_argv"]:
-                try:
+                try:  # noqa: SIM105  as above
                     self.stopper = self.start(self.order["stop_argv"])
                 except OSError:
-                    self.stopper = 0
+                    pass
             if not self.stopper:
                 signal_tree(signal.SIGTERM)
 
     def reap(self) -> bool:
-        """Collects the dead. False when there is no child left, dead or alive: nothing of the tree exists any more."""
+        """Collects the dead. False when no child is left, dead or alive: the whole tree is gone."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -283,7 +281,7 @@ class Shim:
                     signal_tree(signal.SIGTERM)  # the stop program failed: ask in the usual way
 
     def kill_all(self) -> None:
-        """Until nothing is left, which for a process stuck in the kernel can be never."""
+        """Until nothing is left, which may be never for a process stuck in the kernel."""
         pause_s = 0.002
         while self.reap():
             if self.order["cgroup"]:
@@ -300,7 +298,7 @@ def try_write(path: str, data: bytes) -> None:
         with open(path, "wb", buffering=0) as file:
             file.write(data)
     except OSError:
-        pass  # a measure on top of others, not every system has it
+        pass  # an extra measure that not every system has
 
 
 def drain(fd: int) -> None:

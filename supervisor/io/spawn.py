@@ -1,4 +1,4 @@
-"""Starts a worker below a shim (see shim.py), which gets its order in one line; marks make every descendant findable.
+"""Starts a worker below a shim (see shim.py), which reads its order as one line; marks make every descendant findable.
 
 Shims should be started by the main thread: each gets its parent-death signal when the *thread* that spawned it ends.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.io import cgroup
-from supervisor.io.process import Pidfd, SpawnError, WorkerProcess
+from supervisor.io.process import SpawnError, WorkerProcess
 from supervisor.io.reap import Mark
 
 SHIM = Path(__file__).with_name("shim.py")
@@ -28,9 +28,9 @@ _tasks: set[asyncio.Task[WorkerProcess]] = set()
 class SpawnOrder:
     """What to start. `env` is the whole environment; the worker's mark is added to it.
 
-    The log begins empty with each start (the one before is kept as `LOG.1`) and takes at most about 1.5 × `log_limit`
-    bytes on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `keeps` are descriptors of
-    files that shim and worker hold open as long as they live.
+    The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes
+    on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `keeps` are descriptors that shim
+    and worker hold open as long as they live.
     """
 
     instance: str
@@ -50,12 +50,12 @@ class SpawnOrder:
         return f"{self.model}:{self.generation}"
 
 
-async def spawn(order: SpawnOrder, *, pidfd: type[Pidfd] = Pidfd) -> WorkerProcess:
-    """Start a worker and return once its program runs. About 50 ms, 2 of them in the loop's way.
+async def spawn(order: SpawnOrder) -> WorkerProcess:
+    """Start a worker and return once its program runs. Takes about 50 ms, of which it blocks the loop for 2.
 
-    Cancellation is safe at any point: a worker that nobody gets any more is killed. Raises SpawnError.
+    Cancellation is safe at any point: the worker is killed. Raises SpawnError.
     """
-    task = asyncio.create_task(_spawn(order, pidfd), name=f"spawn {order.worker}")
+    task = asyncio.create_task(_spawn(order), name=f"spawn {order.worker}")
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
     try:
@@ -70,7 +70,7 @@ def _abandon(task: asyncio.Task[WorkerProcess]) -> None:
         task.result().kill()
 
 
-async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
+async def _spawn(order: SpawnOrder) -> WorkerProcess:
     mark = Mark(order.instance, order.worker, order.log)
     group = cgroup.create(f"{order.instance}-{order.worker}")
     launch = {
@@ -83,15 +83,14 @@ async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
         "stop_argv": order.stop_argv,
         "cgroup": None if group is None else str(group),
     }
-    said = json.dumps(launch).encode() + b"\n"
     try:
-        worker = WorkerProcess(order.worker, mark, group, _start_shim(order, mark), pidfd)
+        worker = WorkerProcess(order.worker, mark, group, _start_shim(order, mark))
     except OSError as error:
         if group is not None:
             cgroup.remove(group)
         raise SpawnError(f"{order.worker} can't be started: {error}") from error
     try:
-        worker.tell(said)
+        worker.tell(json.dumps(launch).encode() + b"\n")
         async with asyncio.timeout(SPAWN_LIMIT_S):
             await worker.running
     except TimeoutError as error:
@@ -99,9 +98,9 @@ async def _spawn(order: SpawnOrder, pidfd: type[Pidfd]) -> WorkerProcess:
         raise SpawnError(f"{order.worker} did not start within {SPAWN_LIMIT_S:.0f} s") from error
     except SpawnError:
         worker.abandon()
-        await worker.ends_within(1.0)  # so that nothing of it is left when the caller hears of it
+        await worker.ends_within(1.0)  # so that nothing of it is left when the caller learns of it
         raise
-    except asyncio.CancelledError:  # the loop is being closed: nobody else cancels this task
+    except asyncio.CancelledError:  # the loop closes: nobody else cancels this task
         worker.abandon()
         raise
     return worker

@@ -1,10 +1,9 @@
 """What outlives the daemon: collections of JSON values in SQLite files.
 
-A file is read once, at `open`, and answered from memory; changes are written in a thread. It never keeps the daemon from
-starting. A damaged one is moved aside (`….broken-TIME`), which the log says, and its backup takes its place; a cache has
-none and begins empty. A file that merely can't be used now (locked by another daemon, written by a newer llmux, no
-permission, no space) is left alone, and nothing is saved in this run. A file is locked while it is open, which spares
-SQLite its shared-memory file.
+A file is read once, at `open`, and served from memory; changes are written in a thread. It never prevents the daemon from
+starting. A damaged file is moved aside (`….broken-TIME`), which is logged, and its backup takes its place; a cache has none
+and begins empty. A file that can't be used now (locked by another daemon, written by a newer llmux, no permission, no
+space) is left alone, and nothing is saved in this run. Files are locked while open, so SQLite needs no shared-memory file.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import shutil
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -33,10 +32,10 @@ FootprintKey = tuple[str, str]
 """A model's key and a device's."""
 
 BUSY_S = 2.0
-"""How long to wait for the lock of a daemon that is just ending."""
+"""How long to wait for the lock of a daemon that is ending."""
 
 BACKUP_S = 60.0
-"""Least time between two backups, but for those at the start and the end."""
+"""Least time between two backups, except those at start and end."""
 
 MIGRATIONS: Final = (
     """
@@ -53,16 +52,10 @@ MIGRATIONS: Final = (
     DROP TABLE footprints;
     """,
 )
-"""One script a schema version, in order. Never change what one that was released leaves to the next; add another."""
+"""One script for each schema version, in order. Never change the result of one that was released; add another."""
 
-_DAMAGE: Final = frozenset(
-    {
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_ERROR,  # a sound file with other tables than its schema version says
-        sqlite3.SQLITE_CONSTRAINT,
-    }
-)
+# SQLITE_ERROR: a sound file with other tables than its schema version says.
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
 
@@ -85,7 +78,7 @@ class _DamagedError(Exception):
 
 
 class Store:
-    """An open file. Use it from one event loop; the file belongs to it until `close`."""
+    """An open file, locked until `close`. Use it from one event loop."""
 
     keeps_backup: ClassVar[bool] = True
 
@@ -100,7 +93,7 @@ class Store:
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Open or create. Never fails: where the file can't be used it works from memory and says so in `trouble`."""
+        """Open or create. Never fails: where the file can't be used, `trouble` says why, and nothing is saved."""
         opened = cls(path)
         try:
             opened._file = await opened._do(opened._open)
@@ -110,7 +103,7 @@ class Store:
         return opened
 
     async def close(self) -> None:
-        """Wait for what is being written, and unlock the file."""
+        """Wait for pending writes and unlock the file."""
         file, self._file = self._file, None
         if file is not None:
             await self._do(lambda: self._copy(file))
@@ -127,29 +120,22 @@ class Store:
         return {key: json.loads(text) for (name, key), text in sorted(self._entries.items()) if name == collection}
 
     async def put(self, collection: str, key: str, value: JsonValue) -> None:
-        """Change one, or delete it (None). Raises NotSavedError, and then nothing has changed."""
+        """Change one value, or delete it (None). Raises NotSavedError; then nothing has changed."""
         async with self.transaction() as changes:
             changes[collection, key] = value
 
-    async def delete(self, collection: str, key: str) -> None:
-        """Harmless where there is none. Raises NotSavedError."""
-        await self.put(collection, key, None)
-
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[dict[Entry, JsonValue]]:
-        """Yields changes to fill, made all together or not at all when the block ends well; None deletes.
+        """Yields changes to fill, which are made all or none when the block ends; None deletes.
 
         Raises NotSavedError at the end of the block.
         """
         changes: dict[Entry, JsonValue] = {}
         yield changes
-        await self._write({entry: None if value is None else json.dumps(value) for entry, value in changes.items()})
-
-    async def _write(self, changes: Mapping[Entry, str | None]) -> None:
         file = self._file
         if file is None:
             raise NotSavedError(f"the store {self.path} can't be used: {self.trouble or 'it is closed'}")
-        put = {entry: text for entry, text in changes.items() if text is not None}
+        put = {entry: json.dumps(value) for entry, value in changes.items() if value is not None}
 
         def write() -> None:
             with file:  # commits, or rolls back
@@ -172,7 +158,7 @@ class Store:
             self._thread.submit(self._copy, file)
 
     async def _do(self, work: Callable[[], T], then: Callable[[], object] = bool) -> T:
-        """Run `work` in the store's thread, and `then` here once it has worked, also where the caller leaves meanwhile."""
+        """Run `work` in the store's thread and, if it succeeds, `then` here, even if the caller is cancelled."""
         doing = asyncio.get_running_loop().run_in_executor(self._thread, work)
         doing.add_done_callback(lambda done: None if done.exception() else then())
         return await asyncio.shield(doing)
@@ -189,7 +175,7 @@ class Store:
         return file
 
     def _restored(self) -> sqlite3.Connection:
-        """With the content of the backup; empty where there is no good one."""
+        """With the backup's content; empty where there is no good one."""
         if not (self.keeps_backup and _begun(self._backup)):
             return self._connect()
         with replacing(self.path, 0o600) as fresh:
@@ -211,15 +197,13 @@ class Store:
             self._check(file)
             rows = file.execute("SELECT collection, key, value FROM entries")
             self._entries = {(collection, key): json.dumps(json.loads(text)) for collection, key, text in rows}
-        except (sqlite3.DatabaseError, ValueError) as error:
+        except BaseException as error:
             file.close()
-            # Text that is not UTF-8 or no JSON, a message that quotes it too, is reported without a code.
+            # Text that is not UTF-8 or not JSON is reported without a code.
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-            if code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+            is_damage = code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ
+            if isinstance(error, sqlite3.DatabaseError | ValueError) and is_damage:
                 raise _DamagedError(str(error)) from error
-            raise
-        except BaseException:
-            file.close()
             raise
         return file
 
@@ -231,14 +215,13 @@ class Store:
         if problems != ["ok"]:
             raise _DamagedError("; ".join(problems[:3]))
         (version,) = file.execute("PRAGMA user_version").fetchone()
-        if version > len(MIGRATIONS):
-            known = len(MIGRATIONS)
+        if version > (known := len(MIGRATIONS)):
             raise _UnusableError(f"it was written by a newer llmux (schema {version}, known here: {known})")
         for number, script in enumerate(MIGRATIONS[version:], version + 1):
             file.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT")
 
     def _copy(self, file: sqlite3.Connection) -> None:
-        """Make the backup anew, whole or not at all. That it can't be is only a warning."""
+        """Renew the backup, whole or not at all. Failure is only a warning."""
         if not self.keeps_backup:
             return
         try:
@@ -249,7 +232,7 @@ class Store:
 
 
 class Footprints(Store):
-    """What models were measured to take, in MiB, by device: a cache, learned again where it is lost."""
+    """The measured footprints of models, in MiB by device: a cache, learned again if lost."""
 
     keeps_backup = False
 
@@ -258,7 +241,7 @@ class Footprints(Store):
         return {(key, device): int(text) for (device, key), text in self._entries.items() if text.isdecimal()}
 
     async def learn(self, key: str, device: str, mib: int) -> None:
-        """Remember what a model took; the latest figure counts. Not being able to save it is only a warning."""
+        """Remember what a model took; the latest figure counts. Failure to save is only a warning."""
         self._entries[device, key] = str(mib)
         try:
             await self.put(device, key, mib)

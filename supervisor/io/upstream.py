@@ -1,16 +1,15 @@
 """A pooled HTTP/1.1 client for the data path: one pool per worker, over loopback.
 
-A connection goes back to the pool only when the response was read to its end and both sides may keep it; closing a
-response early closes its connection, which is how a worker learns that the client left.
+A connection goes back to the pool only when its response was read to the end and both sides may keep it. Closing a
+response early closes its connection, which tells the worker that the client left.
 
-Nothing is ever sent twice: an idle connection is polled for a pending close just before it is reused, and only a
-connection attempt (no byte written yet) is repeated, once.
+No request is sent twice: an idle connection is polled for a pending close just before it is reused, and only a connection
+attempt (no byte written yet) is repeated, once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
@@ -29,14 +28,21 @@ class Upstream(Protocol):
 
     async def request(
         self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None
-    ) -> UpstreamResponse: ...
+    ) -> UpstreamResponse:
+        """Send a request and wait for the response's head. Cancellation closes the connection.
+
+        `target` is path and query as they go on the wire; `headers` must not contain Host, Content-Length,
+        Transfer-Encoding or Authorization, which are added here. A body of unknown length goes out chunked.
+        Raises UpstreamError (UnreachableError while nothing was sent), UpstreamTimeoutError.
+        """
+        ...
 
 
 class UpstreamPool:
-    """Connections to one worker. Use from one event loop; `close` it when the worker goes.
+    """Connections to one worker. Use from one event loop; `close` it when the worker ends.
 
-    `auth` is the value of the Authorization header sent with every request. `idle_s` is how long an unused connection is
-    kept when the worker doesn't say (of `Keep-Alive: timeout=N`, half is used): half of what uvicorn keeps one.
+    `auth` is the Authorization header sent with every request. `idle_s` is how long an unused connection is kept when the
+    worker sends no `Keep-Alive: timeout=N`: half of uvicorn's default.
     """
 
     def __init__(
@@ -56,7 +62,6 @@ class UpstreamPool:
         self._first_byte_s = first_byte_s
         self._connect_s = connect_s
         self._address = (host, port)
-        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         own = f" HTTP/1.1\r\nhost: {authority}\r\n" + (f"authorization: {auth}\r\n" if auth else "")
         self._own_fields = own.encode("latin-1")
@@ -73,20 +78,9 @@ class UpstreamPool:
         return len(self._connections)
 
     async def request(
-        self,
-        method: str,
-        target: bytes,
-        headers: Headers,
-        body: Body = b"",
-        *,
-        first_byte_s: float | None = None,
+        self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None
     ) -> WorkerResponse:
-        """Send a request and wait for the response's head.
-
-        `target` is path and query as they go on the wire; `headers` must carry no Host, Content-Length, Transfer-Encoding
-        or Authorization: those are ours. A body of unknown length goes out chunked. Cancellation closes the connection.
-        Raises UpstreamError (UnreachableError as long as nothing was sent), UpstreamTimeoutError.
-        """
+        """See `Upstream`."""
         parts = [method.encode("ascii"), b" ", target, self._own_fields]
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
@@ -117,13 +111,13 @@ class UpstreamPool:
             connection.abort()
         self._idle.clear()
 
-    # what the connections call
+    # called by connections
 
     def write_soon(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Write the first request of a turn of the loop at once, those that follow together at the turn's end.
+        """Write the first request of a loop iteration at once, and those that follow together at its end.
 
-        A worker with nothing to do sleeps, and waking it costs us more than the write: it would fall asleep again between
-        two of them. What is aborted meanwhile is never sent.
+        Waking an idle worker costs more than the write, and it would fall asleep again between two of them. What is
+        aborted meanwhile is never sent.
         """
         if self._unwritten is None:
             self._unwritten = []
@@ -139,7 +133,7 @@ class UpstreamPool:
                 transport.write(data)
 
     def give_back(self, connection: Connection) -> None:
-        """Its answer was read to the end, and it may be used again."""
+        """Keep a connection for the next request."""
         if self._closed or connection.idle_s <= 0:
             connection.abort()
             return
@@ -147,7 +141,6 @@ class UpstreamPool:
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """It is lost."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -155,7 +148,7 @@ class UpstreamPool:
     def _take_idle(self) -> Connection | None:
         now = self.loop.time()
         while self._idle:
-            connection = self._idle.pop()  # the one used last: the others may expire
+            connection = self._idle.pop()  # the last used: the others may expire
             if connection.expires_at > now and connection.usable():
                 return connection
             connection.abort()
@@ -165,7 +158,7 @@ class UpstreamPool:
         for attempt in (1, 2):
             try:
                 async with asyncio.timeout(self._connect_s):
-                    connection = await self._open()
+                    _, connection = await self.loop.create_connection(lambda: Connection(self), *self._address)
             except TimeoutError as error:
                 raise UnreachableError("The worker did not accept a connection in time.") from error
             except OSError as error:
@@ -173,25 +166,12 @@ class UpstreamPool:
                     raise UnreachableError(f"The worker can't be reached ({error.strerror or error}).") from error
             else:
                 if connection.usable():
+                    self._connections.add(connection)
+                    if self._timer is None:
+                        self._timer = self.loop.call_later(SWEEP_S, self._sweep)
                     return connection
                 connection.abort()
         raise UnreachableError("The worker closed new connections at once.")
-
-    async def _open(self) -> Connection:
-        sock = socket.socket(self._family, socket.SOCK_STREAM)
-        try:
-            sock.setblocking(False)
-            await self.loop.sock_connect(sock, self._address)
-            _, connection = await self.loop.create_connection(lambda: Connection(self), sock=sock)
-        except BaseException:
-            sock.close()
-            raise
-        self._connections.add(connection)
-        if connection.lost:
-            self.forget(connection)
-        if self._timer is None:
-            self._timer = self.loop.call_later(SWEEP_S, self._sweep)
-        return connection
 
     def _sweep(self) -> None:
         now = self.loop.time()

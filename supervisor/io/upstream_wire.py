@@ -1,8 +1,8 @@
 """One connection to a worker: an `asyncio.Protocol` that feeds an httptools parser, which feeds a `WorkerResponse`.
 
-What one read brings is handed on as one chunk. Reading is paused above 256 KiB, so a slow client slows its worker instead
-of filling our memory. Whoever owns the connections (the pool) is told when one can be used again and when one is lost, and
-asks each from time to time to `check` its deadlines: a request arms no timer of its own.
+What one read brings becomes one chunk. Reading pauses above 256 KiB, so that a slow client slows its worker instead of
+filling our memory. A connection tells its pool when it can be reused and when it is lost. The pool calls `check` for the
+deadlines: a request has no timer of its own.
 """
 
 from __future__ import annotations
@@ -24,29 +24,19 @@ if TYPE_CHECKING:
 Body = bytes | bytearray | AsyncIterator[bytes]
 
 HEAD_LIMIT: Final = 64 * 1024
-SLICE: Final = 256 * 1024  # written between two turns of the loop
-JOIN_BELOW: Final = 64 * 1024  # smaller bodies are written together with their head: one packet, one wake-up there
+SLICE: Final = 256 * 1024  # written in one loop iteration
+JOIN_BELOW: Final = 64 * 1024  # smaller bodies are written together with their head: one packet wakes the worker once
 
 HOP_BY_HOP: Final = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding upgrade".split()
 )
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"timeout\s*=\s*(\d+)", re.IGNORECASE)
 
 
 def kept_s(promised_s: float) -> float:
-    """How long to keep an idle connection that the worker keeps for `promised_s`: half of it, a second less at least.
+    """How long to keep an idle connection that the worker keeps for `promised_s`: half of it, at least a second less.
 
-    The worker counts from when it sent its answer's last byte, we from when we read it, late on a busy machine.
+    The worker counts from when it sent the last byte, we from when we read it, which is late on a busy machine.
     """
     return min(promised_s / 2, promised_s - 1.0)
 
@@ -68,7 +58,7 @@ class Connection(asyncio.Protocol):
         self._quiet_limit_s = 0.0
         self._headers: Headers = []
         self._reset()
-        self._promised = False  # to be kept, by a server that says for how long
+        self._promised = False  # the server has said how long it keeps the connection
         self.idle_s = pool.idle_s
         self.expires_at = 0.0
         self.lost = False
@@ -107,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._pool.forget(self)
 
     def usable(self) -> bool:
-        """Idle, open, and no close or stray byte is waiting unread in the socket."""
+        """Open, with no close or stray byte unread in the socket."""
         return not self.lost and not self._transport.is_closing() and not self._poll.poll(0)
 
     def abort(self) -> None:
@@ -117,7 +107,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Close it if it idled too long, fail its request if the worker was silent too long."""
+        """Close it if it was idle too long; fail its request if the worker was silent too long."""
         response = self._response
         if response is None:
             if now >= self.expires_at:
@@ -157,7 +147,7 @@ class Connection(asyncio.Protocol):
                     self._transport.writelines(framed)
             if chunked:
                 self._transport.write(b"0\r\n\r\n")
-        except Exception as error:  # noqa: BLE001  # whatever the body's source raises is for whoever awaits the answer
+        except Exception as error:  # noqa: BLE001  # whoever awaits the response gets what the body's source raises
             response.fail(error)
             self.abort()
         finally:
@@ -182,7 +172,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         response = self._response
-        if response is None:  # nobody asked: whatever it is, it must not become the next answer
+        if response is None:  # unrequested: it must not become the next response
             self._transport.abort()
             return
         self._quiet_since = self._pool.last_byte_at = self._loop.time()
@@ -217,7 +207,7 @@ class Connection(asyncio.Protocol):
     # parser callbacks
 
     def on_message_begin(self) -> None:
-        if self._message_done:  # bytes beyond the answer: the next one could not be told from them
+        if self._message_done:  # bytes after the response could be taken for the next one
             self._reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -255,13 +245,13 @@ class Connection(asyncio.Protocol):
             return
         if self._named is not None:
             headers = [item for item in headers if item[0] not in self._named]
-        # cpp-httplib, llama.cpp's server, promises to keep the connection and closes it as soon as a stream has ended:
-        # the next request may well be quicker than that.
+        # cpp-httplib (llama.cpp's server) promises to keep the connection but closes it after a stream; the next request
+        # may be quicker.
         self._reusable = self._parser.should_keep_alive() and not (self._chunked and self._promised)
         self._quiet_limit_s = self._pool.stream_idle_s
         response.start(status, headers)
         if self._bodiless or status in (204, 304):
-            # The parser would wait for the body that Content-Length speaks of and that never comes.
+            # The parser would wait for the body that Content-Length announces and that never comes.
             self._reusable = False
             self._message_done = True
 
@@ -278,7 +268,7 @@ class Connection(asyncio.Protocol):
 
 
 async def _slices(body: bytes | bytearray) -> AsyncIterator[memoryview]:
-    """A large body bit by bit: the kernel takes megabytes at once, and everybody else would wait meanwhile."""
+    """A large body in slices: the kernel takes megabytes at once, and everybody else would wait meanwhile."""
     whole = memoryview(body)
     for start in range(0, len(body), SLICE):
         if start:

@@ -1,16 +1,15 @@
 """The runtimes' own environments: each a venv built from hash-pinned locks, replaced as a whole or not at all.
 
-A venv can't be moved, its scripts and `pyvenv.cfg` hold absolute paths. So each is built where it will stay,
+A venv can't be moved: its scripts and `pyvenv.cfg` hold absolute paths. So each is built in its final place,
 
     <runtimes_dir>/.envs/<name>/<digest>-<random>/     complete once it holds `llmux.json`
     <runtimes_dir>/<name>  ->  .envs/<name>/…               what adapters use
 
-and goes live by renaming a new symbolic link over the old one. Whatever interrupts an install, the link still points at
-the environment that worked before; what an interrupted one left behind is removed by the next.
+and goes live when a new symbolic link is renamed over the old one. If an install is interrupted, the link still points at
+the old environment, and the next install removes what was left behind.
 
-A replaced environment stays as long as a worker runs from it (see env_lease); workers are started by its real path, not by
-the link. Whoever comes first afterwards removes it: the daemon when the worker ends, the daemon's next start, or the next
-install or remove.
+A replaced environment stays while a worker runs from it (see env_lease); workers are started by its real path, not by the
+link. It is removed when its last worker ends, when the daemon starts, or by the next install or remove.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from supervisor.io import accelerators, env_lease, files, installer
+from supervisor.io import devices, env_lease, files, installer
 from supervisor.io.env_lease import RECORD, STORE, EnvLease
 from supervisor.io.installer import InstallError, Progress
 from supervisor.io.recipe import Device, Recipe
@@ -36,28 +35,27 @@ from supervisor.io.recipe import Device, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A complete environment. `lock_digest` tells whether it still is what the locks say."""
+    """A complete environment. It is outdated when `lock_digest` isn't the recipe's."""
 
     name: str
     path: Path
     python: str  # its version, such as 3.11.7
-    asked_python: str | None  # what the person asked for; None: the Python of llmux
-    device: Device | None  # what it was built for; None where that makes no difference
+    asked_python: str | None  # None: the Python of llmux
+    device: Device | None  # None where that makes no difference
     lock_digest: str
-    packages: tuple[str, ...]  # name==version, of everything that is in it
+    packages: tuple[str, ...]  # name==version
 
     @property
     def interpreter(self) -> Path:
-        """The environment's Python."""
         return self.path / "bin" / "python"
 
     def size_bytes(self) -> int:
-        """What it takes on disk. Walks the tree: tens of milliseconds for a large one."""
+        """Its size on disk. Walks the tree: tens of milliseconds for a large one."""
         return sum(Path(folder, file).lstat().st_size for folder, _, files in os.walk(self.path) for file in files)
 
 
 def installed(name: str, runtimes_dir: Path) -> Environment | None:
-    """The live environment of a runtime; None when there is none, or none that works."""
+    """A runtime's live environment, if it has one that works."""
     try:
         path = (runtimes_dir / name).resolve(strict=True)
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
@@ -76,19 +74,13 @@ def installed(name: str, runtimes_dir: Path) -> Environment | None:
 
 
 def install(
-    recipe: Recipe,
-    runtimes_dir: Path,
-    progress: Progress,
-    *,
-    device: Device | None = None,
-    python: str | None = None,
+    recipe: Recipe, runtimes_dir: Path, progress: Progress, *, device: Device | None = None, python: str | None = None
 ) -> Environment:
-    """Make the runtime's environment what its recipe says, and return it; nothing happens when it already is.
+    """Make the runtime's environment what its recipe says, unless it is already, and return it.
 
-    Without a device or a Python asked for it keeps those of the environment that is there; a new one is for the device
-    that this machine has, and has the Python of llmux.
-    Blocks for seconds to minutes; `progress` gets lines for a person to watch. Two at a time take turns.
-    Raises InstallError, or OSError when the folder can't be written; the environment from before stays live.
+    `device` and `python` default to those of the present environment; for a new one, to this machine's device and the
+    Python of llmux. Blocks for seconds to minutes; `progress` gets lines for a person. Two at a time take turns.
+    Raises InstallError, or OSError when the folder can't be written; the old environment stays live.
     """
     name = recipe.name
     runtimes_dir = runtimes_dir.absolute()
@@ -100,7 +92,7 @@ def install(
         if not recipe.varies:
             device = None
         elif device is None:
-            device = (current.device if current is not None else None) or accelerators.detect()
+            device = (current.device if current is not None else None) or devices.detect()
         if current is not None:
             python = python or current.asked_python
             if (current.lock_digest, current.device, current.asked_python) == (wanted, device, python):
@@ -124,7 +116,7 @@ def install(
 
 
 def remove(name: str, runtimes_dir: Path) -> bool:
-    """Remove a runtime's environment; False when there was none. One that workers run from goes when they have ended."""
+    """Remove a runtime's environment, or as soon as no worker uses it; False when there was none."""
     builds = runtimes_dir / STORE / name
     if not builds.is_dir():
         return False
@@ -137,34 +129,29 @@ def remove(name: str, runtimes_dir: Path) -> bool:
 
 
 def still_used(name: str, runtimes_dir: Path) -> tuple[Path, ...]:
-    """The runtime's environments that were replaced or removed but are still in use."""
+    """The runtime's replaced or removed environments that are still in use."""
     return tuple(build for build in _replaced(name, runtimes_dir) if env_lease.in_use(build))
 
 
 def sweep_aside(runtimes_dir: Path, name: str | None = None) -> threading.Thread:
-    """Remove what was replaced and nobody uses any more, of one runtime or of all.
+    """Remove replaced environments that nobody uses, of one runtime or of all.
 
-    Runs on a thread that nobody has to wait for: where it is interrupted, the next one goes on.
+    Runs on a thread that nobody has to wait for: if it is interrupted, the next one goes on.
     """
 
     def sweep() -> None:
-        names = [name] if name is not None else [builds.name for builds in (runtimes_dir / STORE).iterdir()]
-        for each in names:
-            with suppress(OSError), _turn(runtimes_dir / STORE / each, lambda _line: None):
-                _sweep(each, runtimes_dir)
+        for builds in (runtimes_dir / STORE).glob(name or "*"):
+            with suppress(OSError), _turn(builds, lambda _line: None):  # not ours to sweep, perhaps
+                _sweep(builds.name, runtimes_dir)
 
-    def run() -> None:
-        with suppress(OSError):  # somebody else's folder, perhaps, or none: not ours to sweep
-            sweep()
-
-    thread = threading.Thread(target=run, name="sweep environments", daemon=True)
+    thread = threading.Thread(target=sweep, name="sweep environments", daemon=True)
     thread.start()
     return thread
 
 
 def give_back(lease: EnvLease) -> None:
-    """End a worker's lease. The last one removes an environment that was replaced, in the background."""
-    lease.close()
+    """End a worker's lease. The last one removes a replaced environment in the background."""
+    lease.record.close()
     if env_lease.is_replaced(lease.environment):
         sweep_aside(lease.environment.parents[2], lease.environment.parent.name)
 
@@ -192,7 +179,7 @@ def _record(path: Path, wanted: str, device: Device | None, asked_python: str | 
 
 
 def _point(link: Path, target: Path) -> None:
-    """Rename a new link over the old one: whoever looks sees one or the other."""
+    """Rename a new link over the old one, in one step."""
     if link.is_dir() and not link.is_symlink():
         raise InstallError(f"{link} is a folder that llmux did not make; move it away")
     aside = target.with_name(f"{target.name}.link")
@@ -201,7 +188,7 @@ def _point(link: Path, target: Path) -> None:
 
 
 def _sweep(name: str, runtimes_dir: Path) -> None:
-    """Remove every unused build of this runtime but the live one. Needs the turn."""
+    """Remove this runtime's unused builds except the live one. Needs the turn."""
     for path in (runtimes_dir / STORE / name).iterdir():
         if path.is_symlink():
             path.unlink()

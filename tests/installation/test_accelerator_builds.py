@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.io import accelerators, venvs
+from supervisor.io import devices, venvs
 from supervisor.io import installer as installers
 from supervisor.io.installer import InstallError
 from supervisor.io.recipe import Recipe
@@ -30,7 +30,7 @@ def runtime(tmp_path, monkeypatch):
         monkeypatch.setenv(f"{program}_NO_INDEX", "1")
         monkeypatch.setenv(f"{program}_FIND_LINKS", str(links))
     monkeypatch.delenv("UV_TORCH_BACKEND", raising=False)
-    monkeypatch.setattr(accelerators, "detect", lambda: "cpu")
+    monkeypatch.setattr(devices, "detect", lambda: "cpu")
     pins = {
         "requirements.lock": {"worker": wheel(links, "worker", "1.0", requires=("torch", "sympy"))},
         "requirements-cuda.lock": {"cublas": wheel(links, "cublas", "1.0")},
@@ -147,7 +147,7 @@ class TestChoice:
         assert not first.path.exists()
 
     def test_the_device_of_this_machine_is_the_default(self, runtime, tmp_path, monkeypatch):
-        monkeypatch.setattr(accelerators, "detect", lambda: "cuda")
+        monkeypatch.setattr(devices, "detect", lambda: "cuda")
         assert "cublas==1.0" in installed(runtime, tmp_path)
 
     def test_the_python_is_kept(self, runtime, tmp_path):
@@ -208,13 +208,13 @@ class TestDetection:
         for node, gpu in {"0": "0\n", "1": "51240\n", "2": ""}.items():
             (tmp_path / node).mkdir()
             (tmp_path / node / "gpu_id").write_text(gpu)
-        assert accelerators.amd_gpus(tmp_path) == 1
-        assert accelerators.amd_gpus(tmp_path / "nothing") == 0
+        assert devices.amd_gpus(tmp_path) == 1
+        assert devices.amd_gpus(tmp_path / "nothing") == 0
 
     def test_nvidia_by_its_driver(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(accelerators, "AMD_NODES", tmp_path)
+        monkeypatch.setattr(devices, "AMD_NODES", tmp_path)
         monkeypatch.setenv("LLMUX_NVML_MODULE", fake_nvml.__file__)
         monkeypatch.setenv("LLMUX_FAKE_NVML", str(tmp_path / "script.json"))
-        assert accelerators.detect() == "cpu"
+        assert devices.detect() == "cpu"
         fake_nvml.write_script(tmp_path / "script.json", gpus=[{"uuid": "GPU-1", "name": "card", "total_mib": 16000}])
-        assert accelerators.detect() == "cuda"
+        assert devices.detect() == "cuda"

@@ -11,18 +11,17 @@ from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import Ownership, PortOwnership
+from supervisor.io.ports import Ownership
 from supervisor.io.probe import ProbeResult, Progress
 from supervisor.io.process import ProcessExit
 
 HOST, PORT = "node-7", 7007
 PIDS = Pids(pid=71, shim_pid=70)
-OURS = PortOwnership(Ownership.OURS)
-STRANGE = PortOwnership(Ownership.FOREIGN, frozenset({1}))
+OURS, STRANGE = Ownership.OURS, Ownership.FOREIGN
 KILLED = ProcessExit(-9, killed=True)
 
 
-def look(ok: bool = True, owner: PortOwnership | None = OURS, progress: Progress | None = None) -> Look:
+def look(ok: bool = True, owner: Ownership | None = OURS, progress: Progress | None = None) -> Look:
     return Look(ProbeResult(ok, 200 if ok else 503, "HTTP 200" if ok else "HTTP 503", 0.0), owner, progress)
 
 

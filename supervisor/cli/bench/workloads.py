@@ -163,7 +163,7 @@ async def _speak(text: str, client: WorkerClient, _number: int) -> Round:
     began = time.perf_counter()
     answer = await client.post(fields)
     content, first = bytearray(), 0.0
-    async for piece in answer:
+    while piece := await answer.next_chunk():
         content += piece
         if not first and len(content) > audio.WAV_HEAD:
             first = time.perf_counter()
@@ -197,7 +197,7 @@ async def _batch(client: WorkerClient, fields: Json, field: str) -> Round:
 
 async def _events(answer: WorkerResponse) -> AsyncIterator[Json]:
     rest = b""
-    async for piece in answer:
+    while piece := await answer.next_chunk():
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             content = line.removeprefix(b"data:").strip()

@@ -40,11 +40,11 @@ class Late:
         self.lease = EnvLease.on(python)
         assert self.lease is not None
         argv = (python, "-I", "-c", LATE, str(self.fifo))
-        self.order = SpawnOrder(instance, "late", generation, argv, self.log, keeps=(self.lease.fd,))
+        self.order = SpawnOrder(instance, "late", generation, argv, self.log, keeps=(self.lease.record.fileno(),))
 
     async def start(self):
         process = await spawn(self.order)
-        self.lease.close()  # from here on only shim and worker have it
+        self.lease.record.close()  # from here on only shim and worker have it
         await until(lambda: "ready" in self.log.read_text())
         return process
 

@@ -16,7 +16,7 @@ import pytest
 
 from supervisor.io import cgroup, shim
 from supervisor.io.ports import PortRange
-from supervisor.io.process import Pidfd, SpawnError, UnkillableError
+from supervisor.io.process import SpawnError, UnkillableError
 from supervisor.io.spawn import SpawnOrder, spawn
 from tests.support.ports import quiet_ports
 from tests.support.trees import order, state, survivors, times, until
@@ -239,31 +239,21 @@ class TestDeath:
         await until(lambda: state(worker.pid) == "Z")
         assert (await worker.stop(0.0)).killed
 
-    async def test_what_cannot_be_killed_is_said_and_never_called_gone(self, instance, tmp_path, descriptors):
+    async def test_what_cannot_be_killed_is_said_and_never_called_gone(
+        self, instance, tmp_path, descriptors, monkeypatch
+    ):
         """Fault 7: a process whose pidfd does not fire."""
-        immortal: list[Immortal] = []
-
-        class Immortal(Pidfd):
-            def __init__(self, pid: int) -> None:
-                super().__init__(pid)
-                self.read_end, self.write_end = os.pipe()
-                immortal.append(self)
-
-            def fileno(self) -> int:
-                return self.read_end
-
-            def close(self) -> None:
-                super().close()
-                os.close(self.read_end)
-                os.close(self.write_end)
-
-        worker = await spawn(order(instance, tmp_path), pidfd=Immortal)
+        silent, fire = os.pipe()
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: silent)
+        monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
+        worker = await spawn(order(instance, tmp_path))
         with pytest.raises(UnkillableError, match=r"fake:1 is still there 0\.4 s after SIGKILL"):
             await worker.stop(0.0, kill_wait_s=0.4)
         waiting = asyncio.create_task(worker.wait())
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        os.write(immortal[0].write_end, b"!")
+        os.write(fire, b"!")
+        os.close(fire)
         assert (await waiting).killed
 
     async def test_a_cancelled_wait_changes_nothing(self, instance, tmp_path):

@@ -139,7 +139,7 @@ class TestProbe:
     async def test_ready(self, launcher):
         started = await start(launcher, model("--warmup", "0.1"))
         look = await probed_until(launcher, lambda look: look.ready)
-        assert look.owner.ownership is Ownership.OURS
+        assert look.owner is Ownership.OURS
         assert (await launcher.probe(A, LIMIT_S)).ready
         pids = launcher.list()[A]
         assert survivors(launcher.instance).keys() == {pids.pid, pids.shim_pid}
@@ -151,7 +151,7 @@ class TestProbe:
         started = await start(launcher, model("--no-listen"))
         look = await launcher.probe(A, LIMIT_S)
         assert (look.ready, look.health.detail) == (False, "nothing listens")
-        assert look.owner.ownership is Ownership.NOBODY
+        assert look.owner is Ownership.NOBODY
         await killed(launcher, started)
 
     async def test_an_impostor(self, launcher):
@@ -166,7 +166,7 @@ class TestProbe:
             look = await launcher.probe(A, LIMIT_S, starting=True)
             impostor.shutdown()
         assert (look.health.ok, look.ready) == (True, False)
-        assert look.owner.ownership is Ownership.FOREIGN
+        assert look.owner is Ownership.FOREIGN
         await killed(launcher, started)
 
     async def test_progress(self, launcher, monkeypatch):

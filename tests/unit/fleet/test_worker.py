@@ -16,7 +16,7 @@ from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, Model
 from supervisor.errors import UnavailableError
 from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids
-from supervisor.io.ports import Ownership, PortOwnership
+from supervisor.io.ports import Ownership
 from supervisor.io.probe import Progress
 from supervisor.io.process import ProcessExit, SpawnError, UnkillableError
 from tests.support.limits import LIMIT_S
@@ -141,7 +141,7 @@ class TestOwner:
         bench.launcher.look = look(owner=STRANGE)
         bench.start()
         crash = await bench.end()
-        assert (crash.kind, crash.summary) == (CrashClass.PORT, f"port {PORT}: {STRANGE.detail}")
+        assert (crash.kind, crash.summary) == (CrashClass.PORT, f"port {PORT}: {STRANGE}")
         assert bench.launcher.told == ["place", "start", "kill"], "it would make no use of its grace"
         assert (bench.events, bench.worker.upstream) == ([], None)
 
@@ -159,7 +159,7 @@ class TestOwner:
         assert (await bench.end()).kind is CrashClass.PORT
         assert bench.launcher.told == ["place", "start", "ask"]
 
-    @pytest.mark.parametrize("owner", [None, PortOwnership(Ownership.NOBODY)])
+    @pytest.mark.parametrize("owner", [None, Ownership.NOBODY])
     async def test_not_known_yet(self, bench, owner):
         bench.launcher.look = look(owner=owner)
         bench.start()

@@ -8,8 +8,7 @@ import pytest
 
 from supervisor.core.types import DeviceId, Generation, ModelId
 from supervisor.io import host_memory
-from supervisor.io.cgroup_memory import MemoryGroup, limited_groups
-from supervisor.io.host_memory import DEVICE, HostMemory
+from supervisor.io.host_memory import DEVICE, HostMemory, MemoryGroup, limited_groups
 from supervisor.io.memory import MIB, HolderPids
 from supervisor.io.procfs import ProcessTable, bytes_read, resident, resident_quickly
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.io.log_follow import MOST_BYTES, LogFollower
+from supervisor.io.logs import MOST_BYTES, LogFollower
 
 
 class TestLogFollower:

@@ -84,8 +84,8 @@ class TestRemembering:
         await state.put("tasks", "a", "text")
         await state.put("tasks", "gone", True)  # a value
         await state.put("nonces", "a", 7.5)
-        await state.delete("tasks", "gone")
-        await state.delete("tasks", "never there")
+        await state.put("tasks", "gone", None)
+        await state.put("tasks", "never there", None)
         await state.close()
         again = await Store.open(tmp_path / "db")
         assert again.items("tasks") == {"a": "text"}
