@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
+from runtimes.adapters.options import command_line
 from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
     Adapter,
@@ -35,7 +36,7 @@ from runtimes.base import (
 )
 from runtimes.device_kind import visibility_variables
 from runtimes.vllm_serve.adapter import memory
-from runtimes.vllm_serve.adapter.config import SPECULATIVE, VllmServeConfig, command_line, refused_options, settings
+from runtimes.vllm_serve.adapter.config import FLAGS, SPECULATIVE, VllmServeConfig, refused_options, settings
 
 PROGRAM: Final = "vllm"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
@@ -113,7 +114,13 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         if kind(config) in ("embeddings", "classes"):
             values["runner"] = "pooling"
         return LaunchSpec(
-            argv=(str(program), "serve", str(config.path or config.model), *command_line(values), *config.extra_args),
+            argv=(
+                str(program),
+                "serve",
+                str(config.path or config.model),
+                *command_line(FLAGS, values),
+                *config.extra_args,
+            ),
             env={
                 "PATH": os.pathsep.join(filter(None, (str(program.parent), os.environ.get("PATH")))),  # its compilers
                 "VLLM_NO_USAGE_STATS": "1",
