@@ -11,12 +11,14 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, Meaning, meaning_of
+
+MIB: Final = 1 << 20
 
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
@@ -189,6 +191,12 @@ class Estimate:
     mib: int
     source: Literal["computed", "file_size"]
     detail: str
+
+    @classmethod
+    def of(cls, parts: Mapping[str, int], note: str = "") -> Estimate:
+        """The sum of these parts, in bytes. The detail names them in MiB, but for those that take nothing."""
+        words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items() if size)
+        return cls(-(-sum(parts.values()) // MIB), "computed", f"{words} MiB{f' ({note})' if note else ''}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
+from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
 from runtimes.chatterbox.shared import languages, voices
 from runtimes.shared.languages import code_of
 
-MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 900  # Python, torch, transformers, librosa, the watermark's own network
 LISTENERS: Final = 8  # concurrent requests: the model takes their sentences in turn
 WORK_MIB: Final = 400  # activations, the token model's cache, the vocoder's buffers of a long sentence
@@ -109,12 +108,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
             size = sum(_bytes(config.path / name) for name in WEIGHTS[config.variant])
         except (ModelUnusableError, OSError):
             return None
-        weights = -(-size // MIB)
-        return Estimate(
-            mib=weights + WORK_MIB + PROGRAM_MIB,
-            source="computed",
-            detail=f"weights {weights} + one sentence {WORK_MIB} + program {PROGRAM_MIB} MiB",
-        )
+        return Estimate.of({"weights": size, "one sentence": WORK_MIB * MIB, "program": PROGRAM_MIB * MIB})
 
     def capabilities(self, config: ChatterboxConfig) -> Capabilities:
         """Text input only."""

@@ -12,12 +12,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from runtimes.base import Estimate
+from runtimes.base import MIB, Estimate
 from runtimes.device_kind import HOST
 from runtimes.faster_whisper.adapter.config import FasterWhisperConfig
 from runtimes.faster_whisper.adapter.model_file import ModelFile
 
-MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 135  # interpreter, CTranslate2, ONNX Runtime, PyAV, and the spectrum of a short file
 POSITIONS, TOKENS, HEAD = 1500, 448, 64
 COMPUTE_BYTES: Final = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4, "auto": 1}
@@ -33,9 +32,7 @@ def footprint(config: FasterWhisperConfig, model: ModelFile) -> Estimate:
     encoder = POSITIONS * (4 * size + 2 * inner + POSITIONS * max(1, size // HEAD)) * activation
     kept = model.layers("decoder") * 2 * size * activation * (POSITIONS + TOKENS * config.beam_size)
     work = config.parallel * (encoder + kept)
-    mib = -(-(weights + work) // MIB) + PROGRAM_MIB
-    detail = f"weights {_mib(weights)} + work {_mib(work)} + program {PROGRAM_MIB} MiB"
-    return Estimate(mib, "computed", detail)
+    return Estimate.of({"weights": weights, "work": work, "program": PROGRAM_MIB * MIB})
 
 
 def value_bytes(config: FasterWhisperConfig, model: ModelFile) -> int:
@@ -55,7 +52,3 @@ def _widths(model: ModelFile) -> tuple[int, int]:
     size = next((shape[0] for name, shape in model.shapes.items() if name == "encoder/conv1/weight"), 0)
     inner = max((shape[0] for name, shape in model.shapes.items() if "/ffn/linear_0/weight" in name), default=4 * size)
     return size, inner
-
-
-def _mib(size: int) -> str:
-    return f"{size / MIB:.0f}"

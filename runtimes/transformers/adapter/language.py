@@ -7,6 +7,7 @@ attention repeats it for the heads that share it. tests/runtimes compares the su
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +18,12 @@ from pydantic import JsonValue
 from runtimes.adapters import checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
 from runtimes.adapters.thinking import CHAT_TEMPLATE
-from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
+from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
 from runtimes.shared.kernel import Kernel
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
 from runtimes.transformers.shared.quantised import KERNELS
 
-MIB: Final = 1 << 20
 SWITCH: Final = "enable_thinking"
 MAX_CONTEXT: Final = 8192  # unless configured
 PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
@@ -124,12 +124,9 @@ class Language(Kind):
             "activations": activations * config.gpus,  # each GPU has its own of these
             "program": PROGRAM_MIB * MIB * config.gpus,
         }
-        words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items())
-        return Estimate(
-            mib=-(-sum(parts.values()) // MIB),
-            source="computed" if folder.weights.exact else "file_size",
-            detail=f"{words} MiB ({folder.config.model_type}, {config.parallel} requests of {context} tokens)",
-        )
+        note = f"{folder.config.model_type}, {config.parallel} requests of {context} tokens"
+        found = Estimate.of(parts, note)
+        return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
         """Text; images too if the model has a vision encoder and the folder its preprocessor."""

@@ -8,11 +8,10 @@ from typing import Final
 from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints, speech_recognition
-from runtimes.base import Capabilities, Estimate, LaunchContext, Modality, ModelUnusableError
+from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, Modality, ModelUnusableError
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
 
-MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 480  # interpreter, torch, transformers, PyAV, and the spectrum of a window
 ARCHITECTURES: Final = frozenset({"WhisperForConditionalGeneration", "CohereAsrForConditionalGeneration"})
 POSITIONS: Final = 1500  # of the encoder, for 30 s; CohereAsr has fewer
@@ -64,9 +63,7 @@ class Speech(Kind):
         encoded = POSITIONS * model.width * 8 * width  # a layer's states and its feed-forward activations
         kept = POSITIONS * model.layers * 2 * model.width * width  # keys and values for the decoder
         work = self.parallel(config) * (encoded + kept + STEPS * model.vocabulary * 4)
-        mib = -(-(weights + work) // MIB) + PROGRAM_MIB
-        detail = f"weights {weights / MIB:.0f} + work {work / MIB:.0f} + program {PROGRAM_MIB} MiB"
-        return Estimate(mib, "computed", detail)
+        return Estimate.of({"weights": weights, "work": work, "program": PROGRAM_MIB * MIB})
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
         """Audio."""
