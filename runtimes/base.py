@@ -8,10 +8,10 @@ Every adapter passes the contract suite in tests/contract.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -207,6 +207,13 @@ class Thinking:
     disabled: Mapping[str, JsonValue]
 
 
+CHAT_TEMPLATE: Final = Thinking(
+    enabled={"chat_template_kwargs": {"enable_thinking": True}},
+    disabled={"chat_template_kwargs": {"enable_thinking": False}},
+)
+"""How most chat templates switch reasoning on and off."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a model can do, for people and clients that choose one. None: it can't be told."""
@@ -216,6 +223,11 @@ class Capabilities:
     thinking: bool | None = None
     multi_turn: bool | None = None
     context: int | None = None  # tokens of one request, prompt and answer together
+
+
+def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:
+    """These modalities, as `Capabilities` has them."""
+    return tuple(modality for modality in get_args(Modality) if modality in inputs)
 
 
 class RuntimeNotInstalledError(Exception):
@@ -244,6 +256,9 @@ class Adapter(abc.ABC, Generic[C]):
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     remote: ClassVar[bool] = False  # do others run its models?
+    overridable_keys: ClassVar[
+        tuple[str, ...]
+    ] = ()  # beside vram_mib; never a path, address, program or free arguments
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     config: type[C]
 
@@ -306,11 +321,8 @@ class Adapter(abc.ABC, Generic[C]):
         )
 
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys an operator may set for a load without changing the file, each with its constraint as JSON Schema.
-
-        Never a path, an address, a program or its free arguments: those decide what is run, not how.
-        """
-        return self.constraints()
+        """Keys an operator may set for a load without changing the file, each with its constraint as JSON Schema."""
+        return self.constraints(*self.overridable_keys)
 
     def constraints(self, *keys: str) -> dict[str, Mapping[str, JsonValue]]:
         """The JSON Schema of these configuration keys and of those that every model has, `vram_mib`."""

@@ -71,6 +71,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     name = "chatterbox"
     summary = "Text to speech in cloned voices: Chatterbox default, multilingual and turbo."
     all_endpoints = frozenset({Endpoint("/v1/audio/speech")})
+    overridable_keys = ("threads", "default_language")
     program = "runtimes.chatterbox.worker"
     requirements = Path(__file__).parent / "requirements.lock"
     prune = ("torchaudio/lib/*.so",)  # made for another torch, and only its Python is used
@@ -113,10 +114,6 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     def capabilities(self, config: ChatterboxConfig) -> Capabilities:
         """Text input only."""
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False)
-
-    def overridable(self, config: ChatterboxConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """No paths."""
-        return self.constraints("threads", "default_language")
 
 
 def _bytes(file: Path) -> int:

@@ -16,8 +16,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
+    CHAT_TEMPLATE,
     Adapter,
     Endpoint,
     Estimate,
@@ -181,9 +181,7 @@ class CommandAdapter(Adapter[CommandConfig]):
 
     def thinking(self, config: CommandConfig) -> Thinking | None:
         """By a chat template argument, if the configuration says that the program knows it."""
-        if not config.thinking:
-            return None
-        return CHAT_TEMPLATE
+        return CHAT_TEMPLATE if config.thinking else None
 
     def upstream_model(self, config: CommandConfig) -> str | None:
         """As configured."""

@@ -53,6 +53,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
     name = "embeddings"
     summary = "Embedding models and cross-encoders for reranking, on sentence-transformers."
     all_endpoints = _EMBED | _RERANK
+    overridable_keys = ("dtype", "max_batch_tokens", "threads", "parallel", "truncate")
     program = "runtimes.embeddings.worker"
     requirements = Path(__file__).parent / "requirements.lock"
     config = EmbeddingsConfig
@@ -97,10 +98,6 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
     def capabilities(self, config: EmbeddingsConfig) -> Capabilities:
         """Text input; the context of the model."""
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False, context=_context(config.path))
-
-    def overridable(self, config: EmbeddingsConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory and speed."""
-        return self.constraints("dtype", "max_batch_tokens", "threads", "parallel", "truncate")
 
 
 def task(config: EmbeddingsConfig) -> Task:

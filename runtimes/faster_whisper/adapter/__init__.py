@@ -15,7 +15,6 @@ from runtimes.base import Capabilities, Estimate, LaunchContext, LaunchSpec, Mod
 from runtimes.faster_whisper.adapter import estimate, model_file
 from runtimes.faster_whisper.adapter.config import FasterWhisperConfig
 
-OVERRIDABLE: Final = ("compute_type", "beam_size", "vad", "parallel", "threads", "default_language", "max_audio_s")
 CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path only
 
 
@@ -27,6 +26,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     all_endpoints = speech_recognition.ENDPOINTS
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = FasterWhisperConfig
+    overridable_keys = ("compute_type", "beam_size", "vad", "parallel", "threads", "default_language", "max_audio_s")
     program = "runtimes.faster_whisper.worker"
 
     def check(self, config: FasterWhisperConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
@@ -70,10 +70,6 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     def capabilities(self, config: FasterWhisperConfig) -> Capabilities:
         """Those of speech recognition."""
         return speech_recognition.CAPABILITIES
-
-    def overridable(self, config: FasterWhisperConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory, speed and language, never files."""
-        return self.constraints(*OVERRIDABLE)
 
 
 def _path_problems(path: Path) -> Iterator[str]:

@@ -17,8 +17,18 @@ from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
-from runtimes.adapters.thinking import CHAT_TEMPLATE
-from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
+from runtimes.base import (
+    CHAT_TEMPLATE,
+    MIB,
+    Capabilities,
+    Endpoint,
+    Estimate,
+    LaunchContext,
+    Modality,
+    ModelUnusableError,
+    Thinking,
+    in_order,
+)
 from runtimes.shared.kernel import Kernel
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
@@ -138,7 +148,7 @@ class Language(Kind):
 
     def capabilities(self, config: TransformersConfig) -> Capabilities:
         """From configuration and chat template."""
-        modalities: tuple[Modality, ...] = ("text", "image") if "image" in self.inputs(config) else ("text",)
+        modalities = in_order(self.inputs(config))
         try:
             folder = checkpoints.read(config.path)
         except ModelUnusableError:

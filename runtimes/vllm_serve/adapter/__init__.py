@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -20,8 +20,8 @@ from pydantic import JsonValue
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
 from runtimes.adapters.options import command_line
-from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
+    CHAT_TEMPLATE,
     Adapter,
     Capabilities,
     Endpoint,
@@ -33,6 +33,7 @@ from runtimes.base import (
     ModelUnusableError,
     RuntimeNotInstalledError,
     Thinking,
+    in_order,
 )
 from runtimes.device_kind import visibility_variables
 from runtimes.vllm_serve.adapter import memory
@@ -47,20 +48,6 @@ OWN_VARIABLES: Final = {
     "VLLM_SERVER_DEV_MODE": "opens routes that change the worker for everybody",
     "VLLM_CPU_KVCACHE_SPACE": "has a key of its own, kv_cache_memory_bytes",
 }
-
-OVERRIDABLE: Final = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_dtype",
-    "kv_cache_memory_bytes",
-    "max_pixels",
-    "enforce_eager",
-    "speculative_method",
-    "speculative_moe_backend",
-    "speculative_attention_backend",
-    "num_speculative_tokens",
-)
 
 Kind = Literal["text", "embeddings", "classes", "speech"]
 
@@ -94,6 +81,19 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
     config = VllmServeConfig
     spreads = True
+    overridable_keys = (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_dtype",
+        "kv_cache_memory_bytes",
+        "max_pixels",
+        "enforce_eager",
+        "speculative_method",
+        "speculative_moe_backend",
+        "speculative_attention_backend",
+        "num_speculative_tokens",
+    )
 
     def check(self, config: VllmServeConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or unreadable, contradicting keys, options that llmux sets."""
@@ -164,9 +164,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     def thinking(self, config: VllmServeConfig) -> Thinking | None:
         """By a chat template argument, for models that generate text."""
-        if kind(config) != "text":
-            return None
-        return CHAT_TEMPLATE
+        return CHAT_TEMPLATE if kind(config) == "text" else None
 
     def upstream_model(self, config: VllmServeConfig) -> str | None:
         """The second of its served names, which is the same for every model."""
@@ -190,9 +188,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def capabilities(self, config: VllmServeConfig) -> Capabilities:
         """From the model's folder; tools and thinking from words in its chat template."""
         found = _description(config)
-        inputs = self.inputs(config) or frozenset(config.modalities)
-        known: list[Modality] = ["text", "image", "audio"]
-        modalities = tuple(item for item in known if item in inputs)
+        modalities = in_order(self.inputs(config) or config.modalities)
         if found is None:
             return Capabilities(modalities, context=config.max_model_len)
         template = _template(config)
@@ -204,10 +200,6 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             multi_turn=text,
             context=memory.context(config, found),
         )
-
-    def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory and speed; never files, programs, or free arguments."""
-        return self.constraints(*OVERRIDABLE)
 
     def memory_definition(self, config: VllmServeConfig) -> str:
         """The configuration, and the plan that follows from the model's files and `vram_mib`."""
