@@ -8,7 +8,7 @@ Every adapter passes the contract suite in tests/contract.
 from __future__ import annotations
 
 import abc
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar, get_args
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, Meaning, meaning_of
+from runtimes.shared.kernel import Kernel
 
 MIB: Final = 1 << 20
 
@@ -304,6 +305,10 @@ class Adapter(abc.ABC, Generic[C]):
     def fields(self, config: C) -> Mapping[str, JsonValue]:
         """Request fields set for everything that renders a prompt, unless a virtual model switches thinking itself."""
         return {}
+
+    def kernels(self, config: C, described: Callable[[], Mapping[str, JsonValue]]) -> tuple[Kernel, ...]:
+        """The kernels that a worker needs on a GPU. `described` reads the model's config.json, at some cost."""
+        return ()
 
     def upstream_model(self, config: C) -> str | None:
         """The model name the worker insists on; None when it takes any."""

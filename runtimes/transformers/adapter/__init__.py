@@ -9,7 +9,6 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.adapters.hub_kernels import UsesKernels
 from runtimes.base import Adapter, Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, Modality, Thinking
 from runtimes.shared.kernel import Kernel
 from runtimes.transformers.adapter.config import TransformersConfig
@@ -20,7 +19,7 @@ from runtimes.transformers.adapter.speech import Speech
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType({"llm": Language(), "asr": Speech()})
 
 
-class TransformersAdapter(Adapter[TransformersConfig], UsesKernels[TransformersConfig]):
+class TransformersAdapter(Adapter[TransformersConfig]):
     """One process per model; all of them in one environment."""
 
     name = "transformers"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import ClassVar
 
-from pydantic import JsonValue
-
-from runtimes.adapters.hub_kernels import VARIABLE, UsesKernels, cache
+from runtimes.adapters.hub_kernels import VARIABLE, cache
 from runtimes.adapters.worker_adapter import WorkerAdapter
 from runtimes.base import LaunchContext, LaunchSpec
-from runtimes.shared.kernel import Kernel
 from runtimes.transformers.adapter.config import TransformersConfig
 
 
-class Kind(WorkerAdapter[TransformersConfig], UsesKernels[TransformersConfig]):
+class Kind(WorkerAdapter[TransformersConfig]):
     """The adapter for one type of model."""
 
     name = "transformers"
@@ -26,9 +22,3 @@ class Kind(WorkerAdapter[TransformersConfig], UsesKernels[TransformersConfig]):
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
         spec = super().launch(config, context)
         return dataclasses.replace(spec, env={**spec.env, VARIABLE: str(cache(context.runtimes_dir, config.env))})
-
-    def kernels(
-        self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
-    ) -> tuple[Kernel, ...]:
-        """None."""
-        return ()

@@ -210,7 +210,7 @@ def _context(config: TransformersConfig, folder: checkpoints.Folder) -> int:
 def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
     if config.chat_template_file is not None and config.chat_template_file.is_file():
         return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
-    return folder.chat_template or ""
+    return checkpoints.chat_template(folder.path) or ""
 
 
 def _writes_calls(config: TransformersConfig, template: str) -> bool:
