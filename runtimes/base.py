@@ -8,15 +8,18 @@ Every adapter passes the contract suite in tests/contract.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, Meaning, meaning_of
+from runtimes.shared.kernel import Kernel
+
+MIB: Final = 1 << 20
 
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
@@ -190,6 +193,12 @@ class Estimate:
     source: Literal["computed", "file_size"]
     detail: str
 
+    @classmethod
+    def of(cls, parts: Mapping[str, int], note: str = "") -> Estimate:
+        """The sum of these parts, in bytes. The detail names them in MiB, but for those that take nothing."""
+        words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items() if size)
+        return cls(-(-sum(parts.values()) // MIB), "computed", f"{words} MiB{f' ({note})' if note else ''}")
+
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
@@ -197,6 +206,13 @@ class Thinking:
 
     enabled: Mapping[str, JsonValue]
     disabled: Mapping[str, JsonValue]
+
+
+CHAT_TEMPLATE: Final = Thinking(
+    enabled={"chat_template_kwargs": {"enable_thinking": True}},
+    disabled={"chat_template_kwargs": {"enable_thinking": False}},
+)
+"""How most chat templates switch reasoning on and off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +224,11 @@ class Capabilities:
     thinking: bool | None = None
     multi_turn: bool | None = None
     context: int | None = None  # tokens of one request, prompt and answer together
+
+
+def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:
+    """These modalities, as `Capabilities` has them."""
+    return tuple(modality for modality in get_args(Modality) if modality in inputs)
 
 
 class RuntimeNotInstalledError(Exception):
@@ -236,6 +257,9 @@ class Adapter(abc.ABC, Generic[C]):
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
     remote: ClassVar[bool] = False  # do others run its models?
+    overridable_keys: ClassVar[
+        tuple[str, ...]
+    ] = ()  # beside vram_mib; never a path, address, program or free arguments
     claims: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # device → name==version that the venv also goes by
     config: type[C]
 
@@ -282,6 +306,10 @@ class Adapter(abc.ABC, Generic[C]):
         """Request fields set for everything that renders a prompt, unless a virtual model switches thinking itself."""
         return {}
 
+    def kernels(self, config: C, described: Callable[[], Mapping[str, JsonValue]]) -> tuple[Kernel, ...]:
+        """The kernels that a worker needs on a GPU. `described` reads the model's config.json, at some cost."""
+        return ()
+
     def upstream_model(self, config: C) -> str | None:
         """The model name the worker insists on; None when it takes any."""
         return None
@@ -298,11 +326,8 @@ class Adapter(abc.ABC, Generic[C]):
         )
 
     def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys an operator may set for a load without changing the file, each with its constraint as JSON Schema.
-
-        Never a path, an address, a program or its free arguments: those decide what is run, not how.
-        """
-        return self.constraints()
+        """Keys an operator may set for a load without changing the file, each with its constraint as JSON Schema."""
+        return self.constraints(*self.overridable_keys)
 
     def constraints(self, *keys: str) -> dict[str, Mapping[str, JsonValue]]:
         """The JSON Schema of these configuration keys and of those that every model has, `vram_mib`."""

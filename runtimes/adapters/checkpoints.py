@@ -11,6 +11,7 @@ adapter adds its estimate up from parts, most of them in kv_cache.py:
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -166,11 +167,6 @@ class Folder:
     config: Config
     weights: Weights
 
-    @property
-    def chat_template(self) -> str | None:
-        """The template that renders conversations; None for a model without one."""
-        return chat_template(self.path)
-
 
 def read(path: Path) -> Folder:
     """The model in this folder. Blocks on reading a few file headers. Raises ModelUnusableError with the reason."""
@@ -211,13 +207,10 @@ def config_of(values: Mapping[str, JsonValue]) -> Config:
 
 def chat_template(path: Path) -> str | None:
     """The folder's template that renders conversations; None for a model without one."""
-    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
-        text = _text(path / name)
-        if text is None:
-            continue
-        if name.endswith(".jinja"):
-            return text
-        found = _parsed(text).get("chat_template")
+    with contextlib.suppress(OSError):
+        return (path / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        found = _object(path / name).get("chat_template")
         if isinstance(found, list):  # several, by name
             named = [item for item in found if isinstance(item, dict)]
             found = next((item.get("template") for item in named if item.get("name") == "default"), None)
@@ -251,8 +244,7 @@ def weights(path: Path) -> Weights:
 
 def _listed(path: Path) -> list[Path]:
     """The files of a sharded model; the folder may hold other files too."""
-    text = _text(path / "model.safetensors.index.json")
-    mapping = _parsed(text).get("weight_map") if text is not None else None
+    mapping = _object(path / "model.safetensors.index.json").get("weight_map")
     if not isinstance(mapping, dict):
         return []
     return [path / name for name in sorted({str(name) for name in mapping.values()})]
@@ -280,16 +272,10 @@ def tensor_sizes(file: Path) -> list[tuple[str, int]]:
     return sizes
 
 
-def _text(file: Path) -> str | None:
+def _object(file: Path) -> Mapping[str, JsonValue]:
+    """The JSON object in a file; empty without one."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def _parsed(text: str) -> dict[str, JsonValue]:
-    try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -12,22 +12,16 @@ environment can load, by the rules of the package `kernels`, which then takes th
 
 from __future__ import annotations
 
-import abc
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
-
-from pydantic import JsonValue
-
-from runtimes.shared.kernel import Kernel
+from typing import Final
 
 VARIABLE: Final = "KERNELS_CACHE"
 FOLDER: Final = ".kernels"
 
-C = TypeVar("C")
 Version = tuple[int, int]
 
 _TORCH: Final = re.compile(r"torch===?(\d+)\.(\d+)\.\S*?(?:\+cu(\d+)(\d))?$")
@@ -36,14 +30,6 @@ _VARIANT: Final = re.compile(
     r"torch(?P<stable>-stable-abi)?(?P<major>\d)(?P<minor>\d+)(?P<abi>-cxx\d+)?"
     r"-cu(?P<cuda_major>\d+)(?P<cuda_minor>\d)-(?P<machine>\w+)-linux"
 )
-
-
-class UsesKernels(abc.ABC, Generic[C]):
-    """Base class of an adapter whose workers load kernels."""
-
-    @abc.abstractmethod
-    def kernels(self, config: C, described: Callable[[], Mapping[str, JsonValue]]) -> tuple[Kernel, ...]:
-        """The kernels that a worker of this model needs on a GPU. `described` reads the model's config.json, at some cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
+from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
 from runtimes.chatterbox.shared import languages, voices
 from runtimes.shared.languages import code_of
 
-MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 900  # Python, torch, transformers, librosa, the watermark's own network
 LISTENERS: Final = 8  # concurrent requests: the model takes their sentences in turn
 WORK_MIB: Final = 400  # activations, the token model's cache, the vocoder's buffers of a long sentence
@@ -72,6 +71,7 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
     name = "chatterbox"
     summary = "Text to speech in cloned voices: Chatterbox default, multilingual and turbo."
     all_endpoints = frozenset({Endpoint("/v1/audio/speech")})
+    overridable_keys = ("threads", "default_language")
     program = "runtimes.chatterbox.worker"
     requirements = Path(__file__).parent / "requirements.lock"
     prune = ("torchaudio/lib/*.so",)  # made for another torch, and only its Python is used
@@ -109,20 +109,11 @@ class ChatterboxAdapter(WorkerAdapter[ChatterboxConfig]):
             size = sum(_bytes(config.path / name) for name in WEIGHTS[config.variant])
         except (ModelUnusableError, OSError):
             return None
-        weights = -(-size // MIB)
-        return Estimate(
-            mib=weights + WORK_MIB + PROGRAM_MIB,
-            source="computed",
-            detail=f"weights {weights} + one sentence {WORK_MIB} + program {PROGRAM_MIB} MiB",
-        )
+        return Estimate.of({"weights": size, "one sentence": WORK_MIB * MIB, "program": PROGRAM_MIB * MIB})
 
     def capabilities(self, config: ChatterboxConfig) -> Capabilities:
         """Text input only."""
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False)
-
-    def overridable(self, config: ChatterboxConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """No paths."""
-        return self.constraints("threads", "default_language")
 
 
 def _bytes(file: Path) -> int:

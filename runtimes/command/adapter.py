@@ -16,8 +16,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
+    CHAT_TEMPLATE,
     Adapter,
     Endpoint,
     Estimate,
@@ -181,9 +181,7 @@ class CommandAdapter(Adapter[CommandConfig]):
 
     def thinking(self, config: CommandConfig) -> Thinking | None:
         """By a chat template argument, if the configuration says that the program knows it."""
-        if not config.thinking:
-            return None
-        return CHAT_TEMPLATE
+        return CHAT_TEMPLATE if config.thinking else None
 
     def upstream_model(self, config: CommandConfig) -> str | None:
         """As configured."""
@@ -200,25 +198,25 @@ def _filled_word(word: str, values: Mapping[str, str]) -> str:
 
 
 def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, ...]:
-    program = _program(words[0], config)
+    """The command with its program's full path: a bare name is searched in PATH (of `env`, if set), another starts at `cwd`."""
+    if "/" in words[0]:
+        path = ((config.cwd or Path()) / words[0]).absolute()
+        program = str(path) if path.is_file() and os.access(path, os.X_OK) else None
+    else:
+        program = shutil.which(words[0], path=config.env.get("PATH"))
     if program is None:
         raise ModelUnusableError(f"{key}: {words[0]} is not a program on PATH")
     return (program, *words[1:])
 
 
-def _program(word: str, config: CommandConfig) -> str | None:
-    """The program's full path: a bare name is searched in PATH (of `env`, if set), another starts at `cwd`."""
-    if "/" in word:
-        path = (config.cwd or Path()) / word
-        return str(path.absolute()) if path.is_file() and os.access(path, os.X_OK) else None
-    return shutil.which(word, path=config.env.get("PATH"))
-
-
 def _problems(config: CommandConfig) -> Iterator[str]:
     sample = {"port": "8100", "host": "127.0.0.1", "model": "model"}
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd)):
-        if command is not None and _program(_filled(command, sample)[0], config) is None:
-            yield f"{key}: {_filled(command, sample)[0]} is not a program on PATH"
+        try:
+            if command is not None:
+                _runnable(key, _filled(command, sample), config)
+        except ModelUnusableError as error:
+            yield str(error)
     if config.cwd is not None and not config.cwd.is_dir():
         yield f"cwd: {config.cwd}: there is no such folder"
     if KEY_VARIABLE in config.env:

@@ -12,9 +12,8 @@ from pydantic import Field, JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
+from runtimes.base import MIB, Capabilities, Endpoint, Estimate, LaunchContext, ModelType, ModelUnusableError
 
-MIB: Final = 1 << 20
 PROGRAM_MIB: Final = 470  # Python, torch, transformers and sentence-transformers without a model
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -54,6 +53,7 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
     name = "embeddings"
     summary = "Embedding models and cross-encoders for reranking, on sentence-transformers."
     all_endpoints = _EMBED | _RERANK
+    overridable_keys = ("dtype", "max_batch_tokens", "threads", "parallel", "truncate")
     program = "runtimes.embeddings.worker"
     requirements = Path(__file__).parent / "requirements.lock"
     config = EmbeddingsConfig
@@ -87,23 +87,17 @@ class EmbeddingsAdapter(WorkerAdapter[EmbeddingsConfig]):
             return None
         dtype = folder.config.dtype if config.dtype == "auto" else config.dtype
         width = checkpoints.VALUE_BYTES.get(dtype or "", 4)
-        weights = -(-folder.weights.bytes_as(dtype) // MIB)
         inner = folder.config.number("intermediate_size", default=4 * folder.config.width)
-        activations = -(-config.max_batch_tokens * width * (4 * folder.config.width + 2 * inner) // MIB)
-        return Estimate(
-            mib=weights + activations + PROGRAM_MIB,
-            source="computed",
-            detail=f"weights {weights} + activations {activations} + program {PROGRAM_MIB} MiB "
-            f"({config.max_batch_tokens} tokens at once)",
-        )
+        parts = {
+            "weights": folder.weights.bytes_as(dtype),
+            "activations": config.max_batch_tokens * width * (4 * folder.config.width + 2 * inner),
+            "program": PROGRAM_MIB * MIB,
+        }
+        return Estimate.of(parts, f"{config.max_batch_tokens} tokens at once")
 
     def capabilities(self, config: EmbeddingsConfig) -> Capabilities:
         """Text input; the context of the model."""
         return Capabilities(("text",), tools=False, thinking=False, multi_turn=False, context=_context(config.path))
-
-    def overridable(self, config: EmbeddingsConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory and speed."""
-        return self.constraints("dtype", "max_batch_tokens", "threads", "parallel", "truncate")
 
 
 def task(config: EmbeddingsConfig) -> Task:

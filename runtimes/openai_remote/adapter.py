@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from runtimes.adapters.thinking import CHAT_TEMPLATE
-from runtimes.base import Endpoint, ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec, Thinking
+from runtimes.base import CHAT_TEMPLATE, Endpoint, ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec, Thinking
 
 DEFAULT_ENDPOINTS: Final = (
     "/v1/chat/completions",

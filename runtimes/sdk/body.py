@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TypeVar, overload
 
 from starlette.requests import Request
@@ -17,6 +17,16 @@ from runtimes.sdk.errors import WorkerError
 
 T = TypeVar("T", bound=str)
 MAX_JSON_BYTES = 256 << 20
+
+
+async def limited(request: Request, most: int) -> AsyncGenerator[bytes, None]:
+    """The body as it comes. Raises WorkerError beyond `most` bytes."""
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            raise WorkerError("The body is too large.", code="request_too_large", status=413)
+        yield piece
 
 
 class Body:
@@ -30,10 +40,8 @@ class Body:
     async def of(cls, request: Request) -> Body:
         """From a request's JSON. Raises WorkerError unless it is an object."""
         data = bytearray()
-        async for piece in request.stream():
+        async for piece in limited(request, MAX_JSON_BYTES):
             data += piece
-            if len(data) > MAX_JSON_BYTES:
-                raise WorkerError("The body is too large.", code="request_too_large", status=413)
         try:
             values = json.loads(data)
         except (ValueError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
@@ -10,7 +9,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from runtimes.sdk.body import Body
+from runtimes.sdk.body import Body, limited
 from runtimes.sdk.errors import WorkerError
 
 MAX_BYTES: Final = 2 << 30
@@ -38,7 +37,7 @@ async def read_form(request: Request, file_field: str, lists: frozenset[str] = f
             code="invalid_form",
         )
     parser = MultiPartParser(
-        request.headers, _limited(request), max_files=1, max_fields=MAX_FIELDS, max_part_size=1 << 20
+        request.headers, limited(request, MAX_BYTES), max_files=1, max_fields=MAX_FIELDS, max_part_size=1 << 20
     )
     try:
         parsed = await parser.parse()
@@ -62,12 +61,3 @@ async def read_form(request: Request, file_field: str, lists: frozenset[str] = f
         else:
             values[name] = value
     return Form(Body(values, form=True), file)
-
-
-async def _limited(request: Request) -> AsyncGenerator[bytes, None]:
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > MAX_BYTES:
-            raise WorkerError("The body is too large.", code="request_too_large", status=413)
-        yield piece

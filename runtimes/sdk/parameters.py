@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Union
 
 from runtimes.sdk.errors import unsupported
@@ -27,14 +28,8 @@ class Parameter:
     harmless: tuple[Value, ...] = ()
 
 
-def used(note: str = "") -> Parameter:
-    """It does what the API says, or what `note` says."""
-    return Parameter("used", note)
-
-
-def ignored(note: str) -> Parameter:
-    """It is accepted and has no effect."""
-    return Parameter("ignored", note)
+used = partial(Parameter, "used")  # it does what the API says, or what `note` says
+ignored = partial(Parameter, "ignored")  # it is accepted and has no effect
 
 
 def refused(note: str, *harmless: Value) -> Parameter:

@@ -76,7 +76,9 @@ class Meters:
 
 
 class Worker(abc.ABC):
-    """A model and the endpoints it serves. `pool` and `meters` exist before `load` is called."""
+    """A model and the endpoints it serves. `pool` and `meters` exist before `load` is called; it is `ready` after it."""
+
+    ready = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -104,10 +106,9 @@ def serve(make: Callable[[Settings], Worker]) -> None:
 
 async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: str) -> int:
     worker = make(settings)
-    state = _State()
-    app = application(worker, key, lambda: state.ready)
+    failed = False
     config = uvicorn.Config(
-        app,
+        application(worker, key),
         host=settings.host,
         port=settings.port,
         log_level="warning",
@@ -121,16 +122,17 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
 
     def load() -> None:
+        nonlocal failed
         began = time.monotonic()
         try:
             worker.load()
         except BaseException:  # noqa: BLE001  # whatever it is, the supervisor reads it in the log
             traceback.print_exc()
             print(f"{settings.model}: exiting, the model could not be loaded", file=sys.stderr, flush=True)
-            state.failed = True
+            failed = True
             server.should_exit = True
         else:
-            state.ready = True
+            worker.ready = True
             print(f"{settings.model}: serving after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
     threading.Thread(target=load, name="load", daemon=True).start()
@@ -139,7 +141,7 @@ async def _serve(make: Callable[[Settings], Worker], settings: Settings, key: st
     except SystemExit:  # raised by uvicorn after it has logged why
         print(f"couldn't bind HTTP server socket, hostname: {settings.host}, port: {settings.port}", file=sys.stderr)
         return 1
-    return 1 if state.failed or not server.started else 0
+    return 1 if failed or not server.started else 0
 
 
 class _Server(uvicorn.Server):
@@ -149,17 +151,11 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-@dataclass(slots=True)
-class _State:
-    ready: bool = False
-    failed: bool = False
-
-
-def application(worker: Worker, key: str, is_ready: Callable[[], bool]) -> ASGIApp:
+def application(worker: Worker, key: str) -> ASGIApp:
     """The worker's ASGI application."""
 
     async def health(_request: Request) -> Response:
-        if is_ready():
+        if worker.ready:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "loading"}, 503)
 
@@ -183,14 +179,14 @@ def application(worker: Worker, key: str, is_ready: Callable[[], bool]) -> ASGIA
             Exception: _bug,
         },
     )
-    return _Middleware(app, worker, key, is_ready)
+    return _Middleware(app, worker, key)
 
 
 class _Middleware:
     """Authentication, readiness, and metrics of each request."""
 
-    def __init__(self, app: ASGIApp, worker: Worker, key: str, is_ready: Callable[[], bool]) -> None:
-        self._app, self._meters, self._is_ready = app, worker.meters, is_ready
+    def __init__(self, app: ASGIApp, worker: Worker, key: str) -> None:
+        self._app, self._worker = app, worker
         self._expected = f"Bearer {key}".encode() if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -198,12 +194,12 @@ class _Middleware:
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
+        refusal: WorkerError | None = None
         if self._expected is not None and not hmac.compare_digest(given, self._expected):
             refusal = WorkerError("This worker answers its supervisor only.", code="invalid_api_key", status=401)
-            await refusal.response()(scope, receive, send)
-            return
-        if not self._is_ready() and scope["path"] != "/metrics":
+        elif not self._worker.ready and scope["path"] != "/metrics":
             refusal = WorkerError("The model is still loading.", code="model_loading", status=503, retry_after_s=1)
+        if refusal is not None:
             await refusal.response()(scope, receive, send)
             return
         began, status, ended = time.monotonic(), 0, False
@@ -224,33 +220,28 @@ class _Middleware:
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "other")
-            self._meters.requests.labels(path, str(status or 499)).inc()
-            self._meters.seconds.labels(path).observe(time.monotonic() - began)
+            self._worker.meters.requests.labels(path, str(status or 499)).inc()
+            self._worker.meters.seconds.labels(path).observe(time.monotonic() - began)
 
 
 def _cancellable(endpoint: Endpoint) -> Endpoint:
-    """An endpoint that is cancelled when its client disconnects before the response begins."""
+    """An endpoint that is cancelled when its client disconnects before the response begins.
+
+    The connection is polled only after the body has been read: polling may consume one of its messages.
+    """
 
     async def cancellable(request: Request) -> Response:
-        return await cancel_on_disconnect(request, endpoint(request))
+        task = asyncio.ensure_future(endpoint(request))
+        try:
+            while not task.done():
+                await asyncio.wait((task,), timeout=DISCONNECT_POLL_S)
+                if not task.done() and request._stream_consumed and await request.is_disconnected():  # noqa: SLF001  # starlette has no public way to tell
+                    raise ClientDisconnect
+            return task.result()
+        finally:
+            task.cancel()
 
     return cancellable
-
-
-async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Wait for the answer, or cancel it when the client disconnects (raises ClientDisconnect).
-
-    The connection is polled only after `answer` has read the body: polling may consume one of its messages.
-    """
-    task = asyncio.ensure_future(answer)
-    try:
-        while not task.done():
-            await asyncio.wait((task,), timeout=DISCONNECT_POLL_S)
-            if not task.done() and request._stream_consumed and await request.is_disconnected():  # noqa: SLF001  # starlette has no public way to tell
-                raise ClientDisconnect
-        return task.result()
-    finally:
-        task.cancel()
 
 
 def events(items: AsyncIterator[object]) -> StreamingResponse:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from runtimes.adapters.hub_kernels import UsesKernels, build_of, cache
+from runtimes.adapters.hub_kernels import build_of, cache
 from runtimes.base import Source
 from runtimes.registry import REGISTRY
 from runtimes.shared.kernel import Kernel
@@ -140,8 +140,6 @@ def downloads(catalog: Catalog, names: Sequence[str], *, verify: bool = False) -
 def _kernels(model: CatalogModel, download: Download | None) -> tuple[Kernel, ...]:
     """The kernels that its worker will load; a problem with its config.json is kept in the model's download."""
     adapter = REGISTRY.get(model.config.runtime)
-    if not isinstance(adapter, UsesKernels):
-        return ()
     try:
         return adapter.kernels(model.config, functools.partial(_described, model, download))
     except (hub.HubError, OSError, ValueError) as error:

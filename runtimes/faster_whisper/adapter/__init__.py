@@ -5,18 +5,52 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from runtimes.adapters import speech_recognition
-from runtimes.adapters.worker_adapter import WorkerAdapter
-from runtimes.base import Capabilities, Estimate, LaunchContext, LaunchSpec, Modality, ModelUnusableError
-from runtimes.faster_whisper.adapter import estimate, model_file
-from runtimes.faster_whisper.adapter.config import FasterWhisperConfig
+from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
+from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
+from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, LaunchSpec, Modality, ModelUnusableError
+from runtimes.device_kind import HOST
+from runtimes.faster_whisper.adapter import model_file
+from runtimes.faster_whisper.adapter.model_file import ModelFile
 
-OVERRIDABLE: Final = ("compute_type", "beam_size", "vad", "parallel", "threads", "default_language", "max_audio_s")
 CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path only
+PROGRAM_MIB: Final = 135  # interpreter, CTranslate2, ONNX Runtime, PyAV, and the spectrum of a short file
+POSITIONS, TOKENS, HEAD = 1500, 448, 64
+COMPUTE_BYTES: Final = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4, "auto": 1}
+DRIVER: Final = Path("/dev/nvidiactl")
+
+ComputeType = Literal[
+    "default",
+    "auto",
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+    "float32",
+]
+
+
+class FasterWhisperConfig(WorkerConfig):
+    """A Whisper model converted for CTranslate2."""
+
+    type: Literal["asr"] = Field(default="asr", description="What the model is for: speech recognition.")
+    modalities: list[Modality] = Field(default=["audio"], description="What the model takes as input.")
+    path: ModelPath = Field(description="The model's folder: model.bin, config.json, tokenizer.json.")
+    compute_type: ComputeType = Field(
+        default="default",
+        description="Type that weights are computed in; default: as they are stored, auto: the fastest there is.",
+    )
+    beam_size: int = Field(default=5, ge=1, le=20, description="Beams of the search; fewer are faster.")
+    vad: bool = Field(default=False, description="Leave out what holds no speech, found by a small model beforehand.")
+    default_language: DefaultLanguage = None
+    max_audio_s: MaxAudio = MAX_AUDIO_S
 
 
 class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
@@ -27,6 +61,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     all_endpoints = speech_recognition.ENDPOINTS
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = FasterWhisperConfig
+    overridable_keys = ("compute_type", "beam_size", "vad", "parallel", "threads", "default_language", "max_audio_s")
     program = "runtimes.faster_whisper.worker"
 
     def check(self, config: FasterWhisperConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
@@ -59,7 +94,7 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     def estimate(self, config: FasterWhisperConfig) -> Estimate | None:
         """From the variables listed in model.bin; None if it can't be read."""
         try:
-            return estimate.footprint(config, model_file.read(config.path))
+            return _footprint(config, model_file.read(config.path))
         except ModelUnusableError:
             return None
 
@@ -70,10 +105,6 @@ class FasterWhisperAdapter(WorkerAdapter[FasterWhisperConfig]):
     def capabilities(self, config: FasterWhisperConfig) -> Capabilities:
         """Those of speech recognition."""
         return speech_recognition.CAPABILITIES
-
-    def overridable(self, config: FasterWhisperConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory, speed and language, never files."""
-        return self.constraints(*OVERRIDABLE)
 
 
 def _path_problems(path: Path) -> Iterator[str]:
@@ -87,3 +118,41 @@ def _path_problems(path: Path) -> Iterator[str]:
     if not (path / "tokenizer.json").is_file():
         # without it faster-whisper would download one
         yield f"path: there is no tokenizer.json in {path}; copy it from the model it was converted from"
+
+
+def _footprint(config: FasterWhisperConfig, model: ModelFile) -> Estimate:
+    """Memory a faster-whisper worker takes: weights + activations of one window of 30 s + the program.
+
+    - weights: the width of a value depends on `compute_type`; quantised ones keep their scales.
+    - encoder: 1500 positions of the widest layer's activations, and the scores of its attention (64 values a head).
+    - decoder: keys and values of the encoder's output and of the text so far, for each beam.
+
+    Long files briefly take another megabyte of host memory for each second of a piece, of at most two minutes.
+    """
+    width = _value_bytes(config, model)
+    weights = model.bytes_as(width)
+    size, inner = _widths(model)
+    activation = 4 if width in (1, 4) else 2
+    encoder = POSITIONS * (4 * size + 2 * inner + POSITIONS * max(1, size // HEAD)) * activation
+    kept = model.layers("decoder") * 2 * size * activation * (POSITIONS + TOKENS * config.beam_size)
+    work = config.parallel * (encoder + kept)
+    return Estimate.of({"weights": weights, "work": work, "program": PROGRAM_MIB * MIB})
+
+
+def _value_bytes(config: FasterWhisperConfig, model: ModelFile) -> int:
+    """Bytes of a weight once loaded. CPUs convert float16 and bfloat16 to float32."""
+    kind = config.compute_type
+    if kind.startswith("int8"):
+        return 1
+    if kind != "default":
+        return COMPUTE_BYTES[kind]
+    on_host = not DRIVER.exists() or (bool(config.devices) and set(config.devices) == {HOST.name})
+    stored_halves = model.values.keys() & {4, 5}
+    return 4 if on_host and stored_halves and model.widest == 2 else model.widest
+
+
+def _widths(model: ModelFile) -> tuple[int, int]:
+    """Of the residual stream, and of the widest layer."""
+    size = next((shape[0] for name, shape in model.shapes.items() if name == "encoder/conv1/weight"), 0)
+    inner = max((shape[0] for name, shape in model.shapes.items() if "/ffn/linear_0/weight" in name), default=4 * size)
+    return size, inner

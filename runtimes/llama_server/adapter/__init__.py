@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import JsonValue
 
-from runtimes.adapters.thinking import CHAT_TEMPLATE
 from runtimes.base import (
+    CHAT_TEMPLATE,
     Adapter,
     Capabilities,
     Endpoint,
@@ -29,6 +29,7 @@ from runtimes.base import (
     ModelUnusableError,
     RuntimeNotInstalledError,
     Thinking,
+    in_order,
 )
 from runtimes.device_kind import visibility, visibility_variables
 from runtimes.llama_server.adapter import estimate, gguf_meta
@@ -46,29 +47,6 @@ PROGRAM: Final = "llama-server"
 KEY_VARIABLE: Final = "LLAMA_API_KEY"
 OWN_VARIABLES: Final = frozenset(
     {KEY_VARIABLE, "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_API_PREFIX", *visibility_variables()}
-)
-
-OVERRIDABLE: Final = (
-    "n_ctx",
-    "n_gpu_layers",
-    "parallel",
-    "kv_unified",
-    "flash_attn",
-    "cache_type_k",
-    "cache_type_v",
-    "batch_size",
-    "ubatch_size",
-    "threads",
-    "threads_batch",
-    "image_min_tokens",
-    "image_max_tokens",
-    "spec_type",
-    "spec_draft_n_max",
-    "spec_draft_p_min",
-    "spec_draft_ngl",
-    "reasoning",
-    "reasoning_budget",
-    "cache_ram_mib",
 )
 
 _ALWAYS = frozenset(
@@ -105,6 +83,28 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     requirements = HERE / "requirements.lock"
     config = LlamaServerConfig
     spreads = True
+    overridable_keys = (
+        "n_ctx",
+        "n_gpu_layers",
+        "parallel",
+        "kv_unified",
+        "flash_attn",
+        "cache_type_k",
+        "cache_type_v",
+        "batch_size",
+        "ubatch_size",
+        "threads",
+        "threads_batch",
+        "image_min_tokens",
+        "image_max_tokens",
+        "spec_type",
+        "spec_draft_n_max",
+        "spec_draft_p_min",
+        "spec_draft_ngl",
+        "reasoning",
+        "reasoning_budget",
+        "cache_ram_mib",
+    )
 
     def check(self, config: LlamaServerConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or not GGUF, contradicting keys, options that llmux sets."""
@@ -164,9 +164,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     def thinking(self, config: LlamaServerConfig) -> Thinking | None:
         """By a chat template argument, for models that generate text."""
-        if serves(config) != "text":
-            return None
-        return CHAT_TEMPLATE
+        return CHAT_TEMPLATE if serves(config) == "text" else None
 
     def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
         """Text, the configured modalities, and those of the projector."""
@@ -183,9 +181,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     def capabilities(self, config: LlamaServerConfig) -> Capabilities:
         """From the model's metadata; tools and thinking from words in its chat template."""
-        inputs = self.inputs(config)
-        modalities: list[Modality] = ["text", "image", "audio"]
-        found = tuple(kind for kind in modalities if kind in inputs)
+        found = in_order(self.inputs(config))
         try:
             metadata = gguf_meta.read(config.path)
             template = _chat_template(config)
@@ -203,10 +199,6 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             multi_turn=text and template is not None,
             context=context,
         )
-
-    def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory and speed; never files, programs, or free arguments."""
-        return self.constraints(*OVERRIDABLE)
 
     def memory_definition(self, config: LlamaServerConfig) -> str:
         """The configuration and the sizes of the files, since a replaced file takes other memory."""

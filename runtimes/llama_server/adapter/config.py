@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
+from runtimes.adapters import options
+from runtimes.adapters.options import Options, keys_of, of_keys
 from runtimes.base import ModelConfig
 
 ALL_LAYERS = 999
@@ -119,52 +121,23 @@ class LlamaServerConfig(ModelConfig):
     )
 
 
-FLAGS: Mapping[str, str | tuple[str, str | None]] = MappingProxyType(
+_NO_OPTION = {"path", "program", "binary", "library_path", "extra_args"}
+_KEYS = LlamaServerConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_OPTION
+
+FLAGS: Options = MappingProxyType(
     {
-        "model": "--model",
-        "alias": "--alias",
-        "host": "--host",
-        "port": "--port",
+        **of_keys(sorted(_KEYS | {"model", "host", "port"})),
         "n_ctx": "--ctx-size",
-        "n_gpu_layers": "--n-gpu-layers",
-        "flash_attn": "--flash-attn",
-        "cache_type_k": "--cache-type-k",
-        "cache_type_v": "--cache-type-v",
-        "mmproj": "--mmproj",
-        "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
-        "image_min_tokens": "--image-min-tokens",
-        "image_max_tokens": "--image-max-tokens",
         "draft_model": "--model-draft",
-        "spec_type": "--spec-type",
-        "spec_draft_n_max": "--spec-draft-n-max",
-        "spec_draft_p_min": "--spec-draft-p-min",
-        "spec_draft_ngl": "--spec-draft-ngl",
-        "reasoning": "--reasoning",
-        "reasoning_format": "--reasoning-format",
-        "reasoning_budget": "--reasoning-budget",
-        "threads": "--threads",
-        "threads_batch": "--threads-batch",
-        "parallel": "--parallel",
-        "kv_unified": ("--kv-unified", "--no-kv-unified"),
-        "batch_size": "--batch-size",
-        "ubatch_size": "--ubatch-size",
-        "load_mode": "--load-mode",
-        "rope_scaling": "--rope-scaling",
-        "rope_freq_base": "--rope-freq-base",
-        "rope_freq_scale": "--rope-freq-scale",
-        "yarn_orig_ctx": "--yarn-orig-ctx",
-        "embeddings": ("--embeddings", None),
-        "pooling": "--pooling",
-        "rerank": ("--rerank", None),
-        "jinja": ("--jinja", "--no-jinja"),
-        "chat_template": "--chat-template",
-        "chat_template_file": "--chat-template-file",
-        "lora": "--lora",
         "cache_ram_mib": "--cache-ram",
+        "mmproj_offload": ("--mmproj-offload", "--no-mmproj-offload"),
+        "kv_unified": ("--kv-unified", "--no-kv-unified"),
+        "jinja": ("--jinja", "--no-jinja"),
+        "embeddings": ("--embeddings", None),
+        "rerank": ("--rerank", None),
         "metrics": ("--metrics", None),
     }
 )
-"""Setting → option; a pair is (option when true, option when false)."""
 
 _OTHER_SPELLINGS = {
     "-m": "model",
@@ -196,33 +169,14 @@ _OTHER_SPELLINGS = {
     "-cram": "cache_ram_mib",
 }
 
-OWN_OPTIONS = frozenset(
-    {
-        "--host",
-        "--port",
-        "--reuse-port",
-        "--api-prefix",
-        "--api-key",
-        "--api-key-file",
-        "--model",
-        "-m",
-        "--alias",
-        "-a",
-    }
-    | {"--ssl-key-file", "--ssl-cert-file", "--model-url", "-mu", "--docker-repo", "-dr", "--hf-repo", "-hf", "-hfr"}
-    | {"--hf-file", "-hff", "--models-dir", "--models-preset", "--sleep-idle-seconds"}
-)
+_OWN_OPTIONS = """
+--host --port --reuse-port --api-prefix --api-key --api-key-file --model -m --alias -a --ssl-key-file --ssl-cert-file
+--model-url -mu --docker-repo -dr --hf-repo -hf -hfr --hf-file -hff --models-dir --models-preset --sleep-idle-seconds
+"""
+OWN_OPTIONS = frozenset(_OWN_OPTIONS.split())
 """Options that decide who reaches the worker, or what it loads: llmux's alone."""
 
-KEY_OF_OPTION = MappingProxyType(
-    {
-        option: key
-        for key, spelling in FLAGS.items()
-        for option in (spelling if isinstance(spelling, tuple) else (spelling,))
-        if option is not None
-    }
-    | _OTHER_SPELLINGS
-)
+KEY_OF_OPTION = MappingProxyType(keys_of(FLAGS) | _OTHER_SPELLINGS)
 """Every spelling of an option that has a key of its own."""
 
 
@@ -245,71 +199,30 @@ def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) ->
     `pooling` is the effective one. Listening address and model name are the launch's, and not in here.
     """
     kind = serves(config)
-    spec_type = config.spec_type or ("draft-simple" if config.draft_model else None)
+    draft_layers = layers("all" if config.spec_draft_ngl is None else config.spec_draft_ngl)
     values: dict[str, JsonValue] = {
+        **config.model_dump(mode="json", include=set(FLAGS)),
         "model": str(config.path),
-        "n_ctx": config.n_ctx,
         "n_gpu_layers": layers(config.n_gpu_layers) if on_gpu else 0,
-        "flash_attn": config.flash_attn,
-        "cache_type_k": config.cache_type_k,
-        "cache_type_v": config.cache_type_v,
-        "parallel": config.parallel,
-        "kv_unified": config.kv_unified,
-        "cache_ram_mib": config.cache_ram_mib,
-        "jinja": config.jinja,
         "metrics": True,
-        "mmproj": str(config.mmproj) if config.mmproj else None,
         "mmproj_offload": (config.mmproj_offload and on_gpu) if config.mmproj else None,
-        "draft_model": str(config.draft_model) if config.draft_model else None,
-        "spec_type": spec_type,
-        "spec_draft_ngl": None
-        if config.draft_model is None
-        else layers("all" if config.spec_draft_ngl is None else config.spec_draft_ngl)
-        if on_gpu
-        else 0,
+        "spec_type": config.spec_type or ("draft-simple" if config.draft_model else None),
+        "spec_draft_ngl": (draft_layers if on_gpu else 0) if config.draft_model else None,
         "embeddings": True if kind == "embeddings" else None,
         "rerank": True if kind == "rerank" else None,
         "pooling": pooling if kind == "embeddings" else None,
-        "chat_template_file": str(config.chat_template_file) if config.chat_template_file else None,
-        "lora": [str(path) for path in config.lora] or None,
     }
-    for key in (
-        "image_min_tokens",
-        "image_max_tokens",
-        "spec_draft_n_max",
-        "spec_draft_p_min",
-        "reasoning_budget",
-        "threads",
-        "threads_batch",
-        "batch_size",
-        "ubatch_size",
-        "rope_scaling",
-        "rope_freq_base",
-        "rope_freq_scale",
-        "yarn_orig_ctx",
-        "chat_template",
-    ):
-        values[key] = getattr(config, key)
     for key in ("reasoning", "reasoning_format", "load_mode"):
-        value: str = getattr(config, key)
-        values[key] = None if value == "auto" else value
-    return {key: value for key, value in values.items() if value is not None}
+        values[key] = None if values[key] == "auto" else values[key]
+    return {key: value for key, value in values.items() if value not in (None, [])}
 
 
-def command_line(values: dict[str, JsonValue]) -> list[str]:
-    """The settings as options of the llama-server program."""
-    words: list[str] = []
-    for key, value in values.items():
-        spelling = FLAGS[key]
-        if isinstance(spelling, tuple):
-            option = spelling[0] if value else spelling[1]
-            words += [option] if option else []
-        elif isinstance(value, list):
-            words += [spelling, ",".join(_csv_quoted(str(item)) for item in value)]
-        else:
-            words += [spelling, str(value)]
-    return words
+def command_line(values: Mapping[str, JsonValue]) -> list[str]:
+    """The settings as options of the llama-server program, which takes several files as one word with commas."""
+    joined = {key: ",".join(map(_csv_quoted, value)) for key, value in values.items() if isinstance(value, list)}
+    return options.command_line(FLAGS, {**values, **joined})
 
 
-def _csv_quoted(item: str) -> str:
-    return '"' + item.replace('"', '""') + '"' if "," in item or item.startswith('"') else item
+def _csv_quoted(item: JsonValue) -> str:
+    text = str(item)
+    return '"' + text.replace('"', '""') + '"' if "," in text or text.startswith('"') else text

@@ -13,15 +13,13 @@ tests/e2e/runtimes compares the sum with what real workers take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from runtimes.base import Estimate
+from runtimes.base import MIB, Estimate
 from runtimes.llama_server.adapter import gguf_meta
 from runtimes.llama_server.adapter.config import LlamaServerConfig, layers, serves
 
-MIB: Final = 1 << 20
 CELL_STEP: Final = 256  # llama.cpp rounds the cells of a cache up to this
 DEFAULT_UBATCH: Final = 512
 PROGRAM_MIB: Final = 32  # the server without a model: libraries, threads, HTTP, tokenizer; a binary takes 10 less
@@ -56,45 +54,21 @@ WINDOW_PERIOD: Final = {
 """Architectures whose every n-th layer sees the whole context although their files don't say so (1: none does)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The parts of a footprint, in bytes."""
-
-    weights: int
-    cache: int
-    compute: int
-
-
 def footprint(config: LlamaServerConfig) -> Estimate:
     """What a worker of this configuration takes. Raises ModelUnusableError where a file can't be read."""
     main = gguf_meta.read(config.path)
-    terms = [("model", _model_terms(config, main, layers(config.n_gpu_layers)))]
+    parts = _model_parts(config, "model", main, layers(config.n_gpu_layers))
     if config.draft_model is not None:
         ngl = layers("all" if config.spec_draft_ngl is None else config.spec_draft_ngl)
-        terms.append(("draft", _model_terms(config, gguf_meta.read(config.draft_model), ngl)))
-    other = {
+        parts |= _model_parts(config, "draft", gguf_meta.read(config.draft_model), ngl)
+    parts |= {
         "mmproj": _projector_bytes(config.mmproj) if config.mmproj else 0,
         "lora": sum(path.stat().st_size for path in config.lora if path.is_file()),
         "prompt cache": config.cache_ram_mib * MIB,
+        "program": PROGRAM_MIB * config.gpus * MIB,  # each GPU has its own, as it has of the buffers
     }
-    total = sum(part.weights + part.cache + part.compute for _, part in terms) + sum(other.values())
-    words = [
-        f"{name} weights {_mib(part.weights)} + KV cache {_mib(part.cache)} + compute {_mib(part.compute)}"
-        for name, part in terms
-    ]
-    words += [f"{name} {_mib(size)}" for name, size in other.items() if size]
-    program = PROGRAM_MIB * config.gpus  # each GPU has its own, as it has of the buffers
-    words.append(f"program {program}")
     context = _context(config, main)
-    return Estimate(
-        mib=_mib(total) + program,
-        source="computed",
-        detail=f"{' + '.join(words)} MiB ({main.architecture}, {context} tokens of context, {config.parallel} slots)",
-    )
-
-
-def _mib(size: int) -> int:
-    return -(-size // MIB)
+    return Estimate.of(parts, f"{main.architecture}, {context} tokens of context, {config.parallel} slots")
 
 
 def _context(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:
@@ -109,13 +83,14 @@ def _padded(cells: int) -> int:
     return -(-cells // CELL_STEP) * CELL_STEP
 
 
-def _model_terms(config: LlamaServerConfig, metadata: gguf_meta.Metadata, gpu_layers: int) -> Terms:
+def _model_parts(config: LlamaServerConfig, name: str, metadata: gguf_meta.Metadata, gpu_layers: int) -> dict[str, int]:
     count = metadata.number("block_count")
     weights, cache = metadata.file_bytes, _cache_bytes(config, metadata)
     if 0 < gpu_layers < count:  # the rest stays in host memory
         weights = weights * gpu_layers // (count + 1)
         cache = cache * gpu_layers // count
-    return Terms(weights, cache, _compute_bytes(config, metadata) * config.gpus)
+    compute = _compute_bytes(config, metadata) * config.gpus
+    return {f"{name} weights": weights, f"{name} KV cache": cache, f"{name} compute": compute}
 
 
 def _cache_bytes(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:

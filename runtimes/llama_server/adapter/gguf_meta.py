@@ -76,8 +76,11 @@ def chat_template(path: Path) -> str | None:
     Raises ModelUnusableError as `read` does.
     """
     with _opened(path) as reader:
-        value = reader.find("tokenizer.chat_template")
-    return value if isinstance(value, str) else None
+        for key, kind in reader.entries():
+            if key == "tokenizer.chat_template" and kind == _STRING:
+                return reader.string()
+            reader.skip(kind)
+    return None
 
 
 @contextmanager
@@ -97,11 +100,11 @@ def _opened(path: Path) -> Iterator[_Reader]:
 def _metadata(reader: _Reader, size: int) -> Metadata:
     values: dict[str, Value] = {}
     vocabulary = 0
-    for key, value in reader.pairs():
-        if key == "tokenizer.ggml.tokens":
-            vocabulary = value if isinstance(value, int) else len(value) if isinstance(value, tuple) else 0
+    for key, kind in reader.entries():
+        if key == "tokenizer.ggml.tokens" and kind == _ARRAY:
+            _, vocabulary = reader.array()
             break
-        values[key] = value
+        values[key] = reader.value(kind)
     architecture = values.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError("it names no architecture")  # noqa: TRY004 - about the file's content, not an argument
@@ -116,29 +119,8 @@ class _Reader:
         self._data = data
         self._at = 0
 
-    def find(self, wanted: str) -> Value | None:
-        """The value of one key; None if it is missing."""
-        for _ in range(self._key_count()):
-            name = self._string()
-            kind = int(self._unpack("I"))
-            if name == wanted:
-                return self._value(kind)
-            self._skip(kind)
-        return None
-
-    def pairs(self) -> Iterator[tuple[str, Value]]:
-        """Names and values in file order, up to the vocabulary, whose value is its length."""
-        for _ in range(self._key_count()):
-            name = self._string()
-            kind = int(self._unpack("I"))
-            if name == "tokenizer.ggml.tokens" and kind == _ARRAY:
-                self._unpack("I")
-                yield name, int(self._unpack("Q"))
-                return
-            yield name, self._value(kind)
-
-    def _key_count(self) -> int:
-        """The number of keys; leaves the cursor at the first of them."""
+    def entries(self) -> Iterator[tuple[str, int]]:
+        """Name and type of each key in file order. After each, its value must be read or skipped."""
         if self._data[:4] != b"GGUF":
             raise ValueError("it doesn't begin with GGUF")
         self._at = 4
@@ -149,31 +131,39 @@ class _Reader:
         count = int(self._unpack("Q"))
         if count > _MOST_KEYS:
             raise ValueError(f"{count} metadata keys can't be right")
-        return count
+        for _ in range(count):
+            yield self.string(), int(self._unpack("I"))
 
-    def _skip(self, kind: int) -> None:
-        """Skip a value."""
-        item, count = kind, 1
-        if kind == _ARRAY:
-            item, count = int(self._unpack("I")), int(self._unpack("Q"))
+    def array(self) -> tuple[int, int]:
+        """The type and the number of a list's items, which follow."""
+        item, count = int(self._unpack("I")), int(self._unpack("Q"))
+        if count > len(self._data):
+            raise ValueError("it is cut short")
+        return item, count
+
+    def value(self, kind: int) -> Value:
+        """A value of this type; of a long list nothing."""
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            return self._unpack(_format(kind))
+        item, count = self.array()
+        if count > _LONG_ARRAY:
+            self._skip(item, count)
+            return ()
         if item == _STRING:
-            at, data, length_at = self._at, self._data, struct.Struct("<Q").unpack_from
-            for _ in range(count):  # the whole cost of a vocabulary is in this loop
-                at += 8 + length_at(data, at)[0]
-            self._at = at
-        elif item in _FORMATS:
-            self._at += count * struct.calcsize("<" + _FORMATS[item])
-        else:
-            raise ValueError(f"unknown metadata type {item}")
-
-    def _unpack(self, code: str) -> Scalar:
-        layout = struct.Struct("<" + code)
-        value: Scalar
-        (value,) = layout.unpack_from(self._data, self._at)
+            return tuple(self.string() for _ in range(count))
+        layout = struct.Struct(f"<{count}{_format(item)}")
+        found: tuple[Scalar, ...] = layout.unpack_from(self._data, self._at)
         self._at += layout.size
-        return value
+        return found
 
-    def _string(self) -> str:
+    def skip(self, kind: int) -> None:
+        """Skip a value."""
+        self._skip(*(self.array() if kind == _ARRAY else (kind, 1)))
+
+    def string(self) -> str:
+        """A text."""
         length = int(self._unpack("Q"))
         end = self._at + length
         if end > len(self._data):
@@ -182,26 +172,24 @@ class _Reader:
         self._at = end
         return text
 
-    def _value(self, kind: int) -> Value:
-        if kind == _STRING:
-            return self._string()
-        if kind != _ARRAY:
-            if kind not in _FORMATS:
-                raise ValueError(f"unknown metadata type {kind}")
-            return self._unpack(_FORMATS[kind])
-        item = int(self._unpack("I"))
-        length = int(self._unpack("Q"))
-        if item == _STRING:
-            if length > len(self._data) // 8:
-                raise ValueError("it is cut short")
-            texts = tuple(self._string() for _ in range(length))
-            return texts if length <= _LONG_ARRAY else ()
-        if item not in _FORMATS:
-            raise ValueError(f"unknown metadata type {item} in a list")
-        layout = struct.Struct(f"<{length}{_FORMATS[item]}") if length <= _LONG_ARRAY else None
-        if layout is None:
-            self._at += length * struct.calcsize("<" + _FORMATS[item])
-            return ()
-        found: tuple[Scalar, ...] = layout.unpack_from(self._data, self._at)
+    def _skip(self, kind: int, count: int) -> None:
+        if kind != _STRING:
+            self._at += count * struct.calcsize("<" + _format(kind))
+            return
+        at, data, length_at = self._at, self._data, struct.Struct("<Q").unpack_from
+        for _ in range(count):  # the whole cost of a vocabulary is in this loop
+            at += 8 + length_at(data, at)[0]
+        self._at = at
+
+    def _unpack(self, code: str) -> Scalar:
+        layout = struct.Struct("<" + code)
+        value: Scalar
+        (value,) = layout.unpack_from(self._data, self._at)
         self._at += layout.size
-        return found
+        return value
+
+
+def _format(kind: int) -> str:
+    if kind not in _FORMATS:
+        raise ValueError(f"unknown metadata type {kind}")
+    return _FORMATS[kind]

@@ -13,21 +13,19 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import xllamacpp
 
-ATTRIBUTES = {
+_SAME = """
+port n_ctx n_gpu_layers image_min_tokens image_max_tokens kv_unified rope_freq_base rope_freq_scale yarn_orig_ctx
+chat_template cache_ram_mib
+"""
+ATTRIBUTES = {name: name for name in _SAME.split()} | {
     "model": "model.path",
-    "port": "port",
-    "n_ctx": "n_ctx",
-    "n_gpu_layers": "n_gpu_layers",
     "mmproj": "mmproj.path",
     "mmproj_offload": "mmproj_use_gpu",
-    "image_min_tokens": "image_min_tokens",
-    "image_max_tokens": "image_max_tokens",
     "draft_model": "speculative.draft.mparams.path",
     "spec_draft_n_max": "speculative.draft.n_max",
     "spec_draft_p_min": "speculative.draft.p_min",
@@ -36,16 +34,10 @@ ATTRIBUTES = {
     "threads": "cpuparams.n_threads",
     "threads_batch": "cpuparams_batch.n_threads",
     "parallel": "n_parallel",
-    "kv_unified": "kv_unified",
     "batch_size": "n_batch",
     "ubatch_size": "n_ubatch",
-    "rope_freq_base": "rope_freq_base",
-    "rope_freq_scale": "rope_freq_scale",
-    "yarn_orig_ctx": "yarn_orig_ctx",
     "embeddings": "embedding",
     "jinja": "use_jinja",
-    "chat_template": "chat_template",
-    "cache_ram_mib": "cache_ram_mib",
     "metrics": "endpoint_metrics",
 }
 """Settings that are assigned unchanged."""
@@ -53,90 +45,55 @@ ATTRIBUTES = {
 ENUMS = {
     "cache_type_k": ("cache_type_k", "ggml_type", "GGML_TYPE_"),
     "cache_type_v": ("cache_type_v", "ggml_type", "GGML_TYPE_"),
+    "flash_attn": ("flash_attn_type", "llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_"),
+    "load_mode": ("load_mode", "llama_load_mode", "LLAMA_LOAD_MODE_"),
     "pooling": ("pooling_type", "llama_pooling_type", "LLAMA_POOLING_TYPE_"),
     "rope_scaling": ("rope_scaling_type", "llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_"),
     "reasoning_format": ("reasoning_format", "common_reasoning_format", "COMMON_REASONING_FORMAT_"),
 }
-"""Settings whose value is a member of an enumeration, in lower case."""
+"""Settings whose value is a member of an enumeration: in lower case, or as MEMBERS has it."""
 
-FLASH_ATTENTION = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
-LOAD_MODES = {"dio": "DIRECT_IO", "mmap+mlock": "MMAP_MLOCK"}
-
-
-def apply_flash_attn(params: Any, value: str) -> None:
-    kinds = xllamacpp.llama_flash_attn_type
-    params.flash_attn_type = kinds["LLAMA_FLASH_ATTN_TYPE_" + FLASH_ATTENTION[value]]
+MEMBERS = {"on": "ENABLED", "off": "DISABLED", "dio": "DIRECT_IO", "mmap+mlock": "MMAP_MLOCK"}
 
 
-def apply_load_mode(params: Any, value: str) -> None:
-    name = LOAD_MODES.get(value, value.upper())
-    params.load_mode = xllamacpp.llama_load_mode["LLAMA_LOAD_MODE_" + name]
+def member(enum: str, prefix: str, value: str) -> Any:
+    return getattr(xllamacpp, enum)[prefix + MEMBERS.get(value, value.upper().replace("-", "_"))]
 
 
-def apply_spec_type(params: Any, value: str) -> None:
-    kinds = xllamacpp.common_speculative_type
-    params.speculative.types = [kinds["COMMON_SPECULATIVE_TYPE_" + value.upper().replace("-", "_")]]
-
-
-def apply_reasoning(params: Any, value: str) -> None:
-    params.enable_reasoning = {"on": 1, "off": 0}[value]
-    params.default_template_kwargs = {"enable_thinking": "true" if value == "on" else "false"}
-
-
-def apply_rerank(params: Any, value: bool) -> None:
-    params.embedding = value
-    params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
-
-
-def apply_lora(params: Any, value: list[str]) -> None:
-    adapters = []
-    for path in value:
-        adapter = xllamacpp.CommonAdapterLoraInfo()
-        adapter.path, adapter.scale = path, 1.0
-        adapters.append(adapter)
-    params.lora_adapters = adapters
-
-
-def apply_chat_template_file(params: Any, value: str) -> None:
-    params.chat_template = Path(value).read_text(encoding="utf-8")
-
-
-def apply_host(params: Any, value: str) -> None:
-    params.hostnames = [value]
-
-
-def apply_alias(params: Any, value: str) -> None:
-    params.model_alias = {value}
-
-
-SPECIAL: dict[str, Callable[[Any, Any], None]] = {
-    "flash_attn": apply_flash_attn,
-    "load_mode": apply_load_mode,
-    "spec_type": apply_spec_type,
-    "reasoning": apply_reasoning,
-    "rerank": apply_rerank,
-    "lora": apply_lora,
-    "chat_template_file": apply_chat_template_file,
-    "host": apply_host,
-    "alias": apply_alias,
-}
+def lora_adapter(path: str) -> Any:
+    adapter = xllamacpp.CommonAdapterLoraInfo()
+    adapter.path, adapter.scale = path, 1.0
+    return adapter
 
 
 def apply(params: Any, key: str, value: Any) -> None:
     """Set one of llama.cpp's parameters. Raises KeyError for an unknown setting."""
-    if key in SPECIAL:
-        SPECIAL[key](params, value)
-        return
-    if key in ENUMS:
-        path, enum, prefix = ENUMS[key]
-        value = getattr(xllamacpp, enum)[prefix + value.upper().replace("-", "_")]
-    else:
-        path = ATTRIBUTES[key]
-    *parents, attribute = path.split(".")
-    target = params
-    for parent in parents:
-        target = getattr(target, parent)
-    setattr(target, attribute, value)
+    match key:
+        case "spec_type":
+            params.speculative.types = [member("common_speculative_type", "COMMON_SPECULATIVE_TYPE_", value)]
+        case "reasoning":
+            params.enable_reasoning = {"on": 1, "off": 0}[value]
+            params.default_template_kwargs = {"enable_thinking": "true" if value == "on" else "false"}
+        case "rerank":
+            params.embedding = value
+            params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+        case "lora":
+            params.lora_adapters = [lora_adapter(path) for path in value]
+        case "chat_template_file":
+            params.chat_template = Path(value).read_text(encoding="utf-8")
+        case "host":
+            params.hostnames = [value]
+        case "alias":
+            params.model_alias = {value}
+        case _ if key in ENUMS:
+            attribute, enum, prefix = ENUMS[key]
+            setattr(params, attribute, member(enum, prefix, value))
+        case _:
+            *parents, attribute = ATTRIBUTES[key].split(".")
+            target = params
+            for parent in parents:
+                target = getattr(target, parent)
+            setattr(target, attribute, value)
 
 
 def parameters(settings: dict[str, Any], key: str) -> Any:

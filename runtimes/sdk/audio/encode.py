@@ -67,7 +67,6 @@ class Encoder:
         self._stream.layout = "mono"
         if self._format.bit_rate:
             self._stream.bit_rate = self._format.bit_rate
-        self._resampler: Any = None
 
     def feed(self, samples: Samples) -> bytes:
         """Encode these samples; the bytes that are ready, perhaps none."""
@@ -77,28 +76,16 @@ class Encoder:
         frame = av.AudioFrame.from_ndarray(whole[None], format="s16", layout="mono")
         frame.sample_rate, frame.pts = self._rate, self._written
         self._written += len(whole)
-        return self._encoded(frame)
+        self._file.mux(self._stream.encode(frame))  # in the codec's own sample format and frame size
+        return self._sink.take()
 
     def end(self) -> bytes:
         """The rest of the file."""
         if self._format.codec is None:
             return b""
-        if self._resampler is not None:
-            self._encoded(None)
         self._file.mux(self._stream.encode(None))
         self._file.close()
         return self._sink.take()
-
-    def _encoded(self, frame: Any) -> bytes:
-        if self._resampler is None:
-            context = self._stream.codec_context
-            context.open()  # sets frame_size
-            self._resampler = av.AudioResampler(
-                format=context.format, layout="mono", rate=self._rate, frame_size=context.frame_size or None
-            )
-        for part in self._resampler.resample(frame):
-            self._file.mux(self._stream.encode(part))
-        return self._sink.take() if frame is not None else b""
 
 
 class Tempo:

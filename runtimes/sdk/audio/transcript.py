@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -70,9 +70,9 @@ class Transcript:
             case "text":
                 return Response(f"{self.text}\n", media_type="text/plain")
             case "srt":
-                return Response(self._subtitles(_srt_cue), media_type="application/x-subrip; charset=utf-8")
+                return Response(self._subtitles(srt=True), media_type="application/x-subrip; charset=utf-8")
             case "vtt":
-                return Response("WEBVTT\n\n" + self._subtitles(_vtt_cue), media_type="text/vtt")
+                return Response("WEBVTT\n\n" + self._subtitles(srt=False), media_type="text/vtt")
             case "verbose_json":
                 return JSONResponse(self._verbose(granularities))
             case "json":
@@ -96,10 +96,15 @@ class Transcript:
             answer["segments"] = [_segment(number, segment) for number, segment in enumerate(self.segments)]
         return answer
 
-    def _subtitles(self, cue: Callable[[int, Segment, str], str]) -> str:
+    def _subtitles(self, *, srt: bool) -> str:
         """All cues, without empty lines and arrows in their text, which would end or begin a cue."""
-        lines = [(segment, " ".join(segment.text.split()).replace("-->", "->")) for segment in self.segments]
-        return "".join(cue(number, segment, line) for number, (segment, line) in enumerate(lines, 1) if line)
+        cues: list[str] = []
+        for segment in self.segments:
+            if line := " ".join(segment.text.split()).replace("-->", "->"):
+                mark, number = (",", f"{len(cues) + 1}\n") if srt else (".", "")
+                line = line if srt else line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+                cues.append(f"{number}{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}\n{line}\n\n")
+        return "".join(cues)
 
 
 def _segment(number: int, segment: Segment) -> dict[str, object]:
@@ -115,15 +120,6 @@ def _segment(number: int, segment: Segment) -> dict[str, object]:
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
     }
-
-
-def _srt_cue(number: int, segment: Segment, text: str) -> str:
-    return f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n{text}\n\n"
-
-
-def _vtt_cue(_number: int, segment: Segment, text: str) -> str:
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{text}\n\n"
 
 
 def _clock(seconds: float, mark: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,18 +9,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.adapters.hub_kernels import VARIABLE, UsesKernels, cache
-from runtimes.adapters.worker_adapter import WorkerAdapter
-from runtimes.base import (
-    Capabilities,
-    Endpoint,
-    Estimate,
-    LaunchContext,
-    LaunchSpec,
-    Modality,
-    ModelUnusableError,
-    Thinking,
-)
+from runtimes.base import Adapter, Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, Modality, Thinking
 from runtimes.shared.kernel import Kernel
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
@@ -31,34 +19,23 @@ from runtimes.transformers.adapter.speech import Speech
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType({"llm": Language(), "asr": Speech()})
 
 
-class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[TransformersConfig]):
+class TransformersAdapter(Adapter[TransformersConfig]):
     """One process per model; all of them in one environment."""
 
     name = "transformers"
     summary = "Language models, vision and speech recognition from Hugging Face folders, on transformers."
-    all_endpoints = frozenset[Endpoint]().union(*(kind.endpoints for kind in KINDS.values()))
+    all_endpoints = frozenset[Endpoint]().union(*(kind.all_endpoints for kind in KINDS.values()))
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = TransformersConfig
     spreads = True
-    program = Language.program
-
-    def module(self, config: TransformersConfig) -> str:
-        """By type."""
-        return KINDS[config.type].program
 
     def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Problems of the folder and its content, and keys that models of this type don't have."""
-        return (*_foreign_keys(config), *KINDS[config.type].problems(config))
-
-    def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """Raises ModelUnusableError."""
-        return KINDS[config.type].options(config, context)
+        return (*_foreign_keys(config), *KINDS[config.type].check(config, runtimes_dir=runtimes_dir))
 
     def launch(self, config: TransformersConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError, or ModelUnusableError."""
-        spec = super().launch(config, context)
-        kernels = {VARIABLE: str(cache(context.runtimes_dir, config.env))}
-        return dataclasses.replace(spec, env={**spec.env, **kernels})
+        return KINDS[config.type].launch(config, context)
 
     def kernels(
         self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
@@ -68,18 +45,15 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[Transfo
 
     def target_inflight(self, config: TransformersConfig) -> int:
         """As many as it serves concurrently."""
-        return KINDS[config.type].parallel(config) if config.target_inflight is None else config.target_inflight
+        return KINDS[config.type].target_inflight(config)
 
     def endpoints(self, config: TransformersConfig) -> frozenset[Endpoint]:
         """By type."""
-        return KINDS[config.type].endpoints
+        return KINDS[config.type].all_endpoints
 
     def estimate(self, config: TransformersConfig) -> Estimate | None:
         """From the files' headers; None if they don't suffice."""
-        try:
-            return KINDS[config.type].estimate(config)
-        except ModelUnusableError:
-            return None
+        return KINDS[config.type].estimate(config)
 
     def thinking(self, config: TransformersConfig) -> Thinking | None:
         """By type and model."""
@@ -95,7 +69,7 @@ class TransformersAdapter(WorkerAdapter[TransformersConfig], UsesKernels[Transfo
 
     def overridable(self, config: TransformersConfig) -> Mapping[str, Mapping[str, JsonValue]]:
         """Keys for memory and speed, never files."""
-        return self.constraints(*KINDS[config.type].overridable)
+        return KINDS[config.type].overridable(config)
 
 
 def _foreign_keys(config: TransformersConfig) -> Iterator[str]:

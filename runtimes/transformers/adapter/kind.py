@@ -1,56 +1,24 @@
-"""What differs between the types of models that this runtime serves: one `Kind` each."""
+"""The types of models that this runtime serves: an adapter for each."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
 from typing import ClassVar
 
-from pydantic import JsonValue
-
-from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, Thinking
-from runtimes.shared.kernel import Kernel
+from runtimes.adapters.hub_kernels import VARIABLE, cache
+from runtimes.adapters.worker_adapter import WorkerAdapter
+from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.transformers.adapter.config import TransformersConfig
 
 
-class Kind(abc.ABC):
-    """The part of the adapter for one type of model. Stateless."""
+class Kind(WorkerAdapter[TransformersConfig]):
+    """The adapter for one type of model."""
 
-    program: ClassVar[str]  # the worker program's name, as for `python -m`
+    name = "transformers"
+    config = TransformersConfig
     keys: ClassVar[frozenset[str]]  # configuration keys that only models of this type have
-    overridable: ClassVar[tuple[str, ...]]
-    endpoints: ClassVar[frozenset[Endpoint]]
 
-    @abc.abstractmethod
-    def problems(self, config: TransformersConfig) -> Iterator[str]:
-        """Reasons why it can't start, each naming its key. Reads metadata only."""
-
-    @abc.abstractmethod
-    def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
-        """The settings of this worker beside the common ones. Raises ModelUnusableError."""
-
-    def parallel(self, config: TransformersConfig) -> int:
-        """Requests that its worker serves concurrently."""
-        return config.parallel
-
-    @abc.abstractmethod
-    def estimate(self, config: TransformersConfig) -> Estimate:
-        """Memory it will take. Raises ModelUnusableError if the files don't suffice."""
-
-    @abc.abstractmethod
-    def inputs(self, config: TransformersConfig) -> frozenset[Modality] | None:
-        """Its input modalities."""
-
-    @abc.abstractmethod
-    def capabilities(self, config: TransformersConfig) -> Capabilities:
-        """What it can do, from its files."""
-
-    def thinking(self, config: TransformersConfig) -> Thinking | None:
-        """The fields that switch its reasoning; None where there is no such switch."""
-        return None
-
-    def kernels(
-        self, config: TransformersConfig, described: Callable[[], Mapping[str, JsonValue]]
-    ) -> tuple[Kernel, ...]:
-        """Kernels that its worker loads on a GPU, see hub_kernels.UsesKernels."""
-        return ()
+    def launch(self, config: TransformersConfig, context: LaunchContext) -> LaunchSpec:
+        """Raises RuntimeNotInstalledError, or ModelUnusableError."""
+        spec = super().launch(config, context)
+        return dataclasses.replace(spec, env={**spec.env, VARIABLE: str(cache(context.runtimes_dir, config.env))})

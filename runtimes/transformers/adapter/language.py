@@ -7,23 +7,34 @@ attention repeats it for the heads that share it. tests/e2e/runtimes compares th
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.kv_cache import activation_bytes, cache_bytes, layer_caches
-from runtimes.adapters.thinking import CHAT_TEMPLATE
-from runtimes.base import Capabilities, Endpoint, Estimate, LaunchContext, Modality, ModelUnusableError, Thinking
+from runtimes.base import (
+    CHAT_TEMPLATE,
+    MIB,
+    Capabilities,
+    Endpoint,
+    Estimate,
+    LaunchContext,
+    Modality,
+    ModelUnusableError,
+    Thinking,
+    in_order,
+)
 from runtimes.shared.kernel import Kernel
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
 from runtimes.transformers.shared.quantised import KERNELS
 
-MIB: Final = 1 << 20
 SWITCH: Final = "enable_thinking"
 MAX_CONTEXT: Final = 8192  # unless configured
 PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
@@ -38,39 +49,17 @@ class Language(Kind):
     """Chat and completions."""
 
     program = "runtimes.transformers.worker.chat"
-    endpoints = frozenset({Endpoint("/v1/chat/completions"), Endpoint("/v1/completions")})
+    summary = "Language models."
+    all_endpoints = frozenset({Endpoint("/v1/chat/completions"), Endpoint("/v1/completions")})
     keys = frozenset(
         {"n_ctx", "quantization", "device_map", "gpus", "attention", "prefill_tokens"}
         | {"chat_template_file", "tool_format", "image_pixels"}
     )
-    overridable = ("dtype", "parallel", "threads", "n_ctx", "quantization", "prefill_tokens", "image_pixels")
+    overridable_keys = ("dtype", "parallel", "threads", "n_ctx", "quantization", "prefill_tokens", "image_pixels")
 
-    def problems(self, config: TransformersConfig) -> Iterator[str]:
+    def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """No model in the folder, or one that doesn't generate text."""
-        try:
-            folder = checkpoints.read(config.path)
-        except ModelUnusableError as error:
-            yield f"path: {error}"
-            return
-        names = folder.config.architectures
-        if not names:
-            yield f"path: {config.path / 'config.json'} names no architectures"
-        elif not GENERATING.search(names[0]) or (names[0].endswith("ConditionalGeneration") and not _decodes(folder)):
-            hint = "; set type: asr" if folder.config.takes_audio else ""
-            yield f"path: {names[0]} is no language model that generates text{hint}"
-        if not (config.path / "tokenizer.json").is_file() and not (config.path / "tokenizer_config.json").is_file():
-            yield f"path: {config.path} has no tokenizer"
-        if config.chat_template_file is not None and not config.chat_template_file.is_file():
-            yield f"chat_template_file: {config.chat_template_file}: there is no such file"
-        trained = folder.config.context
-        if config.n_ctx is not None and trained is not None and config.n_ctx > trained:
-            yield f"n_ctx: the model was made for {trained} tokens at most"
-        yield from _device_problems(config)
-        stored = folder.config.quantization
-        if config.quantization == "none" and stored is not None and stored not in STORED_BITS:
-            yield f"quantization: weights quantised by {stored} can't be made plain again"
-        if config.quantization not in ("auto", "none", stored) and stored is not None:
-            yield f"quantization: the files are quantised by {stored} already"
+        return tuple(_problems(config))
 
     def options(self, config: TransformersConfig, context: LaunchContext) -> Mapping[str, JsonValue]:
         """Raises ModelUnusableError for what this device doesn't support."""
@@ -106,9 +95,12 @@ class Language(Kind):
         method = stated if stated != "auto" else checkpoints.config_of(described()).quantization
         return KERNELS.get(method or "", ())
 
-    def estimate(self, config: TransformersConfig) -> Estimate:
-        """Weights, caches, activations, program. Raises ModelUnusableError."""
-        folder = checkpoints.read(config.path)
+    def estimate(self, config: TransformersConfig) -> Estimate | None:
+        """Weights, caches, activations, program; None if the files don't suffice."""
+        try:
+            folder = checkpoints.read(config.path)
+        except ModelUnusableError:
+            return None
         width = _value_bytes(config, folder)
         context, step = _context(config, folder), max(config.prefill_tokens, config.parallel)
         layers = layer_caches(folder.config, value_bytes=width, latent=False)
@@ -124,12 +116,9 @@ class Language(Kind):
             "activations": activations * config.gpus,  # each GPU has its own of these
             "program": PROGRAM_MIB * MIB * config.gpus,
         }
-        words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items())
-        return Estimate(
-            mib=-(-sum(parts.values()) // MIB),
-            source="computed" if folder.weights.exact else "file_size",
-            detail=f"{words} MiB ({folder.config.model_type}, {config.parallel} requests of {context} tokens)",
-        )
+        note = f"{folder.config.model_type}, {config.parallel} requests of {context} tokens"
+        found = Estimate.of(parts, note)
+        return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
         """Text; images too if the model has a vision encoder and the folder its preprocessor."""
@@ -141,7 +130,7 @@ class Language(Kind):
 
     def capabilities(self, config: TransformersConfig) -> Capabilities:
         """From configuration and chat template."""
-        modalities: tuple[Modality, ...] = ("text", "image") if "image" in self.inputs(config) else ("text",)
+        modalities = in_order(self.inputs(config))
         try:
             folder = checkpoints.read(config.path)
         except ModelUnusableError:
@@ -162,6 +151,33 @@ class Language(Kind):
         except ModelUnusableError:
             template = SWITCH  # the folder isn't there yet
         return CHAT_TEMPLATE if SWITCH in template else None
+
+
+def _problems(config: TransformersConfig) -> Iterator[str]:
+    try:
+        folder = checkpoints.read(config.path)
+    except ModelUnusableError as error:
+        yield f"path: {error}"
+        return
+    names = folder.config.architectures
+    if not names:
+        yield f"path: {config.path / 'config.json'} names no architectures"
+    elif not GENERATING.search(names[0]) or (names[0].endswith("ConditionalGeneration") and not _decodes(folder)):
+        hint = "; set type: asr" if folder.config.takes_audio else ""
+        yield f"path: {names[0]} is no language model that generates text{hint}"
+    if not (config.path / "tokenizer.json").is_file() and not (config.path / "tokenizer_config.json").is_file():
+        yield f"path: {config.path} has no tokenizer"
+    if config.chat_template_file is not None and not config.chat_template_file.is_file():
+        yield f"chat_template_file: {config.chat_template_file}: there is no such file"
+    trained = folder.config.context
+    if config.n_ctx is not None and trained is not None and config.n_ctx > trained:
+        yield f"n_ctx: the model was made for {trained} tokens at most"
+    yield from _device_problems(config)
+    stored = folder.config.quantization
+    if config.quantization == "none" and stored is not None and stored not in STORED_BITS:
+        yield f"quantization: weights quantised by {stored} can't be made plain again"
+    if config.quantization not in ("auto", "none", stored) and stored is not None:
+        yield f"quantization: the files are quantised by {stored} already"
 
 
 def _device_problems(config: TransformersConfig) -> Iterator[str]:
@@ -194,7 +210,7 @@ def _context(config: TransformersConfig, folder: checkpoints.Folder) -> int:
 def _template(config: TransformersConfig, folder: checkpoints.Folder) -> str:
     if config.chat_template_file is not None and config.chat_template_file.is_file():
         return config.chat_template_file.read_text(encoding="utf-8", errors="replace")
-    return folder.chat_template or ""
+    return checkpoints.chat_template(folder.path) or ""
 
 
 def _writes_calls(config: TransformersConfig, template: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -19,8 +19,9 @@ from pydantic import JsonValue
 
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import Config
-from runtimes.adapters.thinking import CHAT_TEMPLATE
+from runtimes.adapters.options import command_line
 from runtimes.base import (
+    CHAT_TEMPLATE,
     Adapter,
     Capabilities,
     Endpoint,
@@ -32,10 +33,11 @@ from runtimes.base import (
     ModelUnusableError,
     RuntimeNotInstalledError,
     Thinking,
+    in_order,
 )
 from runtimes.device_kind import visibility_variables
 from runtimes.vllm_serve.adapter import memory
-from runtimes.vllm_serve.adapter.config import SPECULATIVE, VllmServeConfig, command_line, refused_options, settings
+from runtimes.vllm_serve.adapter.config import FLAGS, SPECULATIVE, VllmServeConfig, refused_options, settings
 
 PROGRAM: Final = "vllm"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
@@ -46,20 +48,6 @@ OWN_VARIABLES: Final = {
     "VLLM_SERVER_DEV_MODE": "opens routes that change the worker for everybody",
     "VLLM_CPU_KVCACHE_SPACE": "has a key of its own, kv_cache_memory_bytes",
 }
-
-OVERRIDABLE: Final = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_dtype",
-    "kv_cache_memory_bytes",
-    "max_pixels",
-    "enforce_eager",
-    "speculative_method",
-    "speculative_moe_backend",
-    "speculative_attention_backend",
-    "num_speculative_tokens",
-)
 
 Kind = Literal["text", "embeddings", "classes", "speech"]
 
@@ -93,6 +81,19 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     claims: ClassVar = {"cpu": ("vllm==0.32.0+cpu",)}  # the package is named vllm-cpu, but the program looks for vllm
     config = VllmServeConfig
     spreads = True
+    overridable_keys = (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_dtype",
+        "kv_cache_memory_bytes",
+        "max_pixels",
+        "enforce_eager",
+        "speculative_method",
+        "speculative_moe_backend",
+        "speculative_attention_backend",
+        "num_speculative_tokens",
+    )
 
     def check(self, config: VllmServeConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Files that are missing or unreadable, contradicting keys, options that llmux sets."""
@@ -113,7 +114,13 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         if kind(config) in ("embeddings", "classes"):
             values["runner"] = "pooling"
         return LaunchSpec(
-            argv=(str(program), "serve", str(config.path or config.model), *command_line(values), *config.extra_args),
+            argv=(
+                str(program),
+                "serve",
+                str(config.path or config.model),
+                *command_line(FLAGS, values),
+                *config.extra_args,
+            ),
             env={
                 "PATH": os.pathsep.join(filter(None, (str(program.parent), os.environ.get("PATH")))),  # its compilers
                 "VLLM_NO_USAGE_STATS": "1",
@@ -157,9 +164,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
 
     def thinking(self, config: VllmServeConfig) -> Thinking | None:
         """By a chat template argument, for models that generate text."""
-        if kind(config) != "text":
-            return None
-        return CHAT_TEMPLATE
+        return CHAT_TEMPLATE if kind(config) == "text" else None
 
     def upstream_model(self, config: VllmServeConfig) -> str | None:
         """The second of its served names, which is the same for every model."""
@@ -183,9 +188,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def capabilities(self, config: VllmServeConfig) -> Capabilities:
         """From the model's folder; tools and thinking from words in its chat template."""
         found = _description(config)
-        inputs = self.inputs(config) or frozenset(config.modalities)
-        known: list[Modality] = ["text", "image", "audio"]
-        modalities = tuple(item for item in known if item in inputs)
+        modalities = in_order(self.inputs(config) or config.modalities)
         if found is None:
             return Capabilities(modalities, context=config.max_model_len)
         template = _template(config)
@@ -197,10 +200,6 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             multi_turn=text,
             context=memory.context(config, found),
         )
-
-    def overridable(self, config: VllmServeConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Keys for memory and speed; never files, programs, or free arguments."""
-        return self.constraints(*OVERRIDABLE)
 
     def memory_definition(self, config: VllmServeConfig) -> str:
         """The configuration, and the plan that follows from the model's files and `vram_mib`."""

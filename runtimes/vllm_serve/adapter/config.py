@@ -7,14 +7,14 @@ accepts abbreviated options, underscores and `--option.key`, so these are checke
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, JsonValue
 
+from runtimes.adapters.options import Options, keys_of, of_keys
 from runtimes.base import ModelConfig
 
 FilePath = Annotated[Path, Field(strict=False)]
@@ -150,41 +150,6 @@ class VllmServeConfig(ModelConfig):
         return self.tensor_parallel_size or self.gpus
 
 
-FLAGS: Mapping[str, str | tuple[str | None, str | None]] = MappingProxyType(
-    {
-        "served_model_name": "--served-model-name",
-        "host": "--host",
-        "port": "--port",
-        "revision": "--revision",
-        "tokenizer": "--tokenizer",
-        "dtype": "--dtype",
-        "quantization": "--quantization",
-        "load_format": "--load-format",
-        "trust_remote_code": ("--trust-remote-code", None),
-        "runner": "--runner",
-        "max_model_len": "--max-model-len",
-        "max_num_seqs": "--max-num-seqs",
-        "max_num_batched_tokens": "--max-num-batched-tokens",
-        "kv_cache_memory_bytes": "--kv-cache-memory-bytes",
-        "kv_cache_dtype": "--kv-cache-dtype",
-        "gpu_memory_utilization": "--gpu-memory-utilization",
-        "cpu_offload_gb": "--cpu-offload-gb",
-        "enforce_eager": ("--enforce-eager", None),
-        "enable_prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
-        "enable_chunked_prefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
-        "tensor_parallel_size": "--tensor-parallel-size",
-        "limit_mm_per_prompt": "--limit-mm-per-prompt",
-        "mm_processor_kwargs": "--mm-processor-kwargs",
-        "reasoning_parser": "--reasoning-parser",
-        "tool_call_parser": "--tool-call-parser",
-        "enable_auto_tool_choice": ("--enable-auto-tool-choice", None),
-        "chat_template": "--chat-template",
-        "default_chat_template_kwargs": "--default-chat-template-kwargs",
-        "speculative_config": "--speculative-config",
-    }
-)
-"""Setting → option; a pair is (option when true, option when false)."""
-
 SPECULATIVE: Final = MappingProxyType(
     {
         "speculative_method": "method",
@@ -196,34 +161,28 @@ SPECULATIVE: Final = MappingProxyType(
 )
 """Key → its name in --speculative-config."""
 
-OWN_OPTIONS: Final = frozenset(
+_NO_OPTION = {"path", "model", "binary", "library_path", "max_pixels", "extra_args", *SPECULATIVE}
+_KEYS = VllmServeConfig.model_fields.keys() - ModelConfig.model_fields.keys() - _NO_OPTION
+
+FLAGS: Options = MappingProxyType(
     {
-        "--model",
-        "--host",
-        "--port",
-        "--uds",
-        "--api-key",
-        "--root-path",
-        "--config",
-        "--hf-token",
-        "--headless",
-        "--grpc",
+        **of_keys(sorted(_KEYS | {"host", "port", "speculative_config"})),
+        "trust_remote_code": ("--trust-remote-code", None),
+        "enforce_eager": ("--enforce-eager", None),
+        "enable_prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+        "enable_chunked_prefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+        "enable_auto_tool_choice": ("--enable-auto-tool-choice", None),
     }
-    | {"--grpc-port", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"}
-    | {
-        "--enable-ssl-refresh",
-        "--middleware",
-        "--enable-sleep-mode",
-        "--device-ids",
-        "--nnodes",
-        "-n",
-        "--node-rank",
-        "-r",
-    }
-    | {"--master-addr", "--master-port", "--data-parallel-size", "-dp", "--data-parallel-rank", "-dpn"}
-    | {"--data-parallel-address", "-dpa", "--data-parallel-rpc-port", "-dpp", "--allowed-local-media-path"}
-    | {"--pipeline-parallel-size", "-pp", "--enable-elastic-ep", "--distributed-executor-backend"}
 )
+
+_OWN_OPTIONS = """
+--model --host --port --uds --api-key --root-path --config --hf-token --headless --grpc --grpc-port --ssl-keyfile
+--ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --middleware --enable-sleep-mode
+--device-ids --nnodes -n --node-rank -r --master-addr --master-port --data-parallel-size -dp --data-parallel-rank -dpn
+--data-parallel-address -dpa --data-parallel-rpc-port -dpp --allowed-local-media-path --pipeline-parallel-size -pp
+--enable-elastic-ep --distributed-executor-backend
+"""
+OWN_OPTIONS: Final = frozenset(_OWN_OPTIONS.split())
 """Options that decide who reaches the worker, what it loads, where it runs, or what files a request can read."""
 
 _OTHER_SPELLINGS: Final = {
@@ -242,14 +201,8 @@ _OTHER_SPELLINGS: Final = {
     "--no-enable-auto-tool-choice": "tool_call_parser",
 }
 
-KEY_OF_OPTION: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        option: key
-        for key, spelling in FLAGS.items()
-        for option in (spelling if isinstance(spelling, tuple) else (spelling,))
-        if option is not None and option not in OWN_OPTIONS
-    }
-    | _OTHER_SPELLINGS
+KEY_OF_OPTION: Final = MappingProxyType(
+    {option: key for option, key in keys_of(FLAGS).items() if option not in OWN_OPTIONS} | _OTHER_SPELLINGS
 )
 """Every spelling of an option that has a key of its own."""
 
@@ -280,7 +233,7 @@ def _meant(option: str) -> str:
 def settings(config: VllmServeConfig, *, context: int | None, cache_bytes: int) -> dict[str, JsonValue]:
     """The settings of a worker with this context and cache. Address and name are the launch's, and not in here."""
     values: dict[str, JsonValue] = {
-        "dtype": config.dtype,
+        **config.model_dump(mode="json", include=set(FLAGS)),
         "max_model_len": context,
         "kv_cache_memory_bytes": cache_bytes,
         "kv_cache_dtype": config.kv_cache_dtype if config.kv_cache_dtype != "auto" else None,
@@ -289,27 +242,8 @@ def settings(config: VllmServeConfig, *, context: int | None, cache_bytes: int) 
         "tensor_parallel_size": config.processes if config.processes > 1 else None,
         "mm_processor_kwargs": _processor(config),
         "enable_auto_tool_choice": True if config.tool_call_parser else None,
-        "chat_template": str(config.chat_template) if config.chat_template else None,
         "speculative_config": speculative(config),
     }
-    for key in (
-        "revision",
-        "tokenizer",
-        "quantization",
-        "load_format",
-        "trust_remote_code",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "enforce_eager",
-        "enable_prefix_caching",
-        "enable_chunked_prefill",
-        "limit_mm_per_prompt",
-        "reasoning_parser",
-        "tool_call_parser",
-        "default_chat_template_kwargs",
-    ):
-        values[key] = getattr(config, key)
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -323,18 +257,3 @@ def _processor(config: VllmServeConfig) -> dict[str, JsonValue] | None:
     if config.max_pixels is None:
         return config.mm_processor_kwargs
     return {**(config.mm_processor_kwargs or {}), "max_pixels": config.max_pixels}
-
-
-def command_line(values: Mapping[str, JsonValue]) -> list[str]:
-    """The settings as options of `vllm serve`."""
-    words: list[str] = []
-    for key, value in values.items():
-        spelling = FLAGS[key]
-        if isinstance(spelling, tuple):
-            option = spelling[0] if value else spelling[1]
-            words += [option] if option else []
-        elif isinstance(value, list):
-            words += [spelling, *(str(item) for item in value)]
-        else:
-            words += [spelling, json.dumps(value) if isinstance(value, dict) else str(value)]
-    return words

@@ -24,10 +24,9 @@ from typing import Final
 from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import VALUE_BYTES, Config
 from runtimes.adapters.kv_cache import LayerCache, activation_bytes, layer_caches
-from runtimes.base import Estimate, ModelUnusableError
+from runtimes.base import MIB, Estimate, ModelUnusableError
 from runtimes.vllm_serve.adapter.config import CACHE_BYTES, VllmServeConfig
 
-MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 PROGRAM_MIB: Final = 1600  # API server, engine core and one executor on the host, measured: 513, 477 and 610 MiB
 PROCESS_MIB: Final = 610  # each further executor
@@ -131,12 +130,8 @@ def estimate(config: VllmServeConfig) -> Estimate | None:
         return None
     if not found.terms:
         return None
-    words = " + ".join(f"{name} {_mib(size)}" for name, size in found.terms)
-    return Estimate(
-        mib=sum(_mib(size) for _, size in found.terms),
-        source="computed",
-        detail=f"{words} MiB ({found.context} tokens of context, {config.max_num_seqs} requests at once)",
-    )
+    note = f"{found.context} tokens of context, {config.max_num_seqs} requests at once"
+    return Estimate.of(dict(found.terms), note)
 
 
 def context(config: VllmServeConfig, model: Config) -> int:
@@ -196,7 +191,3 @@ def _activation_bytes(config: VllmServeConfig, model: Config) -> int:
     patch = vision.number("patch_size", default=16) or 16
     patches = (config.max_pixels or IMAGE_PIXELS) // patch**2
     return text + activation_bytes(vision, tokens=patches, value_bytes=width)
-
-
-def _mib(size: int) -> int:
-    return -(-size // MIB)

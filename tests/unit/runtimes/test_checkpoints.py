@@ -121,9 +121,9 @@ class TestConfig:
 
     def test_chat_templates(self, tmp_path):
         safetensors(folder(tmp_path) / "model.safetensors", {"a": ("F16", [1], 2)})
-        assert checkpoints.read(tmp_path).chat_template is None
+        assert checkpoints.chat_template(tmp_path) is None
         named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-        assert checkpoints.read(tmp_path).chat_template == "D"
+        assert checkpoints.chat_template(tmp_path) == "D"
         (tmp_path / "chat_template.jinja").write_text("J")
-        assert checkpoints.read(tmp_path).chat_template == "J"
+        assert checkpoints.chat_template(tmp_path) == "J"

@@ -166,11 +166,11 @@ class TestEstimate:
     @pytest.mark.parametrize(
         ("kind", "keys", "weights"),
         [
-            (4, {"compute_type": "float16"}, 2927),
+            (4, {"compute_type": "float16"}, 2928),
             (4, {"compute_type": "int8_float16"}, 1464),
-            (4, {"compute_type": "float32"}, 5854),
+            (4, {"compute_type": "float32"}, 5855),
             (1, {"compute_type": "int8"}, 1464),
-            (0, {"compute_type": "bfloat16"}, 2927),
+            (0, {"compute_type": "bfloat16"}, 2928),
         ],
     )
     def test_large_v3(self, tmp_path, kind, keys, weights):

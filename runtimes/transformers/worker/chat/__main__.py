@@ -18,11 +18,11 @@ from runtimes.transformers.worker.chat import prompt as prompts
 from runtimes.transformers.worker.chat import request as requests
 from runtimes.transformers.worker.chat.answers import Answer
 from runtimes.transformers.worker.chat.decoder import Decoder, Job
-from runtimes.transformers.worker.chat.formats.pieces import Parser, Piece
+from runtimes.transformers.worker.chat.formats.pieces import Piece
 from runtimes.transformers.worker.chat.guide import Guide, Guides
 from runtimes.transformers.worker.chat.model import Loaded, Options, load
 from runtimes.transformers.worker.chat.prompt import Prompt
-from runtimes.transformers.worker.chat.response_builder import Plain, ResponseBuilder, parser_of
+from runtimes.transformers.worker.chat.response_builder import Parser, Plain, ResponseBuilder, parser_of
 from runtimes.transformers.worker.chat.sampling import Sampling
 from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 

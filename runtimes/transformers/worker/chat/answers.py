@@ -64,14 +64,10 @@ class Answer:
         return {**self._head(chunk=False), "choices": [choice], "usage": usage(self.prompt, self.builder.outcome)}
 
     def _head(self, *, chunk: bool) -> Json:
-        name = "chat.completion.chunk" if chunk and self.kind == "chat" else "chat.completion"
-        chat = self.kind == "chat"
-        return {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.id}",
-            "object": name if chat else "text_completion",
-            "created": self.created,
-            "model": self.model,
-        }
+        prefix, name = "cmpl", "text_completion"
+        if self.kind == "chat":
+            prefix, name = "chatcmpl", "chat.completion.chunk" if chunk else "chat.completion"
+        return {"id": f"{prefix}-{self.id}", "object": name, "created": self.created, "model": self.model}
 
     def _chunk(self, delta: Json, logprobs: Json | None = None, finish: str | None = None) -> Json:
         choice: Json = {"index": 0, "finish_reason": finish, "logprobs": logprobs}
@@ -110,8 +106,7 @@ def _delta(piece: Piece) -> Json:
         case Thought(text):
             return {"reasoning_content": text}
         case CallStart(index, name):
-            function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": index, "id": _call_id(), "type": "function", "function": function}]}
+            return {"tool_calls": [{"index": index, **_call(name)}]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
@@ -120,15 +115,18 @@ def _calls(pieces: Sequence[Piece]) -> list[Json]:
     calls: list[Json] = []
     for piece in pieces:
         if isinstance(piece, CallStart):
-            function = {"name": piece.name, "arguments": ""}
-            calls.append({"id": _call_id(), "type": "function", "function": function})
+            calls.append(_call(piece.name))
         elif isinstance(piece, CallArguments):
             calls[piece.index]["function"]["arguments"] += piece.text
     return calls
 
 
-def _call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def _call(name: str) -> Json:
+    return {
+        "id": f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": name, "arguments": ""},
+    }
 
 
 def _described(loaded: Loaded, token: Token) -> Json:

@@ -7,7 +7,7 @@ which are stacked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,8 +49,8 @@ class Batch:
             self._cache = cache
         else:
             width = max(*self.lengths, length)
-            for mine, other in zip(self._cache.layers, cache.layers, strict=True):
-                _stack(mine, other, width)
+            for pair in zip(self._cache.layers, cache.layers, strict=True):
+                _combine(pair, width, torch.cat)
         self.lengths.append(length)
         self._shifts.append(shift)
 
@@ -66,7 +66,7 @@ class Batch:
             return
         assert self._cache is not None
         for layer in self._cache.layers:
-            _select(layer, keep, max(self.lengths))
+            _combine((layer,), max(self.lengths), lambda kept: kept[0][keep])
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         """Add one token to every row. Returns the scores of the next tokens, one row each."""
@@ -92,37 +92,25 @@ class Batch:
         return scores
 
 
-def _stack(mine: Any, other: Any, width: int) -> None:  # the layers have no common type for this
+def _combine(layers: Sequence[Any], width: int, combine: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
+    """Replace all that the first of these layers keeps by what `combine` makes of theirs, aligned to `width` columns.
+
+    The layers have no common type for this.
+    """
+    first = layers[0]
     with torch.inference_mode():
-        if isinstance(mine, DynamicLayer) and mine.is_initialized:
-            columns = min(width, mine.sliding_window - 1) if isinstance(mine, DynamicSlidingWindowLayer) else width
-            mine.keys = torch.cat([_aligned(mine.keys, columns), _aligned(other.keys, columns)])
-            mine.values = torch.cat([_aligned(mine.values, columns), _aligned(other.values, columns)])
-            if isinstance(mine, DynamicSlidingWindowLayer):
-                mine.cumulative_length = width
-        if isinstance(mine, LinearAttentionLayer):
-            for states, others in (
-                (mine.conv_states, other.conv_states),
-                (mine.recurrent_states, other.recurrent_states),
-            ):
+        if isinstance(first, DynamicLayer) and first.is_initialized:
+            columns = min(width, first.sliding_window - 1) if isinstance(first, DynamicSlidingWindowLayer) else width
+            first.keys = combine([_aligned(layer.keys, columns) for layer in layers])
+            first.values = combine([_aligned(layer.values, columns) for layer in layers])
+            if isinstance(first, DynamicSlidingWindowLayer):
+                first.cumulative_length = width
+        if isinstance(first, LinearAttentionLayer):
+            for name in ("conv_states", "recurrent_states"):
+                states = getattr(first, name)
                 for index, state in states.items():
                     if state is not None:
-                        states[index] = torch.cat([state, others[index]])
-
-
-def _select(layer: Any, keep: Sequence[int], width: int) -> None:
-    with torch.inference_mode():
-        if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            columns = min(width, layer.sliding_window - 1) if isinstance(layer, DynamicSlidingWindowLayer) else width
-            layer.keys = _aligned(layer.keys[list(keep)], columns)
-            layer.values = _aligned(layer.values[list(keep)], columns)
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                layer.cumulative_length = width
-        if isinstance(layer, LinearAttentionLayer):
-            for states in (layer.conv_states, layer.recurrent_states):
-                for index, state in states.items():
-                    if state is not None:
-                        states[index] = state[list(keep)]
+                        states[index] = combine([getattr(layer, name)[index] for layer in layers])
 
 
 def _aligned(values: torch.Tensor, columns: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from runtimes.sdk.worker_pool import Cancel
 from runtimes.transformers.worker.chat.decoder import Ending
 from runtimes.transformers.worker.chat.detokenize import Detokenizer
 from runtimes.transformers.worker.chat.formats.harmony import HarmonyParser
-from runtimes.transformers.worker.chat.formats.pieces import CallStart, Parser, Piece, Text, Thought, merged
+from runtimes.transformers.worker.chat.formats.pieces import CallStart, Piece, Text, Thought, merged
 from runtimes.transformers.worker.chat.formats.stops import Stops
 from runtimes.transformers.worker.chat.formats.tagged import TaggedParser
 from runtimes.transformers.worker.chat.model import Loaded
@@ -33,6 +33,10 @@ class Plain:
     def end(self) -> list[Piece]:
         """Nothing: text is never held back."""
         return []
+
+
+Parser = HarmonyParser | TaggedParser | Plain
+"""Splits generated text into pieces."""
 
 
 def parser_of(loaded: Loaded, tools: Tools, *, thinking: bool) -> Parser:

@@ -3,120 +3,105 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 
-from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Piece
+from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart
+from runtimes.transformers.worker.chat.formats.reader import Reader, Reading
 
 _ARGUMENTS = ("arguments", "parameters")
 
 
+class CallEndedError(Exception):
+    """The text has ended within a call, or the block before its name."""
+
+
 class JsonCall:
-    """Takes single characters; `done` once the object has ended.
+    """One call. `raw` is all that was read, which the caller outputs as text if it was no call. `closing` ends the block."""
 
-    `raw` is its whole input, which the caller outputs as text if it was no call.
-    """
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._state = "before"  # before, key, colon, value, after
-        self._key = self._value = self._arguments = ""
-        self._depth = 0
-        self._in_string = self._escaped = False
+    def __init__(self, reader: Reader, index: int, closing: str) -> None:
+        self._reader, self._index, self._closing = reader, index, closing
+        self._given = False
         self.raw = ""
         self.name: str | None = None
-        self.done = False
 
-    def feed(self, char: str) -> Iterator[Piece]:
-        """The next character."""
+    def read(self) -> Reading[None]:
+        """Read the object. Raises CallEndedError."""
+        early = ""  # arguments before the name
+        yield from self._skip_to("{")
+        while (yield from self._skip_to('"}')) == '"':
+            key = yield from self._key()
+            yield from self._skip_to(":")
+            streamed = key in _ARGUMENTS and self.name is not None
+            value = yield from self._value(self._give if streamed else None)
+            text = _text(value)
+            if key == "name" and self.name is None and text is not None:
+                self.name = text
+                self._reader.out.append(CallStart(self._index, text))
+                self._give(early)
+            elif key in _ARGUMENTS and value.startswith('"'):
+                early = early if text is None else text  # JSON within a string
+                self._give(text or "")
+            elif key in _ARGUMENTS:
+                early = value
+            if (yield from self._skip_to(",}")) == "}":
+                break
+        if not self._given:
+            self._give("{}")
+
+    def _give(self, text: str) -> None:
+        if text and self.name is not None:
+            self._given = True
+            self._reader.out.append(CallArguments(self._index, text))
+
+    def _next(self) -> Reading[str]:
+        if self.name is None and self.raw.endswith(self._closing):
+            raise CallEndedError
+        while not self._reader.buffer:
+            if self._reader.ended:
+                raise CallEndedError
+            yield
+        char, self._reader.buffer = self._reader.buffer[0], self._reader.buffer[1:]
         self.raw += char
-        match self._state:
-            case "before":
-                self._state = "key" if char == "{" else "before"
-            case "key":
-                yield from self._read_key(char)
-            case "colon":
-                self._state = "value" if char == ":" else "colon"
-            case "value":
-                yield from self._read_value(char)
-            case _:
-                yield from self._after(char)
+        return char
 
-    def end(self) -> Iterator[Piece]:
-        """The text has ended."""
-        if self.name is not None and not self._arguments:
-            yield from self._give("{}" if self.done else "")
+    def _skip_to(self, wanted: str) -> Reading[str]:
+        """Read up to the first of these characters."""
+        while (char := (yield from self._next())) not in wanted:
+            pass
+        return char
 
-    def _read_key(self, char: str) -> Iterator[Piece]:
-        if self._in_string:
-            if char == '"' and not self._escaped:
-                self._in_string, self._state = False, "colon"
+    def _key(self) -> Reading[str]:
+        key, escaped = "", False
+        while (char := (yield from self._next())) != '"' or escaped:
+            key += char
+            escaped = char == "\\" and not escaped
+        return key
+
+    def _value(self, say: Callable[[str], None] | None) -> Reading[str]:
+        """A value as it is written. Unless it is a string, it is given to `say` as it comes."""
+        value, char, depth, quoted, escaped = "", "", 0, False, False
+        while not value or depth or quoted or char not in '"}]':
+            char = yield from self._next()
+            if quoted:
+                quoted = char != '"' or escaped
+                escaped = char == "\\" and not escaped
+            elif depth == 0 and not value and char.isspace():
+                continue
+            elif depth == 0 and (char in ",}" or char.isspace()):  # after a number or a literal
+                self._reader.buffer, self.raw = char + self._reader.buffer, self.raw[:-1]
+                break
             else:
-                self._key += char
-                self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._key, self._in_string, self._escaped = "", True, False
-        elif char == "}":
-            self.done = True
-            yield from self.end()
+                quoted = char == '"'
+                depth += (char in "{[") - (char in "}]")
+            value += char
+            if say is not None and not value.startswith('"'):
+                say(char)
+        return value
 
-    def _read_value(self, char: str) -> Iterator[Piece]:
-        if not self._value and char.isspace():
-            return
-        closed = False
-        if self._in_string:
-            closed = char == '"' and not self._escaped and self._depth == 0
-            self._in_string = char != '"' or self._escaped
-            self._escaped = char == "\\" and not self._escaped
-        elif char == '"':
-            self._in_string, self._escaped = True, False
-        elif char in "{[":
-            self._depth += 1
-        elif self._depth == 0 and (char in ",}" or char.isspace()):  # after a number or a literal
-            yield from self._end_value()
-            yield from self._after(char)
-            return
-        elif char in "}]":
-            self._depth -= 1
-            closed = self._depth == 0
-        self._value += char
-        if self._key in _ARGUMENTS and self.name is not None and not self._value.startswith('"'):
-            yield from self._give(char)
-        if closed:
-            yield from self._end_value()
 
-    def _end_value(self) -> Iterator[Piece]:
-        value, self._value, self._state = self._value, "", "after"
-        if self._key == "name" and self.name is None:
-            try:
-                name = json.loads(value)
-            except ValueError:
-                return
-            if isinstance(name, str):
-                self.name = name
-                yield CallStart(self._index, name)
-                early, self._arguments = self._arguments, ""
-                yield from self._give(early)
-        elif self._key in _ARGUMENTS:
-            if value.startswith('"'):  # JSON within a string
-                try:
-                    value = str(json.loads(value))
-                except ValueError:
-                    return
-            elif self.name is not None:
-                return  # streamed already
-            if self.name is None:
-                self._arguments = value
-            else:
-                yield from self._give(value)
-
-    def _after(self, char: str) -> Iterator[Piece]:
-        if char == ",":
-            self._state = "key"
-        elif char == "}":
-            self.done = True
-            yield from self.end()
-
-    def _give(self, text: str) -> Iterator[Piece]:
-        self._arguments += text
-        if text:
-            yield CallArguments(self._index, text)
+def _text(value: str) -> str | None:
+    """What a JSON string says; None for anything else."""
+    try:
+        return str(json.loads(value)) if value.startswith('"') else None
+    except ValueError:
+        return None

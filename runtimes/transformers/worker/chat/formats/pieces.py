@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +39,6 @@ class CallArguments:
 Piece = Text | Thought | CallStart | CallArguments
 Schemas = Mapping[str, Mapping[str, object]]
 """JSON Schemas of the parameters of each function, by name."""
-
-
-class Parser(Protocol):
-    """Splits generated text into pieces."""
-
-    @property
-    def thinking(self) -> bool:
-        """Whether the next text belongs to reasoning, as far as is known."""
-
-    @property
-    def answering(self) -> bool:
-        """Whether the last text belongs to the answer."""
-
-    def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain now."""
-
-    def end(self) -> list[Piece]:
-        """The rest, when the text has ended."""
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:

@@ -6,115 +6,56 @@ reasoning and before calls belong to the format, not to the answer.
 
 from __future__ import annotations
 
-from runtimes.transformers.worker.chat.formats.json_call import JsonCall
-from runtimes.transformers.worker.chat.formats.pieces import Piece, Schemas, Text, Thought, earliest, partial_marker
-from runtimes.transformers.worker.chat.formats.xml_call import XmlCall
+from runtimes.transformers.worker.chat.formats import xml_call
+from runtimes.transformers.worker.chat.formats.json_call import CallEndedError, JsonCall
+from runtimes.transformers.worker.chat.formats.pieces import Schemas, Text, Thought
+from runtimes.transformers.worker.chat.formats.reader import Reader, Reading, ignore
 
 THINK, THOUGHT, CALL, CALLED = "<think>", "</think>", "<tool_call>", "</tool_call>"
 
 
-class TaggedParser:
-    """`thinking`: the prompt ends within reasoning. `calls`: parse calls; otherwise they are plain text."""
+class TaggedParser(Reader):
+    """`thinking`: within a thought, where the prompt may end already. `calls`: parse calls; otherwise they are plain text."""
 
     def __init__(self, *, thinking: bool, calls: bool, schemas: Schemas | None = None) -> None:
+        super().__init__()
         self._schemas: Schemas = schemas or {}
-        self._calls = calls
-        self._state = "thought" if thinking else "start"  # start, thought, text, call, called
-        self._buffer = self._blanks = ""
-        self._fresh = True  # only blanks so far in this state
-        self._call: JsonCall | XmlCall | None = None
-        self._count = 0
-
-    @property
-    def thinking(self) -> bool:
-        """Within a thought."""
-        return self._state == "thought"
+        self._calls = (CALL,) if calls else ()
+        self._fresh = True  # only blanks so far
+        self._blanks = ""  # at the end of what was output
+        self.thinking = thinking
 
     @property
     def answering(self) -> bool:
         """Within the answer, after its first text."""
-        return self._state == "text" and not self._fresh
+        return not self.thinking and not self._fresh
 
-    def feed(self, text: str) -> list[Piece]:
-        """The pieces that are certain now."""
-        self._buffer += text
-        out: list[Piece] = []
-        while self._step(out):
-            pass
-        return out
+    def read(self) -> Reading[None]:
+        """A thought, where there is one, then the answer and calls."""
+        self.thinking = self.thinking or (yield from self._thinks())
+        if self.thinking:
+            if not (yield from self.until((THOUGHT,), self._say)):
+                return
+            self.thinking, self._fresh, self._blanks = False, True, ""
+        count = 0
+        while (yield from self.until(self._calls, self._say)):
+            self._fresh, self._blanks = True, ""
+            count += yield from self._call(count)
+        self.out.append(Text(self._blanks))
 
-    def end(self) -> list[Piece]:
-        """The text that was held back."""
-        out: list[Piece] = []
-        rest, self._buffer = self._buffer, ""
-        match self._state:
-            case "start" | "text":
-                if not self._fresh or rest.strip():
-                    self._say(out, rest)
-                    out.append(Text(self._blanks))
-            case "thought":
-                self._say(out, rest)
-            case "call":
-                if self._call is None:
-                    out.append(Text(CALL + rest))
-                elif self._call.name is None:
-                    out.append(Text(CALL + self._call.raw + rest))
-                else:
-                    out.extend(self._call.end())
-            case _:
-                pass
-        return out
-
-    def _step(self, out: list[Piece]) -> bool:
-        """Parse the buffer up to the next state; False when more text is needed."""
-        match self._state:
-            case "start":
-                return self._start()
-            case "thought":
-                return self._until(out, (THOUGHT,), "text")
-            case "text":
-                return self._until(out, (CALL,) if self._calls else (), "call")
-            case "call":
-                return self._read_call(out)
-            case _:
-                at = self._buffer.find(CALLED)
-                if at < 0:
-                    self._buffer = self._buffer[len(self._buffer) - partial_marker(self._buffer, (CALLED,)) :]
-                    return False
-                self._buffer = self._buffer[at + len(CALLED) :]
-                self._enter("text")
+    def _thinks(self) -> Reading[bool]:
+        while not self.ended:
+            text = self.buffer.lstrip()
+            if text.startswith(THINK):
+                self.buffer = text[len(THINK) :]
                 return True
+            if not THINK.startswith(text):  # else only blanks, or the beginning of the tag
+                self._fresh = False
+                return False
+            yield
+        return False
 
-    def _start(self) -> bool:
-        text = self._buffer.lstrip()
-        if text.startswith(THINK):
-            self._buffer = text[len(THINK) :]
-            self._enter("thought")
-        elif THINK.startswith(text):  # only blanks, or the beginning of the tag
-            return False
-        else:
-            self._state = "text"
-            self._fresh = False
-        return True
-
-    def _until(self, out: list[Piece], markers: tuple[str, ...], then: str) -> bool:
-        found = earliest(self._buffer, markers)
-        if found is None:
-            keep = partial_marker(self._buffer, markers) if markers else 0
-            cut = len(self._buffer) - keep
-            said, self._buffer = self._buffer[:cut], self._buffer[cut:]
-            self._say(out, said)
-            return False
-        at, marker = found
-        said, self._buffer = self._buffer[:at], self._buffer[at + len(marker) :]
-        self._say(out, said)
-        self._enter(then)
-        return True
-
-    def _enter(self, place: str) -> None:
-        self._state, self._blanks, self._fresh = place, "", True
-
-    def _say(self, out: list[Piece], text: str) -> None:
+    def _say(self, text: str) -> None:
         """Output text, without blanks at its beginning and end."""
         if self._fresh:
             text = text.lstrip()
@@ -125,40 +66,27 @@ class TaggedParser:
         said = text.rstrip()
         self._blanks = text[len(said) :]
         if said:
-            out.append(Thought(said) if self._state == "thought" else Text(said))
+            self.out.append(Thought(said) if self.thinking else Text(said))
 
-    def _read_call(self, out: list[Piece]) -> bool:
-        if self._call is None:
-            text = self._buffer.lstrip()
-            if not text or ("<function=".startswith(text) and text != "<function="):
-                return False
-            self._call = (
-                JsonCall(self._count) if not text.startswith("<function=") else XmlCall(self._count, self._schemas)
-            )
-        taken, self._buffer = self._buffer, ""
-        if isinstance(self._call, XmlCall):
-            out.extend(self._call.feed(taken))
-            self._buffer = self._call.rest
+    def _call(self, index: int) -> Reading[bool]:
+        """Read a call and its closing tag; False if it was none, and is text."""
+        begin = self.buffer.lstrip()
+        while not self.ended and xml_call.FUNCTION.startswith(begin) and begin != xml_call.FUNCTION:
+            yield
+            begin = self.buffer.lstrip()
+        if begin.startswith(xml_call.FUNCTION):
+            found = yield from xml_call.read_call(self, index, self._schemas)
+            raw, self.buffer = ("", self.buffer) if found else (self.buffer, "")
         else:
-            for at, char in enumerate(taken):
-                out.extend(self._call.feed(char))
-                broken = self._call.raw.endswith(CALLED) and self._call.name is None
-                if self._call.done or broken:
-                    self._buffer = taken[at + 1 :]
-                    if broken:
-                        out.append(Text(CALL + self._call.raw))
-                        self._call = None
-                        self._enter("text")
-                        return True
-                    break
-        if not self._call.done:
-            return False
-        if self._call.name is None:
-            out.append(Text(CALL + self._call.raw))
-            self._state = "text"
-            self._fresh = False
+            call = JsonCall(self, index, CALLED)
+            try:
+                yield from call.read()
+                self._fresh = call.name is not None
+            except CallEndedError:
+                pass
+            found, raw = call.name is not None, call.raw
+        if found:
+            yield from self.until((CALLED,), ignore)
         else:
-            self._count += 1
-            self._enter("called")
-        self._call = None
-        return True
+            self.out.append(Text(CALL + raw))
+        return found

@@ -8,16 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from runtimes.transformers.worker.chat.formats.pieces import (
-    CallArguments,
-    CallStart,
-    Piece,
-    Schemas,
-    earliest,
-    partial_marker,
-)
+from runtimes.transformers.worker.chat.formats.pieces import CallArguments, CallStart, Schemas
+from runtimes.transformers.worker.chat.formats.reader import Reader, Reading, ignore
 
-_ENDS = ("</parameter>", "\n<parameter=", "\n</function>")  # models sometimes omit the closing tag
+FUNCTION = "<function="
+_PARAMETER, _CLOSED, _DONE = "<parameter=", "</parameter>", "</function>"
+_ENDS = (f"\n{_CLOSED}", _CLOSED, f"\n{_PARAMETER}", f"\n{_DONE}")  # models sometimes omit the closing tag
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "integer": int,
     "number": (int, float),
@@ -28,132 +24,77 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-class XmlCall:
-    """Takes text; `done` once the function has ended, `rest` is the text after it."""
+def read_call(reader: Reader, index: int, schemas: Schemas) -> Reading[bool]:
+    """Read one call; False if the text ends before its name does."""
+    opening = yield from reader.before(">")
+    if opening is None:
+        return False
+    name = opening.partition(FUNCTION)[2].strip()
+    reader.out.append(CallStart(index, name))
+    lead = "{"
+    while marker := (yield from reader.until((_PARAMETER, _DONE), ignore)):
+        if marker == _DONE:
+            reader.out.append(CallArguments(index, "{}" if lead == "{" else "}"))
+            break
+        key = yield from reader.before(">")
+        if key is not None:
+            types = frozenset(_types_of(schemas.get(name, {}), key.strip()))
+            reader.out.append(CallArguments(index, f"{lead}{json.dumps(key.strip(), ensure_ascii=False)}: "))
+            yield from _read_value(reader, index, types)
+            lead = ", "
+    return True
 
-    def __init__(self, index: int, schemas: Schemas) -> None:
-        self._index, self._schemas = index, schemas
-        self._buffer = self._value = ""
-        self._state = "function"  # function, between, value
-        self._types: frozenset[str] = frozenset()
-        self._first = True
-        self.raw = ""
-        self.rest = ""
-        self.name: str | None = None
-        self.done = False
 
-    def feed(self, text: str) -> Iterator[Piece]:
-        """The next text."""
-        self.raw += text
-        self._buffer += text
-        while not self.done:
-            before = (self._state, len(self._buffer))
-            match self._state:
-                case "function":
-                    yield from self._read_function()
-                case "between":
-                    yield from self._read_between()
-                case _:
-                    yield from self._read_value(last=False)
-            if before == (self._state, len(self._buffer)):
-                return
+def _read_value(reader: Reader, index: int, types: frozenset[str]) -> Reading[None]:
+    is_text = types == {"string"}
+    parts: list[str] = []
 
-    def end(self) -> Iterator[Piece]:
-        """The text has ended."""
-        if self._state == "value" and not self.done:
-            yield from self._read_value(last=True)
+    def give(text: str) -> None:
+        reader.out.append(CallArguments(index, text))
 
-    def _read_function(self) -> Iterator[Piece]:
-        start, stop = self._buffer.find("<function="), self._buffer.find(">")
-        if 0 <= start < stop:
-            self.name = self._buffer[start + len("<function=") : stop].strip()
-            self._buffer, self._state = self._buffer[stop + 1 :], "between"
-            yield CallStart(self._index, self.name)
+    def say(text: str) -> None:
+        parts.append(text if parts else text.removeprefix("\n"))  # the line break after the tag
+        if is_text:
+            give(json.dumps(parts[-1], ensure_ascii=False)[1:-1])
 
-    def _read_between(self) -> Iterator[Piece]:
-        found = earliest(self._buffer, ("<parameter=", "</function>"))
-        if found is None:
-            return
-        at, tag = found
-        if tag == "</function>":
-            self.rest, self._buffer, self.done = self._buffer[at + len(tag) :], "", True
-            yield CallArguments(self._index, "{}" if self._first else "}")
-            return
-        stop = self._buffer.find(">", at)
-        if stop < 0:
-            return
-        key = self._buffer[at + len(tag) : stop].strip()
-        self._types, self._value = self._types_of(key), ""
-        self._buffer, self._state = self._buffer[stop + 1 :], "value"
-        lead = "{" if self._first else ", "
-        self._first = False
-        yield CallArguments(self._index, f"{lead}{json.dumps(key, ensure_ascii=False)}: ")
-        if self._is_text:
-            yield CallArguments(self._index, '"')
+    if is_text:
+        give('"')
+    marker = yield from reader.until(_ENDS, say)
+    if marker:
+        give('"' if is_text else _json("".join(parts), types))
+        if not marker.endswith(_CLOSED):
+            reader.buffer = marker + reader.buffer
 
-    def _read_value(self, *, last: bool) -> Iterator[Piece]:
-        found = earliest(self._buffer, _ENDS)
-        if found is not None:
-            cut = found[0]
-        elif last:
-            cut = len(self._buffer)
-        else:
-            cut = len(self._buffer) - max(
-                partial_marker(self._buffer, _ENDS), partial_marker(self._buffer, ("\n</parameter>",))
-            )
-        piece, self._buffer = self._buffer[:cut], self._buffer[cut:]
-        if not self._value and (piece or found is not None):
-            self._value = "\n"  # the line break after the tag has been skipped
-            piece = piece.removeprefix("\n")
-        if found is not None and found[1] == "</parameter>":
-            piece = piece.removesuffix("\n")
-            self._buffer = self._buffer[len(found[1]) :]
-        if self._is_text:
-            if piece:
-                yield CallArguments(self._index, json.dumps(piece, ensure_ascii=False)[1:-1])
-        else:
-            self._value += piece
-        if found is not None:
-            self._state = "between"
-            yield CallArguments(self._index, '"' if self._is_text else self._json(self._value[1:]))
 
-    @property
-    def _is_text(self) -> bool:
-        return self._types == {"string"}
-
-    def _types_of(self, key: str) -> frozenset[str]:
-        """JSON types that the function's schema allows; empty if unknown."""
-        properties = self._schemas.get(self.name or "", {}).get("properties")
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        return frozenset(_types(schema))
-
-    def _json(self, value: str) -> str:
-        try:
-            text = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value)
-            parsed = json.loads(text, parse_constant=_refuse)
-        except ValueError:
-            return json.dumps(value, ensure_ascii=False)
-        fits = not self._types or any(
-            isinstance(parsed, _TYPES.get(name, ())) and not (isinstance(parsed, bool) and name != "boolean")
-            for name in self._types
-        )
-        return json.dumps(parsed if fits else value, ensure_ascii=False)
+def _json(value: str, types: frozenset[str]) -> str:
+    try:
+        text = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value)
+        parsed = json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return json.dumps(value, ensure_ascii=False)
+    fits = not types or any(
+        isinstance(parsed, _TYPES.get(name, ())) and not (isinstance(parsed, bool) and name != "boolean")
+        for name in types
+    )
+    return json.dumps(parsed if fits else value, ensure_ascii=False)
 
 
 def _refuse(word: str) -> None:
     raise ValueError(word)  # NaN and Infinity are not JSON
 
 
+def _types_of(schema: object, key: str) -> Iterator[str]:
+    """JSON types that a function's schema allows for a parameter; none if unknown."""
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    return _types(properties.get(key)) if isinstance(properties, Mapping) else iter(())
+
+
 def _types(schema: object) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
     kind = schema.get("type")
-    if isinstance(kind, str):
-        yield kind
-    elif isinstance(kind, list):
-        yield from (item for item in kind if isinstance(item, str))
+    yield from (item for item in (kind if isinstance(kind, list) else [kind]) if isinstance(item, str))
     for name in ("anyOf", "oneOf"):
         branches = schema.get(name)
-        if isinstance(branches, list):
-            for branch in branches:
-                yield from _types(branch)
+        for branch in branches if isinstance(branches, list) else ():
+            yield from _types(branch)
