@@ -6,6 +6,7 @@ The policy in the headers lets the page run only its own files and talk only to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -14,10 +15,9 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 FOLDER: Final = Path(__file__).resolve().with_name("ui")  # resolved: installers may link to every file of a package
 POLICY: Final = {
@@ -47,54 +47,41 @@ CONTENT_TYPES: Final = {
 }
 
 
-class Dashboard(StaticFiles):
-    """A folder's files of the types above, each by one name only (and the page by `/ui/`), with our headers also where there is none.
+def routes(folder: Path = FOLDER) -> list[BaseRoute]:
+    """`/ui/` and the files below it; `/` and `/ui` lead there.
 
     What a file's ETag stands for is its content: installed files may keep their size and date from one version to the next.
     """
-
-    def get_path(self, scope: Scope) -> str:
-        """The path below the folder as it was written; `""` is the page itself."""
-        path: str = scope["path"]
-        return path.removeprefix(scope["root_path"] + "/") or "index.html"
-
-    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        """As of StaticFiles: blocks, and finds nothing outside of the folder."""
-        if f"/{path}" != os.path.normpath(f"/{path}"):  # another name of a file that has one
-            return "", None
-        full_path, found = super().lookup_path(path)
-        return (full_path, found) if Path(full_path).suffix in CONTENT_TYPES else ("", None)
-
-    def file_response(
-        self, full_path: str | os.PathLike[str], stat_result: os.stat_result, scope: Scope, status_code: int = 200
-    ) -> Response:
-        """Which file it is, for `get_response`."""
-        return FileResponse(full_path)
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        """The file, or that it hasn't changed. Raises HTTPException."""
-        try:
-            found = await super().get_response(path, scope)
-        except HTTPException as error:
-            raise HTTPException(error.status_code, headers={**(error.headers or {}), **HEADERS}) from error
-        assert isinstance(found, FileResponse)
-        file = Path(found.path)
-        body = await asyncio.to_thread(file.read_bytes)
-        headers = {**HEADERS, "etag": f'"{hashlib.sha256(body).hexdigest()[:20]}"'}
-        whole = Response(body, media_type=CONTENT_TYPES[file.suffix], headers=headers)
-        if self.is_not_modified(whole.headers, Headers(scope=scope)):
-            return Response(status_code=304, headers=headers)
-        return whole
-
-
-def routes(folder: Path = FOLDER) -> list[BaseRoute]:
-    """`/ui/` and what belongs to it; `/` and `/ui` lead there."""
+    folder = folder.resolve()
 
     async def to_dashboard(_request: Request) -> Response:
         return Response(status_code=307, headers={"location": "ui/"})  # relative: right below any proxy's prefix, too
 
+    async def file(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in {"GET", "HEAD"}:
+            raise HTTPException(405, headers={"Allow": "GET, HEAD", **HEADERS})
+        path = f"{folder}/{scope['path'].removeprefix('/ui/') or 'index.html'}"
+        body = await asyncio.to_thread(_content, path)
+        if body is None:
+            raise HTTPException(404, headers=HEADERS)
+        headers = {**HEADERS, "etag": f'"{hashlib.sha256(body).hexdigest()[:20]}"'}
+        known = [tag.strip().removeprefix("W/") for tag in Headers(scope=scope).get("if-none-match", "").split(",")]
+        if headers["etag"] in known or known == ["*"]:
+            response = Response(status_code=304, headers=headers)
+        else:
+            response = Response(body, media_type=CONTENT_TYPES[Path(path).suffix], headers=headers)
+        await response(scope, receive, send)
+
     return [
         Route("/", to_dashboard, methods=["GET"]),
         Route("/ui", to_dashboard, methods=["GET"]),
-        Mount("/ui", Dashboard(directory=folder)),
+        Mount("/ui", file),
     ]
+
+
+def _content(path: str) -> bytes | None:
+    """A file of a known type, by the one name it has: none that a link, `..` or a doubled slash leads to. Blocks."""
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.realpath(path, strict=True) == path and Path(path).suffix in CONTENT_TYPES:
+            return Path(path).read_bytes()
+    return None
