@@ -272,7 +272,7 @@ class Assembly:
             model = models[config.model]
             if model is not None and model.config.enabled:
                 rewrite = self._rewrite(config, model, node, trail)
-                virtual[name] = VirtualModel(name, model, rewrite, config)
+                virtual[name] = VirtualModel(name, model, rewrite, config.description, config=config)
         return virtual
 
     def _unfolded(self, node: Node, trail: Trail) -> Node:
