@@ -14,9 +14,9 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Any, assert_never
 
 import structlog
 
@@ -35,7 +35,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import ModelState
-from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId, RejectCode, TicketId, WorkerState
+from supervisor.core.types import Crash, CrashClass, Generation, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, device_status, model_status, queue_status
@@ -50,12 +50,6 @@ MOST_RECORDINGS = 4
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Looks and returns at once; it posts nothing and raises nothing."""
-
-
-class FootprintStore(Protocol):
-    """Where learned footprints are kept."""
-
-    async def learn(self, key: str, device: str, mib: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -85,21 +79,19 @@ class Engine:
         self,
         fleet: Fleet,
         sampler: MemorySampler,
-        store: FootprintStore | None = None,
+        learn: Callable[[Learn], Coroutine[Any, Any, None]] | None = None,
         *,
-        device_keys: Mapping[DeviceId, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = Scheduler()
         self._decisions = DecisionLog()
-        self._recordings: list[Recording] = []
+        self._recordings = set[Recording]()
         self.clock = clock
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
         self._fleet = fleet
         self._sampler = sampler
-        self._store = store
-        self._device_keys = device_keys or {}
+        self._learn = learn  # keeps what a model took
         self._tickets: dict[TicketId, Ticket] = {}
         self._events: deque[Event] = deque()
         self._handling = False
@@ -218,10 +210,13 @@ class Engine:
             case StopWorker():
                 self._fleet.stop(effect)
             case CutRequest(ticket_id, reason):
-                self._cut(ticket_id, reason)
-            case Learn(model, device, key, mib):
-                if self._store is not None:
-                    self._spawn(self._learn(key, self._device_keys.get(device, device), mib))
+                if (ticket := self._tickets.get(ticket_id)) is not None:
+                    ticket.cut_reason = reason  # its stream breaks when the worker, stopped in this same turn, ends
+            case Learn(model, device, mib=mib):
+                if self._learn is not None:
+                    task = asyncio.create_task(self._learn(effect))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
                 log.info("footprint.learned", model=model, device=device, mib=mib)
             case Alert(code, message, device, model):
                 log.warning("alert.raised", code=code, message=message, device=device, model=model)
@@ -241,24 +236,10 @@ class Engine:
             ticket.rejection = rejection(effect)
             self._wake(ticket)
 
-    def _cut(self, ticket_id: TicketId, reason: str) -> None:
-        ticket = self._tickets.get(ticket_id)
-        if ticket is not None:
-            ticket.cut_reason = reason  # its stream breaks when the worker, stopped in this same turn, ends
-
     @staticmethod
     def _wake(ticket: Ticket) -> None:
         if ticket.waiter is not None and not ticket.waiter.done():
             ticket.waiter.set_result(None)
-
-    async def _learn(self, key: str, device: str, mib: int) -> None:
-        assert self._store is not None
-        await self._store.learn(key, device, mib)
-
-    def _spawn(self, coroutine: object) -> None:
-        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]  # a coroutine; typeshed wants it spelled out
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -305,7 +286,7 @@ class Engine:
         return False
 
     def finish(self, ticket: Ticket) -> None:
-        """The request is over. RequestContext exactly once for every admitted ticket."""
+        """The request is over. Once for every admitted ticket."""
         del self._tickets[ticket.id]
         self.post(RequestFinished(ticket.id))
 
@@ -338,11 +319,6 @@ class Engine:
     def decisions_since(self, seq: int) -> list[Decision]:
         """All kept decisions after number `seq`, oldest first."""
         return self._decisions.since(seq)
-
-    @property
-    def last_decision(self) -> int:
-        """The number of the newest decision; 0 before the first."""
-        return self._decisions.last_seq
 
     def recording(self) -> Recording:
         """What the scheduler gets and decides from now on. Raises UnavailableError when several are made already."""
@@ -400,7 +376,7 @@ class Engine:
     # ---------------------------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Begin to sample memory. RequestContext once, on the running loop."""
+        """Begin to sample memory. Once, on the running loop."""
         self._sampling.start()
 
     async def shutdown(self) -> None:

@@ -6,16 +6,14 @@ dropped: its stream ends, and its client, which has missed something anyway, com
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Literal, Self, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 from pydantic import JsonValue
 
+from supervisor.daemon.listener import Listener
 from supervisor.errors import UnavailableError
 
 Kind = Literal["decision", "model", "memory", "request", "alert", "reload"]
@@ -73,52 +71,17 @@ class Hub:
             subscription.end()
 
 
-class Subscription:
-    """One listener's events, from the moment it was made."""
-
-    __slots__ = ("_all", "_backlog", "_ended", "_something", "kinds")
+class Subscription(Listener[Published]):
+    """One listener's events."""
 
     def __init__(self, kinds: frozenset[Kind], every: set[Subscription]) -> None:
+        super().__init__(every)
         self.kinds = kinds
-        self._all = every
-        self._backlog: deque[Published] = deque()
-        self._something = asyncio.Event()
-        self._ended = False
-        every.add(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
 
     def put(self, event: Published) -> None:
         """Keep it for the listener, or drop the listener."""
         if len(self._backlog) >= BACKLOG:
+            self._backlog.clear()
             self.end()
-            return
-        self._backlog.append(event)
-        self._something.set()
-
-    def end(self) -> None:
-        """No more events; what waits in `next` returns."""
-        self._all.discard(self)
-        self._ended = True
-        self._something.set()
-
-    async def next(self, timeout_s: float) -> list[Published] | None:
-        """All that came since the last call: nothing within `timeout_s` is an empty list, the end is None."""
-        if not self._something.is_set():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._something.wait()
-            except TimeoutError:
-                return []
-        if self._ended:
-            return None
-        self._something.clear()
-        events = list(self._backlog)
-        self._backlog.clear()
-        return events
+        else:
+            super().put(event)

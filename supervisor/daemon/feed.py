@@ -33,7 +33,6 @@ class Feed:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._told: dict[ModelId, Told] = {}
-        self._decisions_told = 0
         self._devices_told: list[Json] = []
         self._devices_at = float("-inf")
         self._flush: asyncio.Handle | None = None
@@ -43,8 +42,6 @@ class Feed:
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
         """Listen to what happens from now on. Raises UnavailableError when `most` do already."""
         daemon = self._daemon
-        if not daemon.hub.wants("decision"):
-            self._decisions_told = daemon.engine.last_decision
         if not daemon.hub.wants("model"):
             self._told = {status.id: _told(status) for status in daemon.engine.models()}
         return daemon.hub.subscribe(kinds, most=most)
@@ -52,16 +49,17 @@ class Feed:
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""
         daemon = self._daemon
-        decided = False
+        decided = 0
         for effect in effects:
             if isinstance(effect, Decided):
-                decided = True
+                decided += 1
                 if effect.kind == "evicted":
                     daemon.history.count("swaps", daemon.engine.clock())
             elif isinstance(effect, Alert):
                 self._tell_alert(effect)
         if decided and daemon.hub.wants("decision"):
-            self._tell_decisions()
+            for decision in daemon.engine.decisions(limit=decided):
+                daemon.hub.publish("decision", decision_view(daemon, decision))
         if isinstance(event, MemorySampled):
             self._keep_history()
             self._tell_memory()
@@ -72,11 +70,6 @@ class Feed:
         at = round(self._daemon.wall_time(self._daemon.engine.clock()), 3)
         message: Json = {"at": at, "code": alert.code, "message": alert.message}
         self._daemon.hub.publish("alert", {**message, "device": alert.device, "model": alert.model})
-
-    def _tell_decisions(self) -> None:
-        for decision in self._daemon.engine.decisions_since(self._decisions_told):
-            self._decisions_told = decision.seq
-            self._daemon.hub.publish("decision", decision_view(self._daemon, decision))
 
     # models
 

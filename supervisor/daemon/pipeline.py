@@ -81,7 +81,7 @@ class Pipeline:
             body = await open_body(scope, receive, self._body_limit)
             target = await self._target(scope, body, context)
             context.ticket_id = TicketId(f"{next(self._numbers)}")
-            cancelling = CancelOnDisconnect(scope, receive)
+            cancelling = CancelOnDisconnect(scope)
             self._requests.begin(context, cancelling)
             with cancelling:
                 await self._answer(scope, send, context, target)
