@@ -1,4 +1,4 @@
-"""The admin surfaces' parts by themselves: the hub, the history's ring, the log follower, constraints in words."""
+"""The admin surfaces' parts by themselves: the hub, the history's ring, the log follower."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.catalog.overrides import expected
 from supervisor.daemon.events import BACKLOG, SUBSCRIBERS, Hub
 from supervisor.daemon.history import History
 from supervisor.errors import UnavailableError
@@ -151,17 +150,3 @@ class TestLogFollower:
         lines = follower.read()
         assert lines[0].endswith("bytes left out]")
         assert len(lines) <= MOST_BYTES // 100 + 2
-
-
-@pytest.mark.parametrize(
-    ("constraint", "words"),
-    [
-        ({"type": "integer", "minimum": 1, "maximum": 6}, "a whole number from 1 to 6"),
-        ({"type": "integer", "exclusiveMinimum": 0}, "a whole number greater than 0"),
-        ({"type": "boolean"}, "true or false"),
-        ({"enum": ["on", "off"], "type": "string"}, "one of on, off"),
-        ({"anyOf": [{"type": "integer", "minimum": -1}, {"const": "all"}]}, 'a whole number of at least -1 or "all"'),
-    ],
-)
-def test_a_constraint_in_words(constraint, words):
-    assert words == expected(constraint)
