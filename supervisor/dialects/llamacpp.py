@@ -107,7 +107,7 @@ async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator
     def news(kind: str) -> bytes:
         lines = []
         for row in daemon.catalog.listing():
-            now = status(daemon, row.model.id)
+            now = status(daemon.engine.model(row.model.id))
             if told.get(row.name) != now:
                 told[row.name] = now
                 lines.append(_line(row.name, kind, now))
