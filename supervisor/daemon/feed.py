@@ -35,8 +35,7 @@ class Feed:
         self._told: dict[ModelId, Told] = {}
         self._devices_told: list[Json] = []
         self._devices_at = float("-inf")
-        self._flush: asyncio.Handle | None = None
-        self._flush_soon = False
+        self._flush: asyncio.TimerHandle | None = None
         daemon.engine.observers.append(self.observe)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
@@ -75,14 +74,12 @@ class Feed:
 
     def _flush_after(self, delay_s: float) -> None:
         """Compare the models with what was told, not within the engine's turn."""
-        soon = delay_s == 0.0
-        if self._flush is not None:
-            if self._flush_soon or not soon:
-                return
-            self._flush.cancel()
-        self._flush_soon = soon
         loop = asyncio.get_running_loop()
-        self._flush = loop.call_soon(self._tell_models) if soon else loop.call_later(delay_s, self._tell_models)
+        at = loop.time() + delay_s
+        if self._flush is None or at < self._flush.when():
+            if self._flush is not None:
+                self._flush.cancel()
+            self._flush = loop.call_at(at, self._tell_models)
 
     def _tell_models(self) -> None:
         self._flush = None
