@@ -17,12 +17,12 @@ from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
+from supervisor.proxy.body import Body, Bytes
+from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import refuse_references
 from supervisor.proxy.modality import refuse_images
 from supervisor.proxy.outline import Outline
 from supervisor.proxy.translation import Translation
-
-Bytes = bytes | bytearray
 
 _LARGE: Final = 1024 * 1024
 _encode: Final = msgspec.json.Encoder().encode
@@ -39,19 +39,18 @@ _RARE: Final = 1000
 _QUOTE: Final = ord('"')
 
 
-class JsonBody:
-    """One request's JSON body, see `body.Body`."""
+class JsonBody(Body):
+    """One request's JSON body."""
 
-    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw", "name", "stream")
+    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw")
 
     def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
+        super().__init__(_name(fields), stream=_stream(fields))
         self._raw = raw
         self._fields = fields
         self._outline = outline
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
-        self.name = _name(fields)
-        self.stream = _stream(fields)
 
     @classmethod
     async def open(cls, raw: Bytes) -> JsonBody:
@@ -61,7 +60,7 @@ class JsonBody:
         outline = await Outline.of(raw)
         return cls(raw, open_object(outline.text), outline)
 
-    def nameless(self) -> InvalidRequestError:
+    def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError(
             'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"

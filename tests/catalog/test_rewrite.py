@@ -31,7 +31,7 @@ def rewritten(rewrite, raw, path=CHAT):
 def model_of(raw):
     body = asyncio.run(JsonBody.open(raw))
     if body.name is None:
-        raise body.nameless()
+        raise body.nameless({})
     return body.name, body.stream
 
 
