@@ -38,7 +38,7 @@ from supervisor.core.state import ModelState
 from supervisor.core.types import Crash, CrashClass, Generation, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
-from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, device_status, model_status, queue_status
+from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import MemorySampler
@@ -305,12 +305,15 @@ class Engine:
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Every configured device, by id."""
-        world = self._scheduler.state
-        return tuple(device_status(world, device) for device in world.ledger.devices())
+        ledger = self._scheduler.state.ledger
+        return tuple(
+            DeviceStatus(device, ledger.totals(device.id), ledger.leases_on(device.id)) for device in ledger.devices()
+        )
 
     def queue(self) -> QueueStatus:
         """All requests together."""
-        return queue_status(self._scheduler.state)
+        world = self._scheduler.state
+        return QueueStatus(len(world.queue), len(world.tickets), world.shutting_down)
 
     def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
         """The last decisions, oldest first; those about one model if named."""

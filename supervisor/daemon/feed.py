@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.effects import Alert, Decided, Effect
@@ -24,15 +25,13 @@ if TYPE_CHECKING:
 TRAFFIC_INTERVAL_S: Final = 0.2
 MEMORY_INTERVAL_S: Final = 1.0
 
-Told = tuple[object, ...]
-
 
 class Feed:
     """One for each daemon: `observe` is the engine's observer."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._told: dict[ModelId, Told] = {}
+        self._told: dict[ModelId, ModelStatus] = {}
         self._devices_told: list[Json] = []
         self._devices_at = float("-inf")
         self._flush: asyncio.TimerHandle | None = None
@@ -115,18 +114,6 @@ class Feed:
         self._daemon.history.sample(engine.clock(), values)
 
 
-def _told(status: ModelStatus) -> Told:
-    """What makes a difference to somebody who looks at the model."""
-    return (
-        status.state,
-        status.generation,
-        status.answering,
-        status.devices,
-        status.reason,
-        status.pinned,
-        status.crash,
-        status.waits_for,
-        status.in_flight,
-        status.queued,
-        status.spec.definition,
-    )
+def _told(status: ModelStatus) -> ModelStatus:
+    """What makes a difference to somebody who looks at the model: not that time passes, nor what memory it takes."""
+    return replace(status, since_s=0.0, idle_s=None, eta_s=None, leases=())

@@ -107,18 +107,6 @@ def model_status(world: SchedulerState, record: ModelState, now: float) -> Model
     )
 
 
-def device_status(world: SchedulerState, device: DeviceSpec) -> DeviceStatus:
-    """See DeviceStatus."""
-    leases = tuple(lease for lease in world.ledger.leases() if lease.device == device.id)
-    return DeviceStatus(device, world.ledger.totals(device.id), leases)
-
-
-def queue_status(world: SchedulerState) -> QueueStatus:
-    """See QueueStatus."""
-    in_flight = sum(len(record.in_flight) for record in world.models.values())
-    return QueueStatus(len(world.queue), in_flight, world.shutting_down)
-
-
 def _eta_s(record: ModelState, leases: tuple[Lease, ...], since_s: float) -> float | None:
     """By the time the last load took; before the first one, by the size of the model."""
     if record.state is not WorkerState.STARTING:

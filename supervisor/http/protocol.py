@@ -218,7 +218,7 @@ class GuardedProtocol(HttpToolsProtocol):
             "headers": self.headers,
             "client": self.client,
             "server": self.server,
-            "state": {},
+            "state": {STATE_KEY: request_id_of(self.headers)},
             "extensions": self._extensions,  # type: ignore[typeddict-item]  # uvicorn types none of its own
         }
         self.headers = []  # trailers go there, not into the scope
@@ -359,7 +359,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
         body = error_body(error, dialect_of(cycle.scope["path"]))
-        own = ((b"x-request-id", _request_id(cycle.scope)), (b"connection", b"close"))
+        own = ((b"x-request-id", cycle.scope["state"][STATE_KEY]), (b"connection", b"close"))
         headers = [*error_headers(error, body), *own]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
@@ -374,18 +374,10 @@ def _split(url: bytes) -> tuple[bytes, bytes]:
     return parsed.path, parsed.query or b""
 
 
-def _request_id(scope: HTTPScope) -> bytes:
-    """What the application called the request, else what we do."""
-    if STATE_KEY not in scope["state"]:
-        scope["state"][STATE_KEY] = request_id_of(scope["headers"])
-    found: bytes = scope["state"][STATE_KEY]
-    return found
-
-
 def _about(scope: HTTPScope) -> dict[str, str]:
     # As it was written: what it means can be anything, also in a terminal.
     path = scope["raw_path"].decode("latin-1")[:200]
-    return {"method": scope["method"], "path": path, "request_id": _request_id(scope).decode()}
+    return {"method": scope["method"], "path": path, "request_id": scope["state"][STATE_KEY].decode()}
 
 
 def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:

@@ -45,7 +45,7 @@ class JsonBody(Body):
     __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw")
 
     def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
-        super().__init__(_name(fields), stream=_stream(fields))
+        super().__init__(_name(fields), stream=_flag(fields, "stream"))
         self._raw = raw
         self._fields = fields
         self._outline = outline
@@ -70,15 +70,16 @@ class JsonBody(Body):
         """See Body."""
         self._fields = translation.request(self._fields)
         self._is_changed = True
-        self.name, self.stream = _name(self._fields), _stream(self._fields)
+        self.name, self.stream = _name(self._fields), _flag(self._fields, "stream")
 
     def take_permission(self) -> bool:
         """See Body. The field goes to no model."""
-        raw = self._fields.pop(permission.FIELD, None)
-        if raw is None:
+        if permission.FIELD not in self._fields:
             return False
+        permitted = _flag(self._fields, permission.FIELD)
+        del self._fields[permission.FIELD]
         self._is_changed = True
-        return permission.in_json(raw)
+        return permitted
 
     async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
         """See Body: no model gets references, and not every one gets images."""
@@ -130,13 +131,13 @@ def _name(fields: Fields) -> str | None:
         raise _refusal(raw, error) from error
 
 
-def _stream(fields: Fields) -> bool:
-    raw = fields.get("stream")
+def _flag(fields: Fields, name: str) -> bool:
+    raw = fields.get(name)
     if raw is None:
         return False
     value = bytes(raw)
     if value not in (b"true", b"false", b"null"):
-        raise InvalidRequestError('"stream" must be true or false.', param="stream")
+        raise InvalidRequestError(f'"{name}" must be true or false.', param=name)
     return value == b"true"
 
 
