@@ -190,16 +190,15 @@ def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequen
     problems: list[Problem] = []
     for spec in specs:
         found = misplaced(spec, devices)
-        if found is not None and not (found[0] == "vram_mib" and _is_guessed(spec, devices)):
-            key, message = found
+        if found is None:
+            continue
+        key, message = found
+        footprints = (device.need(spec) for way in device_sets(spec, devices) for device in way)
+        if key != "vram_mib" or any(footprint.source not in _GUESSES for footprint in footprints):
             at: Trail = ("models", spec.id, key)
             at = at if at in catalog.origins else at[:2]
             problems.append(Problem(catalog.origins[at], at, message))
     return tuple(str(problem) for problem in problems)
-
-
-def _is_guessed(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> bool:
-    return all(device.need(spec).source in _GUESSES for way in device_sets(spec, devices) for device in way)
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:

@@ -80,13 +80,11 @@ class Engine:
         fleet: Fleet,
         sampler: MemorySampler,
         learn: Callable[[Learn], Coroutine[Any, Any, None]] | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = Scheduler()
         self._decisions = DecisionLog()
         self._recordings = set[Recording]()
-        self.clock = clock
+        self.clock = time.monotonic
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
         self._fleet = fleet
@@ -338,19 +336,17 @@ class Engine:
             record = self._scheduler.state.models.get(model)
             if record is None:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
-            if record.state is WorkerState.READY and record.answering:
-                return
-            if record.state is WorkerState.READY and record.spec.remote:
-                raise UnavailableError(f"{model}: {record.life.reason}", code="remote_unavailable")
+            if record.state is WorkerState.READY:
+                if record.answering:
+                    return
+                if record.spec.remote:
+                    raise UnavailableError(f"{model}: {record.life.reason}", code="remote_unavailable")
             self._check_quarantine(record)
             if record.state is WorkerState.FAILED or (record.state is WorkerState.STOPPED and record.asked_at is None):
-                code = (
-                    "runtime_not_installed"
-                    if record.crash and record.crash.kind == "runtime_not_installed"
-                    else "load_failed"
-                )
-                detail = record.crash.log_tail if record.crash is not None else ()
-                raise UnavailableError(f"{model} was not loaded: {record.life.reason}", code=code, detail=detail)
+                crash = record.crash or Crash(CrashClass.UNKNOWN, "")
+                code = "runtime_not_installed" if crash.kind is CrashClass.NOT_INSTALLED else "load_failed"
+                message = f"{model} was not loaded: {record.life.reason}"
+                raise UnavailableError(message, code=code, detail=crash.log_tail)
             await self._change()
 
     async def unload(self, model: ModelId, *, force: bool = False) -> None:
@@ -363,9 +359,12 @@ class Engine:
         self.post(UnloadAsked(model, force))
         while True:
             record = records.get(model)
-            if record is None or not record.has_worker or record.generation != before:
-                return
-            if record.state is WorkerState.READY:
+            if (
+                record is None
+                or record.generation != before
+                or not record.has_worker
+                or record.state is WorkerState.READY
+            ):
                 return
             self._check_quarantine(record)
             await self._change()

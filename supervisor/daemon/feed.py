@@ -54,7 +54,9 @@ class Feed:
                 if effect.kind == "evicted":
                     daemon.history.count("swaps", daemon.engine.clock())
             elif isinstance(effect, Alert):
-                self._tell_alert(effect)
+                at = round(daemon.wall_time(daemon.engine.clock()), 3)
+                about: Json = {"device": effect.device, "model": effect.model}
+                daemon.hub.publish("alert", {"at": at, "code": effect.code, "message": effect.message, **about})
         if decided and daemon.hub.wants("decision"):
             for decision in daemon.engine.decisions(limit=decided):
                 daemon.hub.publish("decision", decision_view(daemon, decision))
@@ -63,11 +65,6 @@ class Feed:
             self._tell_memory()
         if daemon.hub.wants("model"):
             self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
-
-    def _tell_alert(self, alert: Alert) -> None:
-        at = round(self._daemon.wall_time(self._daemon.engine.clock()), 3)
-        message: Json = {"at": at, "code": alert.code, "message": alert.message}
-        self._daemon.hub.publish("alert", {**message, "device": alert.device, "model": alert.model})
 
     # models
 

@@ -52,7 +52,7 @@ class Application:
 
     def _configure(self) -> None:
         catalog = self._daemon.catalog
-        self._auth = Auth.of(self._daemon.keyring, catalog.server)
+        self._auth = Auth(self._daemon.keyring, catalog.server)
         GuardedProtocol.configure(catalog.limits)
 
     def close(self) -> None:

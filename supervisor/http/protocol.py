@@ -116,7 +116,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._linger_left is not None:
-            self._discard(data)
+            self._linger_left -= len(data)
+            if self._linger_left < 0:
+                self.transport.abort()
             return
         self._bodiless_bytes += len(data)
         try:
@@ -162,12 +164,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._receive_timer is not None:
             self._receive_timer.cancel()
         self._receive_timer = self.loop.call_later(self.linger_s, self.transport.abort)
-
-    def _discard(self, data: bytes) -> None:
-        assert self._linger_left is not None
-        self._linger_left -= len(data)
-        if self._linger_left < 0:
-            self.transport.abort()
 
     def _check_progress(self) -> None:
         self._receive_timer = None
@@ -351,7 +347,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 await self._give_up(cycle)
         finally:
             self.tasks.discard(cycle.task)  # here: a callback of the task would be another turn of the loop
-            cycle.on_response, cycle.task = _nothing, None  # breaks reference cycles
+            cycle.on_response, cycle.task = lambda: None, None  # breaks reference cycles
 
     async def _give_up(self, cycle: ResponseCycle) -> None:
         if cycle.response_started:
@@ -383,7 +379,3 @@ def _about(scope: HTTPScope) -> dict[str, str]:
 def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
     if not transport.is_closing():
         flow.resume_reading()
-
-
-def _nothing() -> None:
-    pass
