@@ -22,9 +22,9 @@ class Body:
 
     __slots__ = ("name", "stream")
 
-    def __init__(self, name: str | None = None, *, stream: bool = False) -> None:
-        self.name = name  # None where it names no model
-        self.stream = stream
+    def __init__(self) -> None:
+        self.name: str | None = None  # None where it names no model
+        self.stream = False
 
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """The error where nothing else names the model either."""

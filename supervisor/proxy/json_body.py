@@ -45,12 +45,12 @@ class JsonBody(Body):
     __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw")
 
     def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
-        super().__init__(_name(fields), stream=_flag(fields, "stream"))
         self._raw = raw
         self._fields = fields
         self._outline = outline
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
+        self.name, self.stream = _name(fields), _flag(fields, "stream")
 
     @classmethod
     async def open(cls, raw: Bytes) -> JsonBody:
