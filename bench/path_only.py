@@ -31,7 +31,7 @@ class PathOnly:
         pool = self._pool = self._pool or UpstreamPool("127.0.0.1", self._port, "Bearer worker-key")
         try:
             body = await read_body(scope, receive, BODY_LIMIT)
-            with CancelOnDisconnect(scope, receive):
+            with CancelOnDisconnect(scope):
                 await forward(
                     scope,
                     send,

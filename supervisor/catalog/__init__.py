@@ -1,6 +1,6 @@
 """The configuration: read strictly, and turned into a frozen `Catalog` of what to serve."""
 
-from supervisor.catalog.catalog import Catalog, CatalogModel, Listing, Route, VirtualModel, check_devices
+from supervisor.catalog.catalog import Catalog, CatalogModel, Route, VirtualModel, check_devices
 from supervisor.catalog.loader import Configuration, find_config, load
 from supervisor.catalog.rewrite import Rewrite
 
@@ -8,7 +8,6 @@ __all__ = [
     "Catalog",
     "CatalogModel",
     "Configuration",
-    "Listing",
     "Rewrite",
     "Route",
     "VirtualModel",

@@ -261,18 +261,24 @@ class Assembly:
         for name, node in section.items():
             trail = ("virtual_models", name)
             self._check_name(name, node, trail)
-            config = self._validated(VirtualModelConfig, self._unfolded(node, trail), trail)
+            unfolded = self._unfolded(node, trail)
+            config = self._validated(VirtualModelConfig, unfolded, trail)
             if config is None:
                 continue
             if config.model not in models:
-                self._unknown_model(config.model, node, trail, models, section)
+                message = (
+                    f'"{config.model}" is itself a virtual model; refer to a model'
+                    if config.model in section
+                    else f'no model "{config.model}"{suggestion(config.model, models, what="there is")}'
+                )
+                self._problem(find(unfolded, ("model",))[0], (*trail, "model"), message)
                 continue
             if name in models and name != config.model:
                 self._problem(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
             model = models[config.model]
             if model is not None and model.config.enabled:
                 rewrite = self._rewrite(config, model, node, trail)
-                virtual[name] = VirtualModel(name, model, rewrite, config)
+                virtual[name] = VirtualModel(name, model, rewrite, config.description, config=config)
         return virtual
 
     def _unfolded(self, node: Node, trail: Trail) -> Node:
@@ -293,18 +299,6 @@ class Assembly:
                 self._problem(value, trail, f'"{key}" is given twice')
             entries[key] = value
         return replace(node, entries=entries)
-
-    def _unknown_model(
-        self, wanted: str, node: Node, trail: Trail, models: Mapping[str, object], virtual: Mapping[str, object]
-    ) -> None:
-        key = "physical" if isinstance(node, Table) and "physical" in node.entries else "model"
-        at = node.entries[key] if isinstance(node, Table) and key in node.entries else node
-        message = (
-            f'"{wanted}" is itself a virtual model; refer to a model'
-            if wanted in virtual
-            else f'no model "{wanted}"{suggestion(wanted, models, what="there is")}'
-        )
-        self._problem(at, (*trail, key), message)
 
     def _rewrite(self, config: VirtualModelConfig, model: CatalogModel, node: Node, trail: Trail) -> Rewrite:
         thinking = model.adapter.fields(model.config)

@@ -109,30 +109,20 @@ class CatalogModel:
 
 
 @dataclass(frozen=True, slots=True)
-class VirtualModel:
-    """A public name: its model and what is done to its requests."""
+class Route:
+    """What a name in a request stands for: a model and what is done to the request."""
 
     name: str
     model: CatalogModel
     rewrite: Rewrite
-    config: VirtualModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One entry of GET /v1/models."""
-
-    name: str
-    model: CatalogModel
     description: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What a name in a request stands for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualModel(Route):
+    """A public name with a section of its own."""
 
-    model: CatalogModel
-    rewrite: Rewrite
+    config: VirtualModelConfig
 
 
 @dataclass(frozen=True)
@@ -157,8 +147,8 @@ class Catalog:
 
     @cached_property
     def _routes(self) -> dict[str, Route]:
-        own = {str(model.id): Route(model, model.rewrite) for model in self.models.values()}
-        return own | {name: Route(virtual.model, virtual.rewrite) for name, virtual in self.virtual.items()}
+        own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
+        return {**own, **self.virtual}
 
     def route(self, name: str) -> Route | None:
         """The model and rewrite that a request's `model` stands for. Looked up, never parsed."""
@@ -177,18 +167,14 @@ class Catalog:
         """The name a client probably meant. For error messages: takes time."""
         return nearest(name[:200], self._routes)
 
-    def listing(self) -> tuple[Listing, ...]:
+    def listing(self) -> tuple[Route, ...]:
         """GET /v1/models: virtual models, then models under their own names, each in the order of the file."""
-        return self._listing
-
-    @cached_property
-    def _listing(self) -> tuple[Listing, ...]:
-        listed = [Listing(name, virtual.model, virtual.config.description) for name, virtual in self.virtual.items()]
+        listed: list[Route] = list(self.virtual.values())
         behind_virtual = {virtual.model.id for virtual in self.virtual.values()}
         for model in self.models.values():
             public = model.id not in behind_virtual if model.config.public is None else model.config.public
             if public and model.id not in self.virtual:
-                listed.append(Listing(model.id, model))
+                listed.append(self._routes[model.id])
         return tuple(listed)
 
     def origin(self, *trail: str | int) -> Place | None:
@@ -204,16 +190,15 @@ def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequen
     problems: list[Problem] = []
     for spec in specs:
         found = misplaced(spec, devices)
-        if found is not None and not (found[0] == "vram_mib" and _is_guessed(spec, devices)):
-            key, message = found
+        if found is None:
+            continue
+        key, message = found
+        footprints = (device.need(spec) for way in device_sets(spec, devices) for device in way)
+        if key != "vram_mib" or any(footprint.source not in _GUESSES for footprint in footprints):
             at: Trail = ("models", spec.id, key)
             at = at if at in catalog.origins else at[:2]
             problems.append(Problem(catalog.origins[at], at, message))
     return tuple(str(problem) for problem in problems)
-
-
-def _is_guessed(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> bool:
-    return all(device.need(spec).source in _GUESSES for way in device_sets(spec, devices) for device in way)
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:

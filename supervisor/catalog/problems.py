@@ -19,25 +19,14 @@ from supervisor.catalog.document import Key, Node, Problem, Table, Trail, find, 
 
 M = TypeVar("M", bound=BaseModel)
 
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text",
-    "path_type": "a path",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "set_type": "a list",
-    "frozen_set_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "dataclass_type": "a mapping",
-    "none_required": "nothing",
+_EXPECTED = {  # by the first word of an error's type, of those that say that it is another type
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "path": "a path",
+    "bool": "true or false",
+    **dict.fromkeys(("list", "tuple", "set", "frozen"), "a list"),
+    **dict.fromkeys(("dict", "model", "dataclass"), "a mapping"),
 }
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
@@ -146,8 +135,10 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
 
 def _expected(error: ErrorDetails) -> str:
     kind, context = error["type"], error.get("ctx", {})
-    if kind in _EXPECTED:
-        return _EXPECTED[kind]
+    if kind == "finite_number":
+        return "a finite number"
+    if kind.endswith(("_type", "_parsing", "_from_float")) and (word := kind.partition("_")[0]) in _EXPECTED:
+        return _EXPECTED[word]
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         bound = context[name]
@@ -156,12 +147,9 @@ def _expected(error: ErrorDetails) -> str:
         return str(context["expected"]).replace("'", '"')
     if kind == "string_pattern_mismatch":
         return f"text like {context['pattern']}"
-    if kind in {"too_short", "too_long"}:
-        few = kind == "too_short"
-        return f"{'at least' if few else 'at most'} {context['min_length' if few else 'max_length']} entries"
-    if kind in {"string_too_short", "string_too_long"}:
-        few = kind == "string_too_short"
-        return f"{'at least' if few else 'at most'} {context['min_length' if few else 'max_length']} characters"
+    for name, words in (("min_length", "at least"), ("max_length", "at most")):
+        if name in context:
+            return f"{words} {context[name]} {'characters' if kind.startswith('string') else 'entries'}"
     message = error["msg"]
     return message[:1].lower() + message[1:]
 

@@ -109,11 +109,6 @@ class Rewrite:
             system_prompt_prefix,
         )
 
-    @property
-    def is_identity(self) -> bool:
-        """Does it leave every request as it is?"""
-        return self == _IDENTITY
-
     def touches(self, endpoint: Endpoint) -> bool:
         """May it change a body sent there?"""
         return (
@@ -156,9 +151,6 @@ class Rewrite:
         if self.upstream_model is not None:
             changed["model"] = (self.upstream_model,)
         return changed
-
-
-_IDENTITY: Final = Rewrite()
 
 
 def _plain(name: str) -> str:

@@ -1,6 +1,6 @@
 """The sections of the configuration file besides `models:`, as strict, frozen pydantic models.
 
-Every key has a purpose, a unit in its name, a default and an example; config/llmux.example.yaml and the JSON schema are
+Every key has a purpose, a unit in its name, and a default or an example; config/llmux.example.yaml and the JSON schema are
 checked against them. Numbers of the scheduler repeat those of `core.types.Limits`, which a test holds equal.
 """
 
@@ -63,11 +63,9 @@ class ServerConfig(Section):
         description="Address to listen on. Any other than loopback needs API keys.",
         examples=["0.0.0.0"],
     )
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(
-        default=8081, description="Port to listen on; 0 takes any that is free.", examples=[8081]
-    )
-    worker_port_first: Port = Field(default=18100, description="First port given to workers.", examples=[18100])
-    worker_port_last: Port = Field(default=18999, description="Last port given to workers.", examples=[18999])
+    port: int = Field(default=8081, ge=0, le=65535, description="Port to listen on; 0 takes any that is free.")
+    worker_port_first: Port = Field(default=18100, description="First port given to workers.")
+    worker_port_last: Port = Field(default=18999, description="Last port given to workers.")
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
         description="Names that may stand in the Host header besides loopback and `host`; guards against DNS rebinding.",
@@ -79,7 +77,7 @@ class ServerConfig(Section):
         examples=[["https://chat.example.org"]],
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severe events to log.", examples=["info"]
+        default="info", description="Least severe events to log."
     )
     log_format: Literal["auto", "console", "json"] = Field(
         default="auto", description="auto: console on a terminal, else json.", examples=["json"]
@@ -129,38 +127,32 @@ LoadedByType = Annotated[int, Field(ge=1, le=1000)]
 class LimitsConfig(Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
-    queue_total: Count = Field(default=512, description="Requests that may wait in all.", examples=[512])
-    queue_per_model: Count = Field(default=64, description="Requests that may wait for one model.", examples=[64])
-    queue_wait_s: Seconds = Field(default=600.0, description="Longest a request waits, in seconds.", examples=[600])
+    queue_total: Count = Field(default=512, description="Requests that may wait in all.")
+    queue_per_model: Count = Field(default=64, description="Requests that may wait for one model.")
+    queue_wait_s: Seconds = Field(default=600.0, description="Longest a request waits, in seconds.")
     min_residency_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
-        default=30.0, description="A model in demand stays at least this long before another evicts it.", examples=[30]
+        default=30.0, description="A model in demand stays at least this long before another evicts it."
     )
-    linger_s: Annotated[float, Field(ge=0, le=60)] = Field(
-        default=0.25, description="A young model counts as in demand this long after its last request.", examples=[0.25]
+    linger_s: float = Field(
+        default=0.25, ge=0, le=60, description="A young model counts as in demand this long after its last request."
     )
-    loads_per_device: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=1, description="Models that may load on one device at once.", examples=[1]
+    loads_per_device: int = Field(default=1, ge=1, le=64, description="Models that may load on one device at once.")
+    drain_s: float = Field(
+        default=30.0, ge=0, le=86_400, description="Time running requests get to end before their worker is stopped."
     )
-    drain_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
-        default=30.0, description="Time running requests get to end before their worker is stopped.", examples=[30]
+    backoff_first_s: Seconds = Field(default=1.0, description="Pause after the first crash; doubles.")
+    backoff_max_s: Seconds = Field(default=60.0, description="Longest pause between starts.")
+    backoff_jitter: float = Field(default=0.25, ge=0, le=1, description="Share by which a pause varies at random.")
+    backoff_reset_s: Seconds = Field(default=600.0, description="Ready for this long, a model's crashes are forgotten.")
+    crash_limit: int = Field(
+        default=5, ge=1, le=1000, description="Crashes within `crash_window_s` after which a model is given up."
     )
-    backoff_first_s: Seconds = Field(default=1.0, description="Pause after the first crash; doubles.", examples=[1])
-    backoff_max_s: Seconds = Field(default=60.0, description="Longest pause between starts.", examples=[60])
-    backoff_jitter: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.25, description="Share by which a pause varies at random.", examples=[0.25]
-    )
-    backoff_reset_s: Seconds = Field(
-        default=600.0, description="Ready for this long, a model's crashes are forgotten.", examples=[600]
-    )
-    crash_limit: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=5, description="Crashes within `crash_window_s` after which a model is given up.", examples=[5]
-    )
-    crash_window_s: Seconds = Field(default=600.0, description="Window of `crash_limit`.", examples=[600])
+    crash_window_s: Seconds = Field(default=600.0, description="Window of `crash_limit`.")
     memory_warn_s: Seconds = Field(
-        default=5.0, description="Warn when memory isn't back this long after its worker ended.", examples=[5]
+        default=5.0, description="Warn when memory isn't back this long after its worker ended."
     )
     memory_quarantine_s: Seconds = Field(
-        default=30.0, description="Stop loading on the device when it isn't back after this long.", examples=[30]
+        default=30.0, description="Stop loading on the device when it isn't back after this long."
     )
     eviction: Literal["last_resort", "strict"] = Field(
         default="last_resort",
@@ -170,28 +162,22 @@ class LimitsConfig(Section):
     max_loaded: dict[str, LoadedByType] = Field(
         default_factory=dict, description="Models of a type that may be loaded at once.", examples=[{"llm": 1}]
     )
-    body_mib: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=32, description="Largest request body, in MiB.", examples=[32]
-    )
-    header_kib: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=64, description="Largest request head, in KiB.", examples=[64]
-    )
-    header_s: Seconds = Field(default=10.0, description="Time a client has to send its head.", examples=[10])
-    connect_s: Seconds = Field(default=2.0, description="Time to connect to a worker.", examples=[2])
-    first_byte_s: Seconds = Field(default=300.0, description="Time a worker has to begin its answer.", examples=[300])
-    stream_idle_s: Seconds = Field(default=120.0, description="Longest silence within an answer.", examples=[120])
+    body_mib: int = Field(default=32, ge=1, le=4096, description="Largest request body, in MiB.")
+    header_kib: int = Field(default=64, ge=1, le=1024, description="Largest request head, in KiB.")
+    header_s: Seconds = Field(default=10.0, description="Time a client has to send its head.")
+    connect_s: Seconds = Field(default=2.0, description="Time to connect to a worker.")
+    first_byte_s: Seconds = Field(default=300.0, description="Time a worker has to begin its answer.")
+    stream_idle_s: Seconds = Field(default=120.0, description="Longest silence within an answer.")
     keepalive_s: Seconds = Field(
-        default=10.0, description="Interval of comments to a streaming client that waits for its model.", examples=[10]
+        default=10.0, description="Interval of comments to a streaming client that waits for its model."
     )
     readiness_interval_s: Seconds = Field(
         default=2.0,
         description="Interval of health checks; after three failures a worker gets no new requests until one succeeds.",
-        examples=[2],
     )
     liveness_interval_s: Seconds = Field(
         default=10.0,
         description="Interval of patient health checks; after six failures without a byte a worker is replaced.",
-        examples=[10],
     )
 
     def limits(self) -> Limits:

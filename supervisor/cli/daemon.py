@@ -23,6 +23,7 @@ from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
+from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId
 from supervisor.daemon.daemon import Daemon
@@ -136,6 +137,9 @@ async def _assemble(
             (definition, by_key[key]): mib for (definition, key), mib in footprints.learned().items() if key in by_key
         }
 
+    async def learn(found: Learn) -> None:
+        await footprints.learn(found.footprint_key, keys[found.device], found.mib)
+
     models = await asyncio.to_thread(catalog.model_specs, learned())
     problems = check_devices(catalog, specs, models)
     if problems:
@@ -150,7 +154,7 @@ async def _assemble(
         devices={DeviceId(device.id): device.assignment for device in devices},
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
-    engine = Engine(fleet, opened.sampler, footprints, device_keys=keys)
+    engine = Engine(fleet, opened.sampler, learn)
     engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
     return Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned)
 

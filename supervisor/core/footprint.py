@@ -9,14 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Literal
 
 from supervisor.core.types import Footprint, FootprintSource
-
-FileFormat = Literal["gguf", "safetensors"]
-
-FILE_FACTOR: dict[FileFormat, float] = {"gguf": 1.1, "safetensors": 1.3}
-"""Memory per byte on disk: the weights as they are, plus cache, activations, and the larger context of PyTorch."""
 
 DEFAULT_MIB = 4096
 """When nothing at all is known."""
@@ -35,39 +29,19 @@ _FORMAT_BITS = (
 _UNQUANTISED_BITS = 16.0
 
 
-def choose(
-    *,
-    name: str,
-    explicit_mib: int | None = None,
-    learned: Footprint | None = None,
-    computed: Footprint | None = None,
-    files_mib: int | None = None,
-    files_format: FileFormat | None = None,
-) -> Footprint:
-    """The footprint from the best source given.
+def choose(*, name: str, explicit_mib: int | None = None, computed: Footprint | None = None) -> Footprint:
+    """The footprint from the best source given, at least 1 MiB.
 
-    `computed` is the runtime's own estimate and keeps its source (`computed` or `file_size`); `files_mib` is what the
-    model's files take on disk. Raises nothing: there is always an answer of at least 1 MiB.
+    `computed` is the runtime's own estimate and keeps its source (`computed` or `file_size`). What was measured on a
+    device is better than that: see `DeviceSpec.need`.
     """
     if explicit_mib is not None:
         return Footprint(explicit_mib, FootprintSource.EXPLICIT, "vram_mib of the configuration")
-    if learned is not None:
-        return learned
-    if computed is not None:
-        return computed
-    if files_mib is not None and files_format is not None:
-        return from_files(files_mib, files_format)
-    return from_name(name) or Footprint(
-        DEFAULT_MIB, FootprintSource.DEFAULT, "nothing is known; set vram_mib, or load it once"
+    return (
+        computed
+        or from_name(name)
+        or Footprint(DEFAULT_MIB, FootprintSource.DEFAULT, "nothing is known; set vram_mib, or load it once")
     )
-
-
-def from_files(files_mib: int, files_format: FileFormat) -> Footprint:
-    """The size on disk times the factor of its format."""
-    factor = FILE_FACTOR[files_format]
-    # Rounded before the ceiling: 1000 * 1.1 is 1100.0000000000002 in binary.
-    mib = max(1, math.ceil(round(files_mib * factor, 6)))
-    return Footprint(mib, FootprintSource.FILE_SIZE, f"{files_mib} MiB of {files_format} x {factor}")
 
 
 def from_name(name: str) -> Footprint | None:

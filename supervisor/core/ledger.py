@@ -233,6 +233,10 @@ class Ledger:
         """Its leases, one per device, without those already released."""
         return tuple(self._leases.get(holder, {}).values())
 
+    def leases_on(self, device: DeviceId) -> tuple[Lease, ...]:
+        """All leases on the device."""
+        return tuple(self._devices[device].leases.values())
+
     def holds(self, holder: Holder) -> bool:
         """Has it a lease, on any device?"""
         return holder in self._leases

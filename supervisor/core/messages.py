@@ -39,11 +39,6 @@ def held_in_mib(resident: Resident) -> str:
     return f"{' + '.join(map(str, resident.held_mib))} MiB"
 
 
-def in_mib(mib: int) -> str:
-    """With its unit."""
-    return f"{mib} MiB"
-
-
 def _seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"

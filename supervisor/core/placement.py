@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from supervisor.core.admission import Rank
 from supervisor.core.device_ledger import Holder, Lease, Phase
 from supervisor.core.device_sets import device_sets
 from supervisor.core.dispatch import keep_loaded, reject_all, resume
@@ -63,8 +62,8 @@ def place_wanted(state: SchedulerState, step: Step) -> None:
     for victim in claimed_before:
         victim.claimed_by = None
     round_ = _begin(state, step)
-    for model_id in _ordered(state, step):
-        model = state.models[model_id]
+    wanted = (state.models[model_id] for model_id in state.wanted)
+    for model in sorted(wanted, key=lambda model: (state.admission.rank_model(model, state.queue, step.now), model.id)):
         model.claims = ()
         if model.spec.remote:
             _start(state, step, model, REMOTE, 0, "connecting")
@@ -73,13 +72,6 @@ def place_wanted(state: SchedulerState, step: Step) -> None:
     for victim in claimed_before:
         if victim.claimed_by is None:
             _release(state, step, victim)
-
-
-def _ordered(state: SchedulerState, step: Step) -> list[ModelId]:
-    def key(model_id: ModelId) -> tuple[Rank, ModelId]:
-        return state.admission.rank_model(state.models[model_id], state.queue, step.now), model_id
-
-    return sorted(state.wanted, key=key)
 
 
 def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:

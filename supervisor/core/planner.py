@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from supervisor.core.messages import held_in_mib, in_mib, listed, residents_listed
+from supervisor.core.messages import held_in_mib, listed, residents_listed
 from supervisor.core.plans import (
     Admit,
     Demand,
@@ -296,7 +296,7 @@ class _Case:
             outside = view.usable_mib - view.free_mib - _held(self.residents, view.id)
             if view.id in scarce and outside > 0:
                 where = f" on {view.id}" if len(device_set.views) > 1 else ""
-                ways.append(f"{in_mib(outside)} are used outside or promised to others{where}")
+                ways.append(f"{outside} MiB are used outside or promised to others{where}")
         return f"{_needs(device_set)}; in the way: {', '.join(ways)}"
 
 
@@ -366,7 +366,7 @@ def _ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:
 
 
 def _needs(device_set: DeviceSet) -> str:
-    need, free = in_mib(device_set.option.need_mib), [max(view.free_mib, 0) for view in device_set.views]
+    need, free = f"{device_set.option.need_mib} MiB", [max(view.free_mib, 0) for view in device_set.views]
     if len(free) == 1:
         return f"needs {need} on {device_set.views[0].id}, {free[0]} free"
     return f"needs {need} on each of {listed(device_set.option.devices)}, {listed(free)} free"
@@ -376,7 +376,7 @@ def _too_large(known: Sequence[DeviceSet]) -> str:
     if not known:
         return "no device that it may run on is there"
     small = {  # by device: several device sets may share one
-        view.id: f"needs {in_mib(device_set.option.need_mib)} on {view.id}, which has {view.usable_mib} usable"
+        view.id: f"needs {device_set.option.need_mib} MiB on {view.id}, which has {view.usable_mib} usable"
         for device_set in known
         for view in device_set.views
         if view.usable_mib < device_set.option.need_mib

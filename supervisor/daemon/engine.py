@@ -14,9 +14,9 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Any, assert_never
 
 import structlog
 
@@ -35,10 +35,10 @@ from supervisor.core.events import (
 )
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import ModelState
-from supervisor.core.types import Crash, CrashClass, DeviceId, Generation, ModelId, RejectCode, TicketId, WorkerState
+from supervisor.core.types import Crash, CrashClass, Generation, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
-from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, device_status, model_status, queue_status
+from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import MemorySampler
@@ -50,12 +50,6 @@ MOST_RECORDINGS = 4
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
-
-
-class FootprintStore(Protocol):
-    """Where learned footprints are kept."""
-
-    async def learn(self, key: str, device: str, mib: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -85,21 +79,17 @@ class Engine:
         self,
         fleet: Fleet,
         sampler: MemorySampler,
-        store: FootprintStore | None = None,
-        *,
-        device_keys: Mapping[DeviceId, str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        learn: Callable[[Learn], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._scheduler = Scheduler()
         self._decisions = DecisionLog()
-        self._recordings: list[Recording] = []
-        self.clock = clock
+        self._recordings = set[Recording]()
+        self.clock = time.monotonic
         self.last_decision_s = 0.0  # what the scheduler took for the last event that was more than routine
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
         self._fleet = fleet
         self._sampler = sampler
-        self._store = store
-        self._device_keys = device_keys or {}
+        self._learn = learn  # keeps what a model took
         self._tickets: dict[TicketId, Ticket] = {}
         self._events: deque[Event] = deque()
         self._handling = False
@@ -218,10 +208,13 @@ class Engine:
             case StopWorker():
                 self._fleet.stop(effect)
             case CutRequest(ticket_id, reason):
-                self._cut(ticket_id, reason)
-            case Learn(model, device, key, mib):
-                if self._store is not None:
-                    self._spawn(self._learn(key, self._device_keys.get(device, device), mib))
+                if (ticket := self._tickets.get(ticket_id)) is not None:
+                    ticket.cut_reason = reason  # its stream breaks when the worker, stopped in this same turn, ends
+            case Learn(model, device, mib=mib):
+                if self._learn is not None:
+                    task = asyncio.create_task(self._learn(effect))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
                 log.info("footprint.learned", model=model, device=device, mib=mib)
             case Alert(code, message, device, model):
                 log.warning("alert.raised", code=code, message=message, device=device, model=model)
@@ -241,24 +234,10 @@ class Engine:
             ticket.rejection = rejection(effect)
             self._wake(ticket)
 
-    def _cut(self, ticket_id: TicketId, reason: str) -> None:
-        ticket = self._tickets.get(ticket_id)
-        if ticket is not None:
-            ticket.cut_reason = reason  # its stream breaks when the worker, stopped in this same turn, ends
-
     @staticmethod
     def _wake(ticket: Ticket) -> None:
         if ticket.waiter is not None and not ticket.waiter.done():
             ticket.waiter.set_result(None)
-
-    async def _learn(self, key: str, device: str, mib: int) -> None:
-        assert self._store is not None
-        await self._store.learn(key, device, mib)
-
-    def _spawn(self, coroutine: object) -> None:
-        task = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]  # a coroutine; typeshed wants it spelled out
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -324,12 +303,15 @@ class Engine:
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Every configured device, by id."""
-        state = self._scheduler.state
-        return tuple(device_status(state, device) for device in state.ledger.devices())
+        ledger = self._scheduler.state.ledger
+        return tuple(
+            DeviceStatus(device, ledger.totals(device.id), ledger.leases_on(device.id)) for device in ledger.devices()
+        )
 
     def queue(self) -> QueueStatus:
         """All requests together."""
-        return queue_status(self._scheduler.state)
+        world = self._scheduler.state
+        return QueueStatus(len(world.queue), len(world.tickets), world.shutting_down)
 
     def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
         """The last decisions, oldest first; those about one model if named."""
@@ -338,11 +320,6 @@ class Engine:
     def decisions_since(self, seq: int) -> list[Decision]:
         """All kept decisions after number `seq`, oldest first."""
         return self._decisions.since(seq)
-
-    @property
-    def last_decision(self) -> int:
-        """The number of the newest decision; 0 before the first."""
-        return self._decisions.last_seq
 
     def recording(self) -> Recording:
         """What the scheduler gets and decides from now on. Raises UnavailableError when several are made already."""
@@ -359,19 +336,17 @@ class Engine:
             found = self._scheduler.state.models.get(model)
             if found is None:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
-            if found.state is WorkerState.READY and found.answering:
-                return
-            if found.state is WorkerState.READY and found.spec.remote:
-                raise UnavailableError(f"{model}: {found.life.reason}", code="remote_unavailable")
+            if found.state is WorkerState.READY:
+                if found.answering:
+                    return
+                if found.spec.remote:
+                    raise UnavailableError(f"{model}: {found.life.reason}", code="remote_unavailable")
             self._check_quarantine(found)
             if found.state is WorkerState.FAILED or (found.state is WorkerState.STOPPED and found.asked_at is None):
-                code = (
-                    "runtime_not_installed"
-                    if found.crash and found.crash.kind == "runtime_not_installed"
-                    else "load_failed"
-                )
-                detail = found.crash.log_tail if found.crash is not None else ()
-                raise UnavailableError(f"{model} was not loaded: {found.life.reason}", code=code, detail=detail)
+                crash = found.crash or Crash(CrashClass.UNKNOWN, "")
+                code = "runtime_not_installed" if crash.kind is CrashClass.NOT_INSTALLED else "load_failed"
+                message = f"{model} was not loaded: {found.life.reason}"
+                raise UnavailableError(message, code=code, detail=crash.log_tail)
             await self._change()
 
     async def unload(self, model: ModelId, *, force: bool = False) -> None:
@@ -384,9 +359,7 @@ class Engine:
         self.post(UnloadAsked(model, force))
         while True:
             found = models.get(model)
-            if found is None or not found.has_worker or found.generation != before:
-                return
-            if found.state is WorkerState.READY:
+            if found is None or found.generation != before or not found.has_worker or found.state is WorkerState.READY:
                 return
             self._check_quarantine(found)
             await self._change()

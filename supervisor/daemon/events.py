@@ -6,16 +6,14 @@ dropped: its stream ends. Its client has missed events, so it reconnects and rea
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Final, Literal, Self, get_args
+from typing import Final, Literal, get_args
 
 import msgspec
 from pydantic import JsonValue
 
+from supervisor.daemon.listener import Listener
 from supervisor.errors import UnavailableError
 
 Kind = Literal["decision", "model", "memory", "request", "alert", "reload"]
@@ -73,52 +71,17 @@ class Hub:
             subscription.end()
 
 
-class Subscription:
-    """One subscriber's events since the subscription was made."""
-
-    __slots__ = ("_all", "_backlog", "_ended", "_something", "kinds")
+class Subscription(Listener[Published]):
+    """One listener's events."""
 
     def __init__(self, kinds: frozenset[Kind], every: set[Subscription]) -> None:
+        super().__init__(every)
         self.kinds = kinds
-        self._all = every
-        self._backlog: deque[Published] = deque()
-        self._something = asyncio.Event()
-        self._ended = False
-        every.add(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
 
     def put(self, event: Published) -> None:
         """Keep the event for the subscriber, or drop the subscriber."""
         if len(self._backlog) >= BACKLOG:
+            self._backlog.clear()
             self.end()
-            return
-        self._backlog.append(event)
-        self._something.set()
-
-    def end(self) -> None:
-        """End it; a pending `next` returns."""
-        self._all.discard(self)
-        self._ended = True
-        self._something.set()
-
-    async def next(self, timeout_s: float) -> list[Published] | None:
-        """All events since the last call; an empty list if none came within `timeout_s`, None at the end."""
-        if not self._something.is_set():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._something.wait()
-            except TimeoutError:
-                return []
-        if self._ended:
-            return None
-        self._something.clear()
-        events = list(self._backlog)
-        self._backlog.clear()
-        return events
+        else:
+            super().put(event)

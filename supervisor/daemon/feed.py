@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from supervisor.core.effects import Alert, Decided, Effect
@@ -24,27 +25,21 @@ if TYPE_CHECKING:
 TRAFFIC_INTERVAL_S: Final = 0.2
 MEMORY_INTERVAL_S: Final = 1.0
 
-Told = tuple[object, ...]
-
 
 class Feed:
     """One for each daemon: `observe` is the engine's observer."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._told: dict[ModelId, Told] = {}
-        self._decisions_told = 0
+        self._told: dict[ModelId, ModelStatus] = {}
         self._devices_told: list[Json] = []
         self._devices_at = float("-inf")
-        self._flush: asyncio.Handle | None = None
-        self._flush_soon = False
+        self._flush: asyncio.TimerHandle | None = None
         daemon.engine.observers.append(self.observe)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
         """Subscribe to events from now on. Raises UnavailableError when `most` do already."""
         daemon = self._daemon
-        if not daemon.hub.wants("decision"):
-            self._decisions_told = daemon.engine.last_decision
         if not daemon.hub.wants("model"):
             self._told = {status.id: _told(status) for status in daemon.engine.models()}
         return daemon.hub.subscribe(kinds, most=most)
@@ -52,44 +47,35 @@ class Feed:
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""
         daemon = self._daemon
-        decided = False
+        decided = 0
         for effect in effects:
             if isinstance(effect, Decided):
-                decided = True
+                decided += 1
                 if effect.kind == "evicted":
                     daemon.history.count("swaps", daemon.engine.clock())
             elif isinstance(effect, Alert):
-                self._tell_alert(effect)
+                at = round(daemon.wall_time(daemon.engine.clock()), 3)
+                about: Json = {"device": effect.device, "model": effect.model}
+                daemon.hub.publish("alert", {"at": at, "code": effect.code, "message": effect.message, **about})
         if decided and daemon.hub.wants("decision"):
-            self._tell_decisions()
+            for decision in daemon.engine.decisions(limit=decided):
+                daemon.hub.publish("decision", decision_view(daemon, decision))
         if isinstance(event, MemorySampled):
             self._keep_history()
             self._tell_memory()
         if daemon.hub.wants("model"):
             self._flush_after(0.0 if not isinstance(event, RequestArrived | RequestFinished) else TRAFFIC_INTERVAL_S)
 
-    def _tell_alert(self, alert: Alert) -> None:
-        at = round(self._daemon.wall_time(self._daemon.engine.clock()), 3)
-        message: Json = {"at": at, "code": alert.code, "message": alert.message}
-        self._daemon.hub.publish("alert", {**message, "device": alert.device, "model": alert.model})
-
-    def _tell_decisions(self) -> None:
-        for decision in self._daemon.engine.decisions_since(self._decisions_told):
-            self._decisions_told = decision.seq
-            self._daemon.hub.publish("decision", decision_view(self._daemon, decision))
-
     # models
 
     def _flush_after(self, delay_s: float) -> None:
-        """Publish the models that changed; runs outside the engine's turn."""
-        soon = delay_s == 0.0
-        if self._flush is not None:
-            if self._flush_soon or not soon:
-                return
-            self._flush.cancel()
-        self._flush_soon = soon
+        """Compare the models with what was told, not within the engine's turn."""
         loop = asyncio.get_running_loop()
-        self._flush = loop.call_soon(self._tell_models) if soon else loop.call_later(delay_s, self._tell_models)
+        at = loop.time() + delay_s
+        if self._flush is None or at < self._flush.when():
+            if self._flush is not None:
+                self._flush.cancel()
+            self._flush = loop.call_at(at, self._tell_models)
 
     def _tell_models(self) -> None:
         self._flush = None
@@ -125,18 +111,6 @@ class Feed:
         self._daemon.history.sample(engine.clock(), values)
 
 
-def _told(status: ModelStatus) -> Told:
-    """The part of the view whose change is worth publishing."""
-    return (
-        status.state,
-        status.generation,
-        status.answering,
-        status.devices,
-        status.reason,
-        status.pinned,
-        status.crash,
-        status.waits_for,
-        status.in_flight,
-        status.queued,
-        status.spec.definition,
-    )
+def _told(status: ModelStatus) -> ModelStatus:
+    """What makes a difference to somebody who looks at the model: not that time passes, nor what memory it takes."""
+    return replace(status, since_s=0.0, idle_s=None, eta_s=None, leases=())

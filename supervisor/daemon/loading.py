@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from supervisor.catalog.catalog import misplaced
 from supervisor.catalog.overrides import Override, overridden
 from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
-from supervisor.core.types import ModelId, ModelSpec
+from supervisor.core.types import ModelId
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import InvalidRequestError, UnavailableError
 
@@ -63,7 +63,11 @@ async def _override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonVal
     override = await asyncio.to_thread(prepare)
     if daemon.catalog.models.get(model) is not configured:
         raise UnavailableError(f"The configuration was reloaded while {model} was looked at; try again.")
-    _refuse_too_large(daemon, override.spec)
+    # The running worker must not go for one that fits nowhere.
+    found = misplaced(override.spec, [device.spec for device in daemon.engine.devices()])
+    if found is not None:
+        message = f"With these overrides {model} has no place here: {found[1]}."
+        raise InvalidRequestError(message, code="invalid_override", param="overrides")
     daemon.fleet.override(model, override)
     daemon.engine.post(Respecified(override.spec))
 
@@ -73,11 +77,3 @@ def _drop(daemon: Daemon, model: ModelId) -> None:
     if override is not None:
         daemon.fleet.override(model, None)
         daemon.engine.post(Respecified(override.base))
-
-
-def _refuse_too_large(daemon: Daemon, spec: ModelSpec) -> None:
-    """Overrides that fit nowhere must not stop the running worker."""
-    found = misplaced(spec, [device.spec for device in daemon.engine.devices()])
-    if found is not None:
-        message = f"With these overrides {spec.id} has no place here: {found[1]}."
-        raise InvalidRequestError(message, code="invalid_override", param="overrides")

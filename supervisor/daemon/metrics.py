@@ -39,33 +39,25 @@ class Metrics:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self.registry = registry = CollectorRegistry()
-        self._requests = FastCounter(
-            "llmux_requests", "Requests by their answer's status.", ["model", "status"], registry
+
+        def count(name: str, about: str, *labels: str) -> FastCounter:
+            return FastCounter(name, about, labels, registry)
+
+        def spread(name: str, about: str, bounds: Sequence[float] = _SECONDS) -> FastHistogram:
+            return FastHistogram(name, about, bounds, registry)
+
+        per_token, first = "gen_ai_server_time_per_output_token_seconds", "gen_ai_server_time_to_first_token_seconds"
+        self._requests = count("llmux_requests", "Requests by their answer's status.", "model", "status")
+        self._prompt = count("llmux_prompt_tokens", "Tokens taken in.", "model")
+        self._completion = count("llmux_completion_tokens", "Tokens given out.", "model")
+        self._queue_wait = spread("llmux_queue_wait_seconds", "From arrival to a turn on a worker.")
+        self._duration = spread("gen_ai_server_request_duration_seconds", "From arrival to the end.")
+        self._first = spread(first, "From the worker getting the request to the first piece of its answer.")
+        self._per_token = spread(per_token, "Streamed answers: time per token after the first.", _PER_TOKEN)
+        self._speed = spread(
+            "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND
         )
-        self._prompt = FastCounter("llmux_prompt_tokens", "Tokens taken in.", ["model"], registry)
-        self._completion = FastCounter("llmux_completion_tokens", "Tokens given out.", ["model"], registry)
-        self._queue_wait = FastHistogram(
-            "llmux_queue_wait_seconds", "From arrival to a turn on a worker.", _SECONDS, registry
-        )
-        self._duration = FastHistogram(
-            "gen_ai_server_request_duration_seconds", "From arrival to the end.", _SECONDS, registry
-        )
-        self._first = FastHistogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "From the worker getting the request to the first piece of its answer.",
-            _SECONDS,
-            registry,
-        )
-        self._per_token = FastHistogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Streamed answers: time per token after the first.",
-            _PER_TOKEN,
-            registry,
-        )
-        self._speed = FastHistogram(
-            "llmux_tokens_per_second", "Tokens given out per second a worker had the request.", _PER_SECOND, registry
-        )
-        self._load = FastHistogram("llmux_load_seconds", "From the start of a worker to ready.", _SECONDS, registry)
+        self._load = spread("llmux_load_seconds", "From the start of a worker to ready.")
         self._swaps = Counter("llmux_swaps", "Loads that another model was evicted for.", ["model"], registry=registry)
         self._stops = Counter("llmux_evictions", "Workers stopped, by why.", ["model", "reason"], registry=registry)
         self._crashes = Counter(

@@ -28,10 +28,12 @@ from supervisor.daemon.engine import Engine, Ticket
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.errors import InvalidRequestError, LlmuxError, RequestCancelledError, UnreachableError
 from supervisor.proxy import permission
-from supervisor.proxy.body import Body, open_body
+from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
+from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import break_off, forward, processing_ms
+from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import SSE, Keepalive
 from supervisor.proxy.translation import Translation
 
@@ -86,12 +88,12 @@ class Pipeline:
         context.path = scope["path"]
         try:
             # 1.
-            body = await open_body(scope, receive, self._body_limit)
+            body = await _open(await read_body(scope, receive, self._body_limit), scope)
             # 2.
             target = await self._target(scope, body, context)
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
-            cancelling = CancelOnDisconnect(scope, receive)
+            cancelling = CancelOnDisconnect(scope)
             self._requests.begin(context, cancelling)
             with cancelling:
                 await self._answer(scope, send, context, target)
@@ -119,7 +121,7 @@ class Pipeline:
             body.translate(translation)
         name = body.name if body.name is not None else self._unnamed(scope)
         if name is None:
-            raise body.nameless()
+            raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
         context.name, context.stream = name, body.stream
@@ -224,6 +226,18 @@ class Pipeline:
                 self._engine.finish(ticket)
             raise
         return ticket
+
+
+async def _open(raw: Bytes, scope: Scope) -> Body:
+    """The body as what it is said to be. Raises InvalidRequestError."""
+    content_type = content_type_of(scope["headers"])
+    if content_type[:10].lower() == b"multipart/":
+        return await read_form(raw, content_type)
+    if not raw:
+        return Body()
+    if b";" in content_type:
+        refuse_other_charset(content_type)
+    return await JsonBody.open(raw)
 
 
 def endpoint_table(catalog: Catalog) -> Table:

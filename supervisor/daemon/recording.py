@@ -7,8 +7,6 @@ the core's own classes and runs nothing else: a recording from a stranger is saf
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import pkgutil
 from collections import OrderedDict, deque
@@ -18,14 +16,14 @@ from enum import Enum
 from functools import cache
 from importlib import import_module
 from inspect import getmembers, isclass
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from supervisor import core
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.effects import Effect
 from supervisor.core.events import Event
 from supervisor.core.scheduler import Scheduler
+from supervisor.daemon.listener import Listener
 from supervisor.errors import InvalidRequestError
 
 FORMAT: Final = 1
@@ -35,24 +33,13 @@ _SAME: Final = "&"
 _CONTAINERS: Final = {kind.__name__: kind for kind in (tuple, set, frozenset, deque, dict, OrderedDict)}
 
 
-class Recording:
-    """One listener's recording, from the moment it was made to the end of the block. Use from the event loop's thread."""
+class Recording(Listener[bytes]):
+    """One listener's recording, line by line."""
 
-    def __init__(self, scheduler: Scheduler, now: float, every: list[Recording] | None = None) -> None:
-        self._every = every if every is not None else []  # all recordings of an engine
-        self._lines = deque([line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)})])
+    def __init__(self, scheduler: Scheduler, now: float, every: set[Recording] | None = None) -> None:
+        super().__init__(set() if every is None else every)
         self._bytes = 0
-        self._ended = False
-        self._something = asyncio.Event()
-        self._every.append(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
+        self.put(line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)}))
 
     def add(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
         """Keep one event for the listener."""
@@ -63,31 +50,12 @@ class Recording:
         if self._bytes > BACKLOG_BYTES:
             text = line({"error": "The recording broke off: its listener was too slow."})
             self.end()
-        self._lines.append(text)
-        self._something.set()
-
-    def end(self) -> None:
-        """Nothing follows."""
-        if self in self._every:
-            self._every.remove(self)
-        self._ended = True
-        self._something.set()
+        self.put(text)
 
     def take(self) -> list[bytes]:
-        """The lines since the last call."""
-        lines = list(self._lines)
-        self._lines.clear()
+        """See Listener."""
         self._bytes = 0
-        return lines
-
-    async def next(self, timeout_s: float) -> list[bytes] | None:
-        """The lines since the last call; none within `timeout_s` is an empty list, the end is None."""
-        if not self._lines and not self._ended:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._something.wait()
-        self._something.clear()
-        return None if self._ended and not self._lines else self.take()
+        return super().take()
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,18 +107,6 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
     )
 
 
-def device_status(state: SchedulerState, device: DeviceSpec) -> DeviceStatus:
-    """See DeviceStatus."""
-    leases = tuple(lease for lease in state.ledger.leases() if lease.device == device.id)
-    return DeviceStatus(device, state.ledger.totals(device.id), leases)
-
-
-def queue_status(state: SchedulerState) -> QueueStatus:
-    """See QueueStatus."""
-    in_flight = sum(len(model.in_flight) for model in state.models.values())
-    return QueueStatus(len(state.queue), in_flight, state.shutting_down)
-
-
 def _eta_s(model: ModelState, leases: tuple[Lease, ...], since_s: float) -> float | None:
     """By the time the last load took; before the first one, by the size of the model."""
     if model.state is not WorkerState.STARTING:

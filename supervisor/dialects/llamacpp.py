@@ -51,46 +51,41 @@ class LlamaCpp(OpenAI):
         return _SCOPES[path]
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """The model management."""
-        return routes(daemon)
+        """`GET /models`, `POST /models/load`, `POST /models/unload`, `GET /models/sse`."""
+        created = int(daemon.wall_time(daemon.started))
 
+        def entry(name: str, model: CatalogModel) -> Json:
+            return {
+                "id": name,
+                "name": name,
+                "object": "model",
+                "owned_by": "llmux",
+                "created": created,
+                "status": status_view(daemon, model.id),
+            }
 
-def routes(daemon: Daemon) -> list[Route]:
-    """`GET /models`, `POST /models/load`, `POST /models/unload`, `GET /models/sse`."""
-    created = int(daemon.wall_time(daemon.started))
+        async def models(_request: Request) -> Response:
+            data = [entry(row.name, row.model) for row in daemon.catalog.listing()]
+            return JSONResponse({"object": "list", "data": data})
 
-    def entry(name: str, model: CatalogModel) -> Json:
-        return {
-            "id": name,
-            "name": name,
-            "object": "model",
-            "owned_by": "llmux",
-            "created": created,
-            "status": status_view(daemon, model.id),
-        }
+        async def load(request: Request) -> Response:
+            loading.ask_load(daemon, await _named(daemon, request))
+            return JSONResponse({"success": True})
 
-    async def models(_request: Request) -> Response:
-        data = [entry(row.name, row.model) for row in daemon.catalog.listing()]
-        return JSONResponse({"object": "list", "data": data})
+        async def unload(request: Request) -> Response:
+            loading.ask_unload(daemon, await _named(daemon, request))
+            return JSONResponse({"success": True})
 
-    async def load(request: Request) -> Response:
-        loading.ask_load(daemon, await _named(daemon, request))
-        return JSONResponse({"success": True})
+        async def sse(_request: Request) -> Response:
+            subscription = daemon.feed.subscribe(("model",), most=CLIENTS)
+            return EventStream(_changes(daemon, subscription), subscription)
 
-    async def unload(request: Request) -> Response:
-        loading.ask_unload(daemon, await _named(daemon, request))
-        return JSONResponse({"success": True})
-
-    async def sse(_request: Request) -> Response:
-        subscription = daemon.feed.subscribe(("model",), most=CLIENTS)
-        return EventStream(_changes(daemon, subscription), subscription)
-
-    return [
-        Route("/models", models, methods=["GET"]),
-        Route("/models/load", load, methods=["POST"]),
-        Route("/models/unload", unload, methods=["POST"]),
-        Route("/models/sse", sse, methods=["GET"]),
-    ]
+        return [
+            Route("/models", models, methods=["GET"]),
+            Route("/models/load", load, methods=["POST"]),
+            Route("/models/unload", unload, methods=["POST"]),
+            Route("/models/sse", sse, methods=["GET"]),
+        ]
 
 
 async def _named(daemon: Daemon, request: Request) -> ModelId:
@@ -107,7 +102,7 @@ async def _changes(daemon: Daemon, subscription: Subscription) -> AsyncGenerator
     def news(kind: str) -> bytes:
         lines = []
         for row in daemon.catalog.listing():
-            now = status(daemon, row.model.id)
+            now = status(daemon.engine.model(row.model.id))
             if told.get(row.name) != now:
                 told[row.name] = now
                 lines.append(_line(row.name, kind, now))

@@ -17,18 +17,14 @@ Status = Literal["unloaded", "loading", "loaded", "failed"]
 def status_view(daemon: Daemon, model: ModelId) -> Json:
     """A model's `status`, with the cause of a failure."""
     found = daemon.engine.model(model)
-    value = _value(found)
+    value = status(found)
     if value != "failed" or found is None or found.crash is None:
         return {"value": value}
     return {"value": value, "failed": True, "exit_code": found.crash.exit_code, "reason": found.crash.summary}
 
 
-def status(daemon: Daemon, model: ModelId) -> Status:
+def status(found: ModelStatus | None) -> Status:
     """A model's state in llama.cpp's words."""
-    return _value(daemon.engine.model(model))
-
-
-def _value(found: ModelStatus | None) -> Status:
     if found is None:
         return "unloaded"
     match found.state:

@@ -22,7 +22,7 @@ from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, metrics, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
-from supervisor.http.request_id import STATE_KEY, request_id_of
+from supervisor.http.request_id import STATE_KEY
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import Message, Receive, Scope, Send
 from supervisor.proxy.error_response import error_body, error_headers
@@ -52,7 +52,7 @@ class Application:
 
     def _configure(self) -> None:
         catalog = self._daemon.catalog
-        self._auth = Auth.of(self._daemon.keyring, catalog.server)
+        self._auth = Auth(self._daemon.keyring, catalog.server)
         GuardedProtocol.configure(catalog.limits)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Application:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
         dialect = dialect_of(scope["path"])
-        context = RequestContext(request_id_of(scope["headers"]), asyncio.get_running_loop().time(), dialect)
+        context = RequestContext(scope["state"][STATE_KEY], asyncio.get_running_loop().time(), dialect)
         try:
             context.extra = self._auth.cors(scope, dialect)
             if scope["method"] == "OPTIONS" and context.extra:
@@ -77,9 +77,6 @@ class Application:
                 await self._route(scope, receive, _signed(send, context))
         except LlmuxError as error:
             await error_response(error, dialect)(scope, receive, _signed(send, context))
-        except Exception:
-            scope.setdefault("state", {})[STATE_KEY] = context.request_id
-            raise
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Starlette's patterns ignore one at a path's end: it would serve another path than the authorised one.

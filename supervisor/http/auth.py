@@ -62,15 +62,10 @@ def credential(headers: Iterable[tuple[bytes, bytes]], dialect: Dialect) -> byte
 class Auth:
     """Checks every request before anything else looks at it."""
 
-    def __init__(self, keyring: Keyring, allowed_hosts: Iterable[str], allowed_origins: Iterable[str]) -> None:
+    def __init__(self, keyring: Keyring, server: ServerConfig) -> None:
         self._keyring = keyring
-        self._hosts = LOOPBACK_NAMES | {host.lower() for host in allowed_hosts}
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in allowed_origins)
-
-    @classmethod
-    def of(cls, keyring: Keyring, server: ServerConfig) -> Auth:
-        """The gate that these settings ask for."""
-        return cls(keyring, (*server.allowed_hosts, server.host), server.allowed_origins)
+        self._hosts = LOOPBACK_NAMES | {host.lower() for host in (*server.allowed_hosts, server.host)}
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 
     def authorize(self, scope: Scope, dialect: Dialect) -> Key | None:
         """The request's key (None: an open path, or no keys are configured). Raises the client's error."""

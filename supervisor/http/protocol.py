@@ -116,7 +116,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._linger_left is not None:
-            self._discard(data)
+            self._linger_left -= len(data)
+            if self._linger_left < 0:
+                self.transport.abort()
             return
         self._bodiless_bytes += len(data)
         try:
@@ -162,12 +164,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._receive_timer is not None:
             self._receive_timer.cancel()
         self._receive_timer = self.loop.call_later(self.linger_s, self.transport.abort)
-
-    def _discard(self, data: bytes) -> None:
-        assert self._linger_left is not None
-        self._linger_left -= len(data)
-        if self._linger_left < 0:
-            self.transport.abort()
 
     def _check_progress(self) -> None:
         self._receive_timer = None
@@ -218,7 +214,7 @@ class GuardedProtocol(HttpToolsProtocol):
             "headers": self.headers,
             "client": self.client,
             "server": self.server,
-            "state": {},
+            "state": {STATE_KEY: request_id_of(self.headers)},
             "extensions": self._extensions,  # type: ignore[typeddict-item]  # uvicorn types none of its own
         }
         self.headers = []  # trailers go there, not into the scope
@@ -351,7 +347,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 await self._give_up(cycle)
         finally:
             self.tasks.discard(cycle.task)  # here: a callback of the task would be another turn of the loop
-            cycle.on_response, cycle.task = _nothing, None  # breaks reference cycles
+            cycle.on_response, cycle.task = lambda: None, None  # breaks reference cycles
 
     async def _give_up(self, cycle: ResponseCycle) -> None:
         if cycle.response_started:
@@ -359,7 +355,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
         body = error_body(error, dialect_of(cycle.scope["path"]))
-        own = ((b"x-request-id", _request_id(cycle.scope)), (b"connection", b"close"))
+        own = ((b"x-request-id", cycle.scope["state"][STATE_KEY]), (b"connection", b"close"))
         headers = [*error_headers(error, body), *own]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
@@ -374,24 +370,12 @@ def _split(url: bytes) -> tuple[bytes, bytes]:
     return parsed.path, parsed.query or b""
 
 
-def _request_id(scope: HTTPScope) -> bytes:
-    """The request id that the application chose, else a new one."""
-    if STATE_KEY not in scope["state"]:
-        scope["state"][STATE_KEY] = request_id_of(scope["headers"])
-    found: bytes = scope["state"][STATE_KEY]
-    return found
-
-
 def _about(scope: HTTPScope) -> dict[str, str]:
     # Not decoded: the decoded path could contain anything, also terminal control codes.
     path = scope["raw_path"].decode("latin-1")[:200]
-    return {"method": scope["method"], "path": path, "request_id": _request_id(scope).decode()}
+    return {"method": scope["method"], "path": path, "request_id": scope["state"][STATE_KEY].decode()}
 
 
 def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
     if not transport.is_closing():
         flow.resume_reading()
-
-
-def _nothing() -> None:
-    pass

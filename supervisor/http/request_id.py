@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 MAX_LENGTH: Final = 128
-STATE_KEY: Final = "request_id"  # where the ASGI scope's state has it, once the application failed
+STATE_KEY: Final = "request_id"  # where the ASGI scope's state has it
 _random: Final = random.Random()  # noqa: S311  # seeded by the system; ids must differ, not be secret
 _HARMLESS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 

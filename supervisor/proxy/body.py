@@ -1,17 +1,15 @@
-"""Request bodies: read within limits, parsed once by their Content-Type."""
+"""Request bodies: read within limits. `json_body` and `form` open them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
-from supervisor.proxy.form import read_form
-from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.translation import Translation
 
 Bytes = bytes | bytearray
@@ -19,71 +17,36 @@ Bytes = bytes | bytearray
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
-class Body(Protocol):
-    """What the pipeline needs of a request's body. `name` is None if it names no model."""
+class Body:
+    """What is asked of any request's body; by itself a request without one."""
 
-    name: str | None
-    stream: bool
+    __slots__ = ("name", "stream")
 
-    def nameless(self) -> InvalidRequestError:
-        """The error if nothing else names the model either."""
+    def __init__(self) -> None:
+        self.name: str | None = None  # None where it names no model
+        self.stream = False
+
+    def nameless(self, scope: Scope) -> InvalidRequestError:
+        """The error where nothing else names the model either."""
+        if scope["method"] == "GET":
+            return InvalidRequestError(
+                f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
+            )
+        return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
 
     def translate(self, translation: Translation) -> None:
         """Convert it to the canonical request. Raises InvalidRequestError if that fails."""
 
     def take_permission(self) -> bool:
-        """Does llmux's own field allow that the request leaves this machine? Raises InvalidRequestError."""
+        """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
+        return False
 
     async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
         """Raises InvalidRequestError for content that no model, or not this one, may get."""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
-        """The body for the worker. Raises InvalidRequestError if the rewrite can't be applied."""
-
-
-class NoBody:
-    """A request without one."""
-
-    def __init__(self, method: str, path: str) -> None:
-        self.name: str | None = None
-        self.stream = False
-        self._method = method
-        self._path = path
-
-    def nameless(self) -> InvalidRequestError:
-        """See Body."""
-        if self._method == "GET":
-            return InvalidRequestError(
-                f"Name the model: {self._path}?model=NAME; GET /v1/models lists the choice.", param="model"
-            )
-        return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
-
-    def translate(self, translation: Translation) -> None:
-        """See Body: there is nothing to translate."""
-
-    def take_permission(self) -> bool:
-        """See Body."""
-        return False
-
-    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
-        """See Body."""
-
-    async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
-        """See Body."""
+        """What the worker gets. Raises InvalidRequestError where it can't be changed as wanted."""
         return b""
-
-
-async def open_body(scope: Scope, receive: Receive, limit: int) -> Body:
-    """Read and open the body. Raises InvalidRequestError, TooLargeError and ClientDisconnectedError."""
-    raw = await read_body(scope, receive, limit)
-    content_type = content_type_of(scope["headers"])
-    if content_type[:10].lower() == b"multipart/":
-        return await read_form(raw, content_type)
-    if not raw:
-        return NoBody(scope["method"], scope["path"])
-    if b";" in content_type:
-        refuse_other_charset(content_type)
-    return await JsonBody.open(raw)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> Bytes:

@@ -8,41 +8,36 @@ dialects; the server picks one by the request's path and passes it down.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+
+import msgspec
 
 from supervisor.proxy.translation import Translation
 
 
-class Dialect(Protocol):
-    """One API that clients speak."""
+class Dialect:
+    """One API that clients speak. What it doesn't say otherwise is as in OpenAI's, which workers speak."""
 
-    @property
-    def name(self) -> str:
-        """What a runtime's endpoints call it."""
-
-    @property
-    def credential_headers(self) -> frozenset[bytes]:
-        """The request headers that may carry the client's key, in lower case."""
-
-    @property
-    def keepalive(self) -> bytes:
-        """Bytes that a silent stream sends: clients skip them."""
-
-    @property
-    def has_openai_errors(self) -> bool:
-        """Are its errors OpenAI's, so that a worker's complete errors pass unchanged?"""
+    name: str  # what a runtime's endpoints call it
+    credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
+    keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
+    has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
 
     def owns(self, path: str) -> bool:
         """Do clients of this path speak it?"""
+        raise NotImplementedError
 
     def scope_for(self, path: str) -> str | None:
         """The key scope that one of its paths needs; None where the path is open to all."""
+        return "inference"
 
     def translation(self, method: str, path: str) -> Translation | None:
         """How this path is mapped to the canonical API; None where workers speak it themselves."""
+        return None
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """The body of an error answer as JSON without a line break. `fields`: message, type, param, code and more."""
+        return msgspec.json.encode({"error": fields})
 
     def error_event(self, body: bytes) -> bytes:
         """An error's body as an event of a stream that has begun."""
+        return b"data: " + body + b"\n\n"

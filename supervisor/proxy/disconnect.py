@@ -2,7 +2,6 @@
 
 The server protocol knows at once (`connection_lost`) and says so through a `Disconnect` in the ASGI scope; `CancelOnDisconnect` turns
 that into the cancellation of whatever the request is waiting for. Nothing is started for a request that runs its course.
-Under a server without our protocol one task per request awaits `receive()` instead.
 """
 
 from __future__ import annotations
@@ -64,43 +63,34 @@ class Disconnect:
 
 
 class CancelOnDisconnect:
-    """`with CancelOnDisconnect(scope, receive):` cancels what the current task awaits when the client disconnects.
+    """`with CancelOnDisconnect(scope):` cancels what the current task awaits when the client disconnects.
 
     The block then raises ClientDisconnectedError. `interrupt` ends the block the same way, with the error it is given. Enter
-    it after the body was read, and don't use `receive` inside. Not nestable.
+    it after the body was read. Not nestable.
     """
 
-    __slots__ = ("_cancelling", "_disconnect", "_ending", "_receive", "_task", "_watcher")
+    __slots__ = ("_cancelling", "_disconnect", "_ending", "_task")
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        extensions = scope.get("extensions") or {}
-        self._disconnect: Disconnect | None = extensions.get(EXTENSION)
-        self._receive = receive
-        self._watcher: asyncio.Task[None] | None = None
+    def __init__(self, scope: Scope) -> None:
+        self._disconnect: Disconnect = scope["extensions"][EXTENSION]
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self._ending: Exception | None = None  # what the block is being left with
 
     def __enter__(self) -> Self:
         disconnect = self._disconnect
-        self._task = disconnect.task if disconnect is not None else asyncio.current_task()
+        self._task = disconnect.task
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        if disconnect is None:
-            self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        elif disconnect.gone:
+        if disconnect.gone:
             raise ClientDisconnectedError
-        else:
-            disconnect.watch(self._leave)
+        disconnect.watch(self._leave)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._disconnect is not None:
-            self._disconnect.unwatch()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        self._disconnect.unwatch()
         task, self._task = self._task, None
         if self._ending is not None:
             assert task is not None
@@ -116,8 +106,3 @@ class CancelOnDisconnect:
 
     def _leave(self) -> None:
         self.interrupt(ClientDisconnectedError())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._leave()

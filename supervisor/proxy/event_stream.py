@@ -38,7 +38,7 @@ class EventStream(Response):
                 raise MethodNotAllowedError("A stream of events has no head to look at; use GET.", allowed="GET")
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with aclosing(self._pieces) as pieces:
-                with CancelOnDisconnect(scope, receive):
+                with CancelOnDisconnect(scope):
                     async for piece in pieces:
                         await send({"type": "http.response.body", "body": piece or COMMENT, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

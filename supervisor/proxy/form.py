@@ -14,17 +14,17 @@ from typing import Final
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from runtimes.base import Endpoint, Modality
+from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
+from supervisor.proxy.body import Body, Bytes
+from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import Translation
 
 PARTS_LIMIT: Final = 64
 VALUE_LIMIT: Final = 512  # of the fields that are read
 SLICE: Final = 256 * 1024  # parsed between two turns of the loop
-
-Bytes = bytes | bytearray
 
 
 async def read_form(body: Bytes, content_type: bytes) -> Form:
@@ -61,12 +61,11 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
     return form
 
 
-class Form:
-    """One request's form, see `body.Body`; the methods from `part_begin` to `part_end` are callbacks of the parser."""
+class Form(Body):
+    """One request's form, which brings its files along; the methods from `part_begin` to `part_end` are callbacks of the parser."""
 
     def __init__(self, body: Bytes, delimiter: bytes) -> None:
-        self.name: str | None = None
-        self.stream = False
+        super().__init__()
         self._body = body
         self.allow_remote: str | None = None
         self.parsed = 0  # bytes of the body before the slice that is being parsed
@@ -133,7 +132,7 @@ class Form:
         """Of all fields."""
         return frozenset(name for name, _ in self._fields)
 
-    def nameless(self) -> InvalidRequestError:
+    def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
 
@@ -144,9 +143,6 @@ class Form:
     def take_permission(self) -> bool:
         """See Body."""
         return permission.in_form(self.allow_remote)
-
-    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
-        """See Body: a form brings its files along."""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""

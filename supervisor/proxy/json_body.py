@@ -16,12 +16,12 @@ from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
+from supervisor.proxy.body import Body, Bytes
+from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import refuse_references
 from supervisor.proxy.modality import refuse_images
 from supervisor.proxy.outline import Outline
 from supervisor.proxy.translation import Translation
-
-Bytes = bytes | bytearray
 
 _LARGE: Final = 1024 * 1024
 _encode: Final = msgspec.json.Encoder().encode
@@ -38,10 +38,10 @@ _RARE: Final = 1000
 _QUOTE: Final = ord('"')
 
 
-class JsonBody:
-    """One request's JSON body, see `body.Body`."""
+class JsonBody(Body):
+    """One request's JSON body."""
 
-    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw", "name", "stream")
+    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw")
 
     def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
         self._raw = raw
@@ -49,8 +49,7 @@ class JsonBody:
         self._outline = outline
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
-        self.name = _name(fields)
-        self.stream = _stream(fields)
+        self.name, self.stream = _name(fields), _flag(fields, "stream")
 
     @classmethod
     async def open(cls, raw: Bytes) -> JsonBody:
@@ -60,7 +59,7 @@ class JsonBody:
         outline = await Outline.of(raw)
         return cls(raw, open_object(outline.text), outline)
 
-    def nameless(self) -> InvalidRequestError:
+    def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError(
             'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
@@ -73,15 +72,16 @@ class JsonBody:
         if permitted is not None:
             self._fields[permission.FIELD] = permitted
         self._is_changed = True
-        self.name, self.stream = _name(self._fields), _stream(self._fields)
+        self.name, self.stream = _name(self._fields), _flag(self._fields, "stream")
 
     def take_permission(self) -> bool:
         """See Body. The field goes to no model."""
-        raw = self._fields.pop(permission.FIELD, None)
-        if raw is None:
+        if permission.FIELD not in self._fields:
             return False
+        permitted = _flag(self._fields, permission.FIELD)
+        del self._fields[permission.FIELD]
         self._is_changed = True
-        return permission.in_json(raw)
+        return permitted
 
     async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
         """See Body: no model may get references, and only some may get images."""
@@ -133,13 +133,13 @@ def _name(fields: Fields) -> str | None:
         raise _refusal(raw, error) from error
 
 
-def _stream(fields: Fields) -> bool:
-    raw = fields.get("stream")
+def _flag(fields: Fields, name: str) -> bool:
+    raw = fields.get(name)
     if raw is None:
         return False
     value = bytes(raw)
     if value not in (b"true", b"false", b"null"):
-        raise InvalidRequestError('"stream" must be true or false.', param="stream")
+        raise InvalidRequestError(f'"{name}" must be true or false.', param=name)
     return value == b"true"
 
 

@@ -38,18 +38,9 @@ _INERT_FIELDS: Final = frozenset(
         "chat_template_kwargs",
     }
 )
-_INERT_TYPES: Final = frozenset(
-    {
-        "text",
-        "input_text",
-        "output_text",
-        "refusal",
-        "thinking",
-        "redacted_thinking",
-        "reasoning",
-        "web_search_result",
-        "web_fetch_result",
-    }
+_INERT_TYPE: Final = re.compile(
+    r"(?:input_|output_)?text|refusal|(?:redacted_)?thinking|reasoning|web_(?:search|fetch)_result|.*(?:_call|tool_use)",
+    re.DOTALL,
 )
 _INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "metadata"})
 _NESTING_KEYS: Final = ("content", "output")  # a prompt's parts may lie below these, whatever a type claims
@@ -132,7 +123,7 @@ def is_text(messages: msgspec.Raw) -> bool:
 def _parts(part: dict[str, Any]) -> list[Any]:
     """The values below `part` still to check. Raises InvalidRequestError for a reference in it."""
     kind = part.get("type")
-    if isinstance(kind, str) and (kind in _INERT_TYPES or kind.endswith(("_call", "tool_use"))):
+    if isinstance(kind, str) and _INERT_TYPE.fullmatch(kind):
         return [part[key] for key in _NESTING_KEYS if isinstance(part.get(key), list | dict)]
     below = []
     for key, value in part.items():

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from supervisor.errors import ForbiddenError, InvalidRequestError
 
 FIELD: Final = "allow_remote"
@@ -21,13 +19,6 @@ _WORDS: Final = {b"true": True, b"1": True, b"false": False, b"0": False, b"null
 def in_headers(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Does a header field allow it? Raises InvalidRequestError for what is neither yes nor no."""
     return any(_word(value) for name, value in headers if name == HEADER)
-
-
-def in_json(raw: msgspec.Raw) -> bool:
-    """Does a JSON body's field allow it? Raises InvalidRequestError for what is neither yes nor no."""
-    if bytes(raw) not in (b"true", b"false", b"null"):
-        raise _neither()
-    return _word(bytes(raw))
 
 
 def in_form(value: str | None) -> bool:
@@ -48,9 +39,5 @@ def refuse(name: str) -> ForbiddenError:
 def _word(text: bytes) -> bool:
     said = _WORDS.get(text.strip().lower())
     if said is None:
-        raise _neither()
+        raise InvalidRequestError('"allow_remote" must be true or false.', param=FIELD)
     return said
-
-
-def _neither() -> InvalidRequestError:
-    return InvalidRequestError('"allow_remote" must be true or false.', param=FIELD)

@@ -49,7 +49,7 @@ def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect
         return error_body(worker_error(status, content_type, data), dialect)
     kind, code = _default(status)
     defaults = {"type": kind, "param": None, "code": code}
-    filled = {key: value for key, value in defaults.items() if not _is_text_or_null(error.get(key, 0))}
+    filled = {key: value for key, value in defaults.items() if not isinstance(error.get(key, 0), str | None)}
     if not dialect.has_openai_errors:
         return dialect.error(error | filled, status)
     return msgspec.json.encode(document | {"error": error | filled}) if filled else data
@@ -84,10 +84,6 @@ def _default(status: int) -> tuple[str, str]:
     """`type` and `code` for an error without them."""
     common = ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error")
     return _TYPES.get(status, common)
-
-
-def _is_text_or_null(value: object) -> bool:
-    return value is None or isinstance(value, str)
 
 
 def _decode(data: bytes) -> object:

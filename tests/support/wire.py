@@ -150,13 +150,13 @@ class Front:
 
 
 @asynccontextmanager
-async def front(app, *, protocol: type[asyncio.Protocol] = GuardedProtocol, seen: Front | None = None):
+async def front(app, *, seen: Front | None = None):
     """Serve an ASGI `app` on loopback."""
     running = seen or Front()
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, proxy_headers=False)
+    config = uvicorn.Config(app, http=GuardedProtocol, ws="none", lifespan="off", log_config=None, proxy_headers=False)
     config.load()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: protocol(config, running.state, {}), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(lambda: GuardedProtocol(config, running.state, {}), "127.0.0.1", 0, backlog=1024)
     running.port = server.sockets[0].getsockname()[1]
     try:
         yield running
@@ -170,7 +170,7 @@ async def front(app, *, protocol: type[asyncio.Protocol] = GuardedProtocol, seen
 
 
 @asynccontextmanager
-async def proxied(script: Script, *, protocol: type[asyncio.Protocol] = GuardedProtocol, **options):
+async def proxied(script: Script, **options):
     """A scripted worker behind `forward` behind our protocol: yields (front, worker)."""
     seen = Front()
     async with worker(script) as behind, pool(behind.port, **options) as upstream:
@@ -181,7 +181,7 @@ async def proxied(script: Script, *, protocol: type[asyncio.Protocol] = GuardedP
             seen.outcomes.append(outcome)
             try:
                 body = await read_body(scope, receive, 1 << 26)
-                with CancelOnDisconnect(scope, receive):
+                with CancelOnDisconnect(scope):
                     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
                     await forward(
                         scope,
@@ -202,7 +202,7 @@ async def proxied(script: Script, *, protocol: type[asyncio.Protocol] = GuardedP
                 seen.errors.append(error)
                 raise
 
-        async with front(app, protocol=protocol, seen=seen):
+        async with front(app, seen=seen):
             yield seen, behind
 
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from runtimes.base import ModelType
-from supervisor.catalog import Listing
+from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
 from supervisor.dialects.model_status import status_view
@@ -22,17 +22,18 @@ def routes(daemon: Daemon) -> list[Route]:
     """`GET /v1/models` and `GET /v1/models/{id}`."""
     created = int(daemon.wall_time(daemon.started))
 
-    def view(listing: Listing) -> Json:
-        config = listing.model.config
+    def view(entry: catalog.Route) -> Json:
         about: Json = {
-            "id": listing.name,
+            "id": entry.name,
             "object": "model",
             "created": created,
             "owned_by": "llmux",
-            "name": listing.name,
+            "name": entry.name,
+            "type": entry.model.config.type,
+            "runtime": entry.model.config.runtime,
+            "status": status_view(daemon, entry.model.id),
         }
-        about |= {"type": config.type, "runtime": config.runtime, "status": status_view(daemon, listing.model.id)}
-        return about if listing.description is None else about | {"description": listing.description}
+        return about if entry.description is None else about | {"description": entry.description}
 
     async def listing(request: Request) -> Response:
         wanted = request.query_params.get("type")
@@ -42,9 +43,6 @@ def routes(daemon: Daemon) -> list[Route]:
         return JSONResponse({"object": "list", "data": data})
 
     async def one(request: Request) -> Response:
-        name: str = request.path_params["name"]
-        route = daemon.catalog.resolve(name)
-        listed = next((row for row in daemon.catalog.listing() if row.name == name), Listing(name, route.model))
-        return JSONResponse(view(listed))
+        return JSONResponse(view(daemon.catalog.resolve(request.path_params["name"])))
 
     return [Route("/v1/models", listing, methods=["GET"]), Route("/v1/models/{name:path}", one, methods=["GET"])]

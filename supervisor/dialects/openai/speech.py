@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from supervisor.catalog import Listing
+from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import NotFoundError
 
@@ -24,7 +24,7 @@ PATHS: Final = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 def routes(daemon: Daemon) -> list[Route]:
     """The listings."""
 
-    def speakers(request: Request) -> list[Listing]:
+    def speakers(request: Request) -> list[catalog.Route]:
         """All of them, or the one that the query names. Raises NotFoundError."""
         found = [entry for entry in daemon.catalog.listing() if entry.model.config.type == "tts"]
         if (wanted := request.query_params.get("model")) is None:
@@ -47,6 +47,6 @@ def routes(daemon: Daemon) -> list[Route]:
     ]
 
 
-def _names(speakers: Iterable[Listing]) -> list[str]:
+def _names(speakers: Iterable[catalog.Route]) -> list[str]:
     models = {entry.model.id: entry.model for entry in speakers}.values()
     return sorted({name for model in models for name in model.adapter.voices(model.config)})

@@ -136,11 +136,11 @@ class TestOverrides:
     @pytest.mark.parametrize(
         ("overrides", "told"),
         [
-            ({"spec_draft_n_max": 9}, "overrides.spec_draft_n_max: expected a whole number from 1 to 6, got 9"),
-            ({"spec_draft_p_min": 1.5}, "overrides.spec_draft_p_min: expected a number from 0 to 1, got 1.5"),
-            ({"n_ctx": "many"}, 'overrides.n_ctx: expected a whole number of at least 0, got "many"'),
-            ({"parallel": 0}, "overrides.parallel: expected a whole number from 1 to 256, got 0"),
-            ({"cache_type_k": "f7"}, "overrides.cache_type_k: expected one of f32, f16"),
+            ({"spec_draft_n_max": 9}, "overrides.spec_draft_n_max: expected at most 6, got 9"),
+            ({"spec_draft_p_min": 1.5}, "overrides.spec_draft_p_min: expected at most 1, got 1.5"),
+            ({"n_ctx": "many"}, 'overrides.n_ctx: expected a whole number, got "many"'),
+            ({"parallel": 0}, "overrides.parallel: expected at least 1, got 0"),
+            ({"cache_type_k": "f7"}, 'overrides.cache_type_k: expected "f32", "f16"'),
             ({"n_ctxx": 1}, 'overrides.n_ctxx: can\'t be set for a load; did you mean "n_ctx"?'),
             ({"path": "/etc/passwd"}, "overrides.path: can't be set for a load"),
             ({"cache_type_v": "q8_0", "flash_attn": "off"}, "needs flash_attn on or auto"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from runtimes.base import Endpoint
-from supervisor.catalog import check_devices
+from supervisor.catalog import Rewrite, check_devices
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import DeviceSpec, Eviction, Footprint, FootprintSource, Limits
 from supervisor.proxy.json_body import open_object
@@ -40,7 +40,7 @@ class TestNames:
         }
         assert catalog.route("fast").model is catalog.route("slow").model
         assert (catalog.route("fst"), catalog.nearest("fst")) == (None, "fast")
-        assert catalog.route("hidden").rewrite.is_identity
+        assert Rewrite() == catalog.route("hidden").rewrite
         fields = open_object(b'{"model":"qwen"}')
         catalog.route("qwen").rewrite.apply(fields, Endpoint("/v1/embeddings"))
         assert {key: bytes(value) for key, value in fields.items()} == {"model": b'"served"'}

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core.footprint import DEFAULT_MIB, choose, from_files, from_name
+from supervisor.core.footprint import DEFAULT_MIB, choose, from_name
 from supervisor.core.types import Footprint, FootprintSource
 
-LEARNED = Footprint(5000, FootprintSource.LEARNED, "measured on gpu0")
 COMPUTED = Footprint(6000, FootprintSource.COMPUTED, "weights and cache")
 
 
@@ -19,23 +18,18 @@ class TestChain:
     def test_each_link_yields_to_the_one_before(self):
         known = {
             "explicit_mib": 4000,
-            "learned": LEARNED,
             "computed": COMPUTED,
-            "files_mib": 1000,
-            "files_format": "gguf",
             "name": "tiny-1b-q4",
         }
         sources = []
-        for dropped in ("explicit_mib", "learned", "computed", "files_mib", None):
+        for dropped in ("explicit_mib", "computed", None):
             footprint = choose(**known)
             sources.append((footprint.source.value, footprint.mib))
             if dropped is not None:
                 del known[dropped]
         assert sources == [
             ("explicit", 4000),
-            ("learned", 5000),
             ("computed", 6000),
-            ("file_size", 1100),
             ("name", 680),
         ]
 
@@ -48,25 +42,14 @@ class TestChain:
     def test_a_runtimes_own_guess_from_file_sizes_keeps_its_source(self):
         guess = Footprint(7000, FootprintSource.FILE_SIZE, "two shards")
 
-        assert choose(name="x", computed=guess, files_mib=1, files_format="gguf") is guess
+        assert choose(name="x", computed=guess) is guess
 
-    @given(st.text(), st.none() | st.integers(0, 10**7))
-    def test_there_is_always_an_answer_of_at_least_one_mib(self, name, files_mib):
-        footprint = choose(name=name, files_mib=files_mib, files_format="safetensors")
+    @given(st.text())
+    def test_there_is_always_an_answer_of_at_least_one_mib(self, name):
+        footprint = choose(name=name)
 
         assert footprint.mib >= 1
         assert footprint.detail
-
-
-class TestFiles:
-    """The size on disk times the factor of its format, rounded up."""
-
-    @pytest.mark.parametrize(
-        ("mib", "kind", "expected"),
-        [(1000, "gguf", 1100), (1000, "safetensors", 1300), (1, "gguf", 2), (0, "gguf", 1)],
-    )
-    def test_factor(self, mib, kind, expected):
-        assert from_files(mib, kind).mib == expected
 
 
 class TestNames:

@@ -8,7 +8,8 @@ import pytest
 
 from supervisor.core.events import LoadAsked, UnloadAsked
 from supervisor.core.types import Crash, CrashClass, ModelId, WorkerState
-from supervisor.daemon.status import device_status, model_status, queue_status
+from supervisor.daemon.engine import Engine
+from supervisor.daemon.status import model_status
 from tests.support.simulation import GPU, World, model
 
 A, B = ModelId("a"), ModelId("b")
@@ -83,19 +84,24 @@ class TestModels:
 
 
 class TestTheRest:
-    """Devices and all requests together."""
+    """Devices and all requests together, through the engine."""
 
-    def test_devices(self, world):
+    @pytest.fixture
+    def engine(self, world):
+        engine = Engine(None, None)
+        engine._scheduler = world.scheduler
+        return engine
+
+    def test_devices(self, world, engine):
         world.request("a")
         world.run(5)
-        (device,) = world.scheduler.state.ledger.devices()
-        found = device_status(world.scheduler.state, device)
+        (found,) = engine.devices()
         assert (found.id, [lease.holder[0] for lease in found.leases]) == (GPU, [A])
         assert found.totals.available_mib == 16384 - 512 - 9000
 
-    def test_queue(self, world):
+    def test_queue(self, world, engine):
         world.request("a")
         world.request("a")
-        assert (queue_status(world.scheduler.state).waiting, queue_status(world.scheduler.state).in_flight) == (2, 0)
+        assert (engine.queue().waiting, engine.queue().in_flight) == (2, 0)
         world.run(5)
-        assert (queue_status(world.scheduler.state).waiting, queue_status(world.scheduler.state).in_flight) == (0, 2)
+        assert (engine.queue().waiting, engine.queue().in_flight) == (0, 2)

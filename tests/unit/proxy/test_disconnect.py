@@ -1,4 +1,4 @@
-"""Work that ends when its client has left."""
+"""A client that disconnects cancels what its request waits for."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ import asyncio
 
 import pytest
 
-from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError
-from tests.support.wire import receiving
+from supervisor.proxy.disconnect import EXTENSION, CancelOnDisconnect, ClientDisconnectedError, Disconnect
 
 
-class TestUntilGone:
+def connection() -> tuple[Disconnect, asyncio.Task]:
+    """A client's connection that the current task serves."""
+    disconnect = Disconnect(lambda: None)
+    task = disconnect.task = asyncio.current_task()
+    assert task is not None
+    return disconnect, task
+
+
+def scope_of(disconnect: Disconnect):
+    return {"extensions": {EXTENSION: disconnect}}
+
+
+class TestCancelOnDisconnect:
     """Only what the client's leaving cancelled becomes ClientDisconnectedError."""
 
     async def test_cancels_what_is_awaited(self):
-        with pytest.raises(ClientDisconnectedError), CancelOnDisconnect({}, receiving()):
+        disconnect, task = connection()
+        asyncio.get_running_loop().call_soon(disconnect.happened)
+        with pytest.raises(ClientDisconnectedError), CancelOnDisconnect(scope_of(disconnect)):
             await asyncio.Event().wait()
-        task = asyncio.current_task()
-        assert task is not None
         assert task.cancelling() == 0
 
-    async def test_foreign_cancellation_stays_one(self):
-        async def receive():
-            await asyncio.Event().wait()
+    async def test_one_that_left_before_is_gone_at_once(self):
+        disconnect, _ = connection()
+        disconnect.happened()
+        with pytest.raises(ClientDisconnectedError), CancelOnDisconnect(scope_of(disconnect)):
+            pytest.fail("entered")
 
+    async def test_foreign_cancellation_stays_one(self):
         async def body():
-            with CancelOnDisconnect({}, receive):
+            disconnect, _ = connection()
+            with CancelOnDisconnect(scope_of(disconnect)):
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(body())
@@ -35,5 +50,6 @@ class TestUntilGone:
             await task
 
     async def test_errors_pass(self):
-        with pytest.raises(KeyError), CancelOnDisconnect({}, receiving(b"")):
+        disconnect, _ = connection()
+        with pytest.raises(KeyError), CancelOnDisconnect(scope_of(disconnect)):
             raise KeyError

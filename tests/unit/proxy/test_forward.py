@@ -8,7 +8,6 @@ import json
 import time
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from supervisor.errors import UpstreamError
 from supervisor.http.protocol import GuardedProtocol
@@ -295,12 +294,11 @@ class TestErrorAnswers:
 
 
 class TestLeaving:
-    """The worker learns at once that the client left (fault 24), whichever server protocol tells us."""
+    """The worker learns at once that the client left (fault 24)."""
 
-    @pytest.mark.parametrize("protocol", [GuardedProtocol, HttpToolsProtocol], ids=["ours", "uvicorn's"])
     @pytest.mark.parametrize("streaming", [True, False], ids=["streaming", "silent"])
     @pytest.mark.parametrize("size", [2, 200_000])
-    async def test_upstream_closes(self, protocol, streaming, size):
+    async def test_upstream_closes(self, streaming, size):
         asked, noticed = [], []
 
         async def script(conn: Conn) -> None:
@@ -310,7 +308,7 @@ class TestLeaving:
             await conn.closed()
             noticed.append(time.monotonic())
 
-        async with proxied(script, protocol=protocol) as (front, behind):
+        async with proxied(script) as (front, behind):
             waits = []
             for turn in range(1, 4):
                 reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
