@@ -18,6 +18,8 @@ from importlib import import_module
 from inspect import getmembers, isclass
 from typing import Any, Final
 
+import structlog
+
 from supervisor import core
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.effects import Effect
@@ -25,6 +27,8 @@ from supervisor.core.events import Event
 from supervisor.core.scheduler import Scheduler
 from supervisor.daemon.listener import Listener
 from supervisor.errors import InvalidRequestError
+
+log = structlog.get_logger("llmux.engine")
 
 FORMAT: Final = 1
 BACKLOG_BYTES: Final = 64 * 1024 * 1024  # of lines that the listener has not taken yet; then the recording ends
@@ -39,15 +43,23 @@ class Recording(Listener[bytes]):
     def __init__(self, scheduler: Scheduler, now: float, every: set[Recording] | None = None) -> None:
         super().__init__(set() if every is None else every)
         self._bytes = 0
+        self.broke_off = False  # lines are missing at its end
         self.put(line({"llmux_recording": FORMAT, "at": now, "scheduler": packed(scheduler)}))
 
     def add(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
         """Keep one event for the listener."""
         if self._ended:
             return
-        text = event_line(at, event, effects)
+        try:
+            text = event_line(at, event, effects)
+        except Exception:  # a mistake in here must not stop the engine
+            log.exception("recording.failed", happened=repr(event))
+            self.broke_off = True
+            self.end()
+            return
         self._bytes += len(text)
         if self._bytes > BACKLOG_BYTES:
+            self.broke_off = True
             text = line({"error": "The recording broke off: its listener was too slow."})
             self.end()
         self.put(text)
@@ -80,30 +92,36 @@ def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
     scheduler: Scheduler | None = None
     number = 0
     for text in lines:
-        content = _parsed(text, number)
-        if "error" in content:
-            raise InvalidRequestError(str(content["error"]))
-        if scheduler is None:
-            if content.get("llmux_recording") != FORMAT:
-                raise InvalidRequestError("This is not a recording of this version of llmux; llmux record makes one.")
-            scheduler = unpacked(content["scheduler"])
-            continue
-        number += 1
-        at, event = float(content["at"]), unpacked(content["event"])
-        effects = tuple(scheduler.handle(event, at))
-        yield Replayed(number, at, event, effects, text, event_line(at, event, effects))
+        try:
+            if scheduler is None:
+                scheduler = _recorded_state(json.loads(text.decode()))
+                continue
+            number += 1
+            replayed = _replayed(scheduler, number, text)
+        except InvalidRequestError:
+            raise
+        except Exception as error:  # a file may hold anything
+            raise InvalidRequestError(f"Line {number + 1} of the recording can't be read: {error!r}.") from error
+        yield replayed
     if scheduler is None:
         raise InvalidRequestError("This is not a recording: it is empty.")
 
 
-def _parsed(text: bytes, number: int) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"The recording can't be read after event {number}: {error}.") from error
-    if not isinstance(content, dict):
-        raise InvalidRequestError(f"The recording can't be read after event {number}: a line is no object.")
-    return content
+def _recorded_state(content: Any) -> Scheduler:
+    if not isinstance(content, dict) or content.get("llmux_recording") != FORMAT:
+        raise InvalidRequestError("This is not a recording of this version of llmux; llmux record makes one.")
+    scheduler = unpacked(content["scheduler"])
+    assert isinstance(scheduler, Scheduler)
+    return scheduler
+
+
+def _replayed(scheduler: Scheduler, number: int, text: bytes) -> Replayed:
+    content = json.loads(text.decode())
+    if "error" in content:
+        raise InvalidRequestError(str(content["error"]))
+    at, event = float(content["at"]), unpacked(content["event"])
+    effects = tuple(scheduler.handle(event, at))
+    return Replayed(number, at, event, effects, text, event_line(at, event, effects))
 
 
 def event_line(at: float, event: Event, effects: Iterable[Effect]) -> bytes:
@@ -113,7 +131,7 @@ def event_line(at: float, event: Event, effects: Iterable[Effect]) -> bytes:
 
 def line(content: dict[str, Any]) -> bytes:
     """A line of a recording. Infinite times stay what they are."""
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
 # ------------------------------------------------------------------------------------- objects of the core as JSON, and back

@@ -152,12 +152,16 @@ class Worker:
         if grace_s > 0 and not started.gone.done():
             await self._launcher.stop(self._key, kill=False)
             await _any(started.gone, self._forced, timeout_s=grace_s)
-        if not started.gone.done():
+        reported = False
+        while not started.gone.done():  # again with each forced stop
+            self._forced = asyncio.get_running_loop().create_future()
             try:
                 await self._launcher.stop(self._key, kill=True)
             except UnkillableError as error:
-                self._post(WorkerUnkillable(*self._key, str(error)))
-        await asyncio.shield(started.gone)
+                if not reported:
+                    self._post(WorkerUnkillable(*self._key, str(error)))
+                reported = True
+            await _any(started.gone, self._forced)
 
     # ---------------------------------------------------------------------------------------------------------- probes
 

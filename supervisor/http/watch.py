@@ -66,7 +66,8 @@ async def _lines(recording: Recording, seconds: int) -> AsyncGenerator[bytes, No
     ends_at = clock() + seconds
     while (left_s := ends_at - clock()) > 0 and (lines := await recording.next(min(left_s, KEEPALIVE_S))) is not None:
         yield b"".join(b"data: %s\n\n" % line.rstrip() for line in lines)
-    yield b"event: end\ndata: end\n\n"
+    if not recording.broke_off:
+        yield b"event: end\ndata: end\n\n"
 
 
 async def _follow(follower: LogFollower, lines: int, closing: Subscription) -> AsyncGenerator[bytes, None]:

@@ -56,6 +56,7 @@ MIGRATIONS: Final = (
 
 # SQLITE_ERROR: a sound file with other tables than its schema version says.
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+MOST_MIB: Final = 1 << 30
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
 
@@ -153,7 +154,7 @@ class Store:
         except sqlite3.Error as error:
             self.trouble = str(error)
             raise NotSavedError(f"the store {self.path} can't be written: {error}") from error
-        if time.monotonic() - self._backed_up > BACKUP_S:
+        if self._file is not None and time.monotonic() - self._backed_up > BACKUP_S:
             self._backed_up = time.monotonic()
             self._thread.submit(self._copy, file)
 
@@ -199,10 +200,10 @@ class Store:
             self._entries = {(collection, key): json.dumps(json.loads(text)) for collection, key, text in rows}
         except BaseException as error:
             file.close()
-            # Text that is not UTF-8 or not JSON is reported without a code.
+            # Text that is not UTF-8, not JSON or nested too deeply is reported without a code.
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
             is_damage = code & 0xFF in _DAMAGE or code == sqlite3.SQLITE_IOERR_SHORT_READ
-            if isinstance(error, sqlite3.DatabaseError | ValueError) and is_damage:
+            if isinstance(error, sqlite3.DatabaseError | ValueError | RecursionError) and is_damage:
                 raise _DamagedError(str(error)) from error
             raise
         return file
@@ -223,6 +224,7 @@ class Store:
     def _copy(self, file: sqlite3.Connection) -> None:
         """Renew the backup, whole or not at all. Failure is only a warning."""
         if not self.keeps_backup:
+            self._backup.unlink(missing_ok=True)  # of an earlier version
             return
         try:
             with replacing(self._backup, 0o600) as fresh, contextlib.closing(sqlite3.connect(fresh)) as target:
@@ -237,8 +239,9 @@ class Footprints(Store):
     keeps_backup = False
 
     def learned(self) -> dict[FootprintKey, int]:
-        """All of them."""
-        return {(key, device): int(text) for (device, key), text in self._entries.items() if text.isdecimal()}
+        """All that can be true."""
+        mib = {(key, device): int(text) for (device, key), text in self._entries.items() if text.isdecimal()}
+        return {entry: size for entry, size in mib.items() if 0 < size < MOST_MIB}
 
     async def learn(self, key: str, device: str, mib: int) -> None:
         """Remember what a model took; the latest figure counts. Failure to save is only a warning."""

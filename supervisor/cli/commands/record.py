@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -15,6 +17,7 @@ from supervisor.errors import InvalidRequestError, LlmuxError, UnavailableError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 LAST_DECISIONS = 1000
+LONGEST_LINE = 64 * 1024 * 1024
 
 
 def write(daemon: Client, file: Path, seconds: int | None) -> int:
@@ -26,19 +29,20 @@ def write(daemon: Client, file: Path, seconds: int | None) -> int:
     path = "/v1/admin/recording" + (f"?seconds={seconds}" if seconds is not None else "")
     events = -1  # the first line is the state
     try:
-        with file.open("x", encoding="utf-8") as out:
+        with contextlib.ExitStack() as stack:
+            out: TextIO | None = None
             for told in daemon.events(path):
                 if told.kind == "end":
                     return events
+                out = out or stack.enter_context(file.open("x", encoding="utf-8"))  # only now: the daemon answers
                 out.write(told.data + "\n")
                 events += 1
     except KeyboardInterrupt:
-        return events
+        return max(events, 0)
     except OSError as error:
-        raise InvalidRequestError(
-            f"{file} can't be written: {error.strerror}. Name a file that is not there."
-        ) from error
-    raise UnavailableError(f"The recording broke off after {events} events; the daemon may have ended.")
+        message = f"{file} can't be written: {error.strerror}. Name a file that is not there."
+        raise InvalidRequestError(message) from error
+    raise UnavailableError(f"The recording broke off after {max(events, 0)} events; the daemon's log may say why.")
 
 
 def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
@@ -70,7 +74,8 @@ def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
 def _lines(file: Path) -> Iterator[bytes]:
     try:
         with file.open("rb") as lines:
-            yield from lines
+            while line := lines.readline(LONGEST_LINE):
+                yield line  # a longer one is cut, and then no JSON
     except OSError as error:
         raise InvalidRequestError(f"{file} can't be read: {error.strerror}.") from error
 

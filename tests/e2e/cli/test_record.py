@@ -74,7 +74,7 @@ class TestReplay:
         ("content", "message"),
         [
             ("", "it is empty"),
-            ("[1]\n", "no object"),
+            ("[1]\n", "not a recording"),
             ("{\n", "can't be read"),
             ('{"models": {}}\n', "not a recording"),
             ('{"llmux_recording":1,"at":0,"scheduler":["Popen",{"args":["touch","x"]},0]}\n', "no 'Popen'"),

@@ -1,4 +1,4 @@
-"""Every refusal, on every path, is one envelope that clients can show and a person can act on."""
+"""Every refusal, on every path, has one shape that clients can show and a person can act on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST = "Host: 127.0.0.1"
 CHAT = "/v1/chat/completions"
 
 
-def envelope(answer) -> dict[str, object]:
+def error_of(answer) -> dict[str, object]:
     assert answer.headers["content-type"] == "application/json"
     assert list(answer.json()) == ["error"]
     error = answer.json()["error"]
@@ -29,7 +29,7 @@ class TestPaths:
     def test_404(self, site, path):
         told = site.get(path)
         assert told.status_code == 404
-        assert envelope(told)["type"] == "invalid_request_error"
+        assert error_of(told)["type"] == "invalid_request_error"
 
     @pytest.mark.parametrize(
         ("method", "path", "allowed"),
@@ -49,13 +49,13 @@ class TestPaths:
             assert told.status_code == 404
             return
         assert told.status_code == 405
-        assert envelope(told)["code"] == "method_not_allowed"
+        assert error_of(told)["code"] == "method_not_allowed"
         assert set(allowed.split(", ")) == set(told.headers["allow"].split(", "))
 
     def test_a_path_that_no_model_serves(self, site):
         told = site.post("/v1/images/generations", json={"model": "chat"})
         assert told.status_code == 404
-        assert "no configured model serves it" in envelope(told)["message"]
+        assert "no configured model serves it" in error_of(told)["message"]
 
 
 class TestBodies:
@@ -82,23 +82,23 @@ class TestBodies:
     def test_400(self, site, body, code, param, says):
         told = site.post(CHAT, content=body)
         assert told.status_code == 400, told.text
-        error = envelope(told)
+        error = error_of(told)
         assert ("invalid_request_error", code, param) == (error["type"], error["code"], error["param"])
         assert says in error["message"]
 
     def test_duplicate_keys_where_a_body_is_rewritten(self, site):
         told = site.post(CHAT, content=b'{"model": "quick", "messages": [], "seed": 1, "seed": 2}')
-        assert envelope(told)["code"] == "duplicate_key"
+        assert error_of(told)["code"] == "duplicate_key"
 
     def test_announced_too_large(self, site):
         told = site.post("/echo", content=b"x" * 3_000_000)
         assert told.status_code == 413
-        assert "limits.body_mib" in envelope(told)["message"]
+        assert "limits.body_mib" in error_of(told)["message"]
 
     def test_too_large_without_saying_so(self, site):
         told = site.post("/echo", content=(b"x" * 100_000 for _ in range(50)))
         assert told.status_code == 413
-        assert envelope(told)["code"] == "request_too_large"
+        assert error_of(told)["code"] == "request_too_large"
 
     def test_just_not_too_large(self, site):
         body = json.dumps({"model": "plain", "pad": "x" * (2 * 1024 * 1024 - 40)}).encode()
@@ -107,26 +107,26 @@ class TestBodies:
     def test_headers_too_large(self, site):
         told = site.get("/health", headers={"x-pad": "x" * 17_000})
         assert told.status_code == 431
-        assert "16384 bytes (limits.header_kib)" in envelope(told)["message"]
+        assert "16384 bytes (limits.header_kib)" in error_of(told)["message"]
         assert site.get("/health", headers={"x-pad": "x" * 15_000}).status_code == 200
 
     def test_an_error_of_the_worker_keeps_its_status_and_words(self, site):
         told = site.chat("plain", fake={"status": 429})
         assert told.status_code == 429
-        error = envelope(told)
+        error = error_of(told)
         assert (error["message"], error["type"]) == ("as told", "server_error")
 
     def test_llama_cpps_errors_are_completed(self, site):
         told = site.post(CHAT, json={"model": "chat", "messages": "none"})
         assert told.status_code in {400, 500}
-        error = envelope(told)
+        error = error_of(told)
         assert isinstance(error["code"], str)
         assert error["param"] is None
 
     def test_what_llama_cpp_adds_is_kept(self, site):
         told = site.chat("chat", text="word " * 4000)
         assert told.status_code == 400
-        error = envelope(told)
+        error = error_of(told)
         assert error["type"] == "exceed_context_size_error"
         assert error["n_ctx"] < error["n_prompt_tokens"]
 
@@ -177,7 +177,7 @@ class TestUnavailable:
     def test_a_model_that_does_not_start(self, site):
         told = site.chat("broken")
         assert told.status_code == 503
-        error = envelope(told)
+        error = error_of(told)
         assert error["type"] == "server_error"
         assert "no such file: weights.bin" in error["detail"]
 
@@ -190,5 +190,5 @@ class TestUnavailable:
             daemon.wait_state("slow", "starting")
             told = daemon.chat("slow")
             assert told.status_code == 503
-            assert envelope(told)["code"] == "queue_full"
+            assert error_of(told)["code"] == "queue_full"
             assert 1 <= int(told.headers["retry-after"]) <= 120

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from supervisor.core.events import WorkerExited
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.types import Crash, CrashClass
+from supervisor.core.types import Crash, CrashClass, Generation, ModelId
 from supervisor.daemon import recording
 from supervisor.daemon.recording import Recording, event_line, packed, replay, unpacked
 from supervisor.errors import InvalidRequestError
@@ -112,7 +113,7 @@ class TestRecording:
 
     def test_a_slow_listener_is_told_that_it_broke_off(self, monkeypatch):
         monkeypatch.setattr(recording, "BACKLOG_BYTES", 1000)
-        every = []
+        every = set()
         world = World()
         one = Recording(world.scheduler, 0.0, every)
         world.configure(model("a", 1000))
@@ -120,11 +121,30 @@ class TestRecording:
         event = world.reading()
         for _ in range(1000):
             one.add(1.0, event, effects)
-        assert every == []
+        assert every == set()
+        assert one.broke_off
         lines = one.take()
         assert sum(map(len, lines)) < 1000 + len(event_line(1.0, event, effects)) + len(lines[0]) + 200
         with pytest.raises(InvalidRequestError, match="broke off"):
             list(replay(lines))
+
+    def test_a_mistake_ends_the_recording_and_nothing_else(self):
+        every = set()
+        one = Recording(Scheduler(), 0.0, every)
+        endless = []
+        endless.append(endless)
+        one.add(1.0, endless, [])
+        assert one.broke_off
+        assert every == set()
+
+    def test_text_that_is_no_unicode(self):
+        world = World()
+        world.configure(model("a", 1000))
+        one = Recording(world.scheduler, world.now)
+        crash = Crash(CrashClass.UNKNOWN, "it said \udcff")
+        event = WorkerExited(ModelId("a"), Generation(1), crash)
+        one.add(world.now, event, world.scheduler.handle(event, world.now))
+        assert [replayed.is_same for replayed in replay(one.take())] == [True]
 
     async def test_next(self):
         one = Recording(Scheduler(), 0.0)

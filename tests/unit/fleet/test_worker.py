@@ -243,6 +243,9 @@ class TestEnd:
         assert bench.events[-1] == WorkerUnkillable(*KEY, "still there")
         assert bench.worker.holder().roots == (PIDS.shim_pid,), "it holds its memory"
         assert not bench.life.done()
+        bench.worker.stop(force=True)
+        await bench.until(lambda: bench.launcher.told.count("kill") == 2)
+        assert len(bench.events) == 2, "said once"
         bench.launcher.end(KEY, ProcessExit(-9))
         assert await bench.end() is None
 

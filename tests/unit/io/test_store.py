@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 import sqlite3
@@ -281,6 +282,16 @@ class TestADamagedState:
             (tmp_path / name).write_bytes(b"garbage" * 1000)
         await self.check(path, {})
         assert [kept.name.partition(".broken-")[0] for kept in broken(path)] == [f"{path.name}.backup", path.name]
+
+    @pytest.mark.parametrize("value", ["[" * 100_000, "0", "9" * 30, "-5", "1.5", '"x"'])
+    async def test_footprints_that_cannot_be(self, tmp_path, value):
+        path = tmp_path / "llmux.sqlite3"
+        await filled(path, 1)
+        with contextlib.closing(sqlite3.connect(path)) as file, file:
+            file.execute("UPDATE entries SET value = ?", (value,))
+        cache = await Footprints.open(path)
+        assert cache.learned() == {}
+        await cache.close()
 
     async def test_values_that_are_no_json(self, tmp_path):
         _, things = await filled(tmp_path / "db")
