@@ -1,4 +1,4 @@
-"""Authorisation: the allowed hosts and origins, the only credential extractor, and the scope that each path requires.
+"""Authorization: the allowed hosts and origins, the only credential extractor, and the scope that each path requires.
 
 It uses the same path as the application's routing and denies what no rule names. Without keys the daemon listens only on
 loopback and allows everything local; then the Host and Origin checks keep web pages in the user's browser out (DNS

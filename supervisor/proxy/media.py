@@ -44,6 +44,7 @@ _INERT_TYPE: Final = re.compile(
 )
 _INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "metadata"})
 _NESTING_KEYS: Final = ("content", "output")  # a prompt's parts may lie below these, whatever a type claims
+_SHORTEST: Final = len('{"url":"a:"}')
 _NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
 _USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
 _USUAL_FIELDS: Final = frozenset(
@@ -94,6 +95,8 @@ def refuse_references(fields: Fields, value: Callable[[str], Any]) -> None:
     """
     values: list[Any] = []
     for key, raw in fields.items():
+        if key in _USUAL_FIELDS and len(raw) < _SHORTEST:
+            continue
         is_nested = memoryview(raw)[0] in b"[{"
         if key in _USUAL_FIELDS and (not is_nested or (key == "messages" and is_text(raw))):
             continue

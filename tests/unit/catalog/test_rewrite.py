@@ -184,6 +184,8 @@ class TestOpening:
         (b"[1]", "must be a JSON object"),
         (b'{"model": "m", "x": ' + b"[" * 200_000, "nested too deeply"),
         (b'{"model": "m", "model": "n"}', "same key twice"),
+        (b'{"model": "m", "a\\u0022": 1, "b\\u0022": 2, "x": 1, "x": 2}', "same key twice"),
+        (b'{"model": "m", "a\\"": 1, "x": "\\"", "x": 2}', "same key twice"),
     )
 
     @pytest.mark.parametrize(("body", "message"), BAD)
