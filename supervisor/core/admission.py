@@ -31,7 +31,7 @@ class AdmissionPolicy:
         self.policy = policy or Policy()
 
     def configure(self, limits: Limits, policy: Policy) -> None:
-        """New numbers. Those already queued stay, also beyond them; the new one judges their waiting time."""
+        """New numbers. Queued requests stay, even beyond the new limits; the new one judges their waiting time."""
         self.limits, self.policy = limits, policy
 
     # ---------------------------------------------------------------------------------------------------------- order
@@ -60,12 +60,12 @@ class AdmissionPolicy:
         return self.policy.eviction is Eviction.LAST_RESORT
 
     def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
-        """Until when an idle worker keeps its place: within its minimum residency, while in demand. `now`: it doesn't."""
+        """Until when an idle worker keeps its place: within its minimum residency, while in demand. Returns `now` if it doesn't."""
         matures_at, quiet_at = model.ready_at + self.limits.min_residency_s, model.last_used + self.limits.linger_s
         if now >= matures_at:
             return now
         if now < quiet_at:
-            return quiet_at
+            return min(quiet_at, matures_at)
         return matures_at if queued else now
 
     def may_claim_at(self, waiter: ModelState, victim: ModelState) -> float:

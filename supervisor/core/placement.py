@@ -127,7 +127,7 @@ def _postpone(state: SchedulerState, step: Step, model: ModelState, answer: Plan
 
 
 def _reconsider(state: SchedulerState, step: Step, demand: Demand, snapshot: Snapshot, answer: Refuse) -> Refuse | Wait:
-    """A refusal is final, so one for use outside waits until the figures show the loads and ends under way."""
+    """Where only memory used by other programs is in the way: wait until running loads and stops show in the readings."""
     held = dict.fromkeys(state.ledger.device_ids(), 0)
     for resident in snapshot.residents:
         for device in resident.devices:
@@ -248,7 +248,7 @@ def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, loading: Mo
     blocked = view.blocked
     if blocked is None and loading is not None and not state.admission.may_load(state.ledger.starting(device)):
         blocked = f"{loading} is loading"
-    # What is being freed for an earlier waiter isn't free yet; what that waiter was promised isn't taken yet.
+    # Below zero, earlier waiters were promised more than is being freed for them: that much is not free for this one.
     free = view.free_mib + min(0, surplus_mib)
     return DeviceView(device, view.total_mib, view.usable_mib, free, blocked)
 

@@ -3,8 +3,8 @@
 `plan` is a pure function of a demand and a snapshot; equal inputs give equal plans, and every tie ends in an id. It
 walks one numbered tree, whose numbers return in the code:
 
-0. The candidates are the demand's device sets whose devices are all large enough. None → Refuse. Loaded already → Admit,
-   needing 0.
+0. Loaded already → Admit, needing 0. The candidates are the demand's device sets whose devices are all large enough.
+   None → Refuse.
 1. It fits in what is free on an unblocked device set, and `max_loaded` of its type is not exceeded → Admit.
 2. It fits once residents without a block and of no higher priority are gone → Evict them.
 3. It would fit if those that are blocked only for now could go as well, or the device set is blocked only for now → Wait.
@@ -12,12 +12,12 @@ walks one numbered tree, whose numbers return in the code:
 5. `last_resort` only: like 3, with residents of higher priority too → Wait.
 6. Refuse, naming what is in the way.
 
-A STOPPING resident goes whatever we decide. Nothing is evicted for memory that is already on its way back, so in 2 to 5
-that memory counts as coming, and a plan that needs nothing else is a Wait for it. MIN_RESIDENCY does not block a demand
+The memory of a STOPPING resident comes back anyway, so nothing is evicted for it: in 2 to 5 it counts as coming, and a
+plan that needs nothing else is a Wait for it. MIN_RESIDENCY does not block a demand
 that may overtake the resident. A PINNED resident never goes.
 
-Victims are chosen in one order: lowest priority, least valuable (cheap to reload for the time it idled), id. First come
-those that `max_loaded` requires, from any device; what they return on the device set counts. Then, for space, whole
+Victims are chosen in one order: lowest priority, least valuable (cheap to reload for the time it idled), id. First those
+that `max_loaded` forces out, on any device; what they free on this device set is counted. Then, for space, whole
 priority classes from the lowest up, and of the last class the smallest set that fits (docs/adr/0002-eviction-order.md).
 Among device sets: lowest class touched, fewest victims, least value, ids.
 

@@ -2,7 +2,7 @@
 
 1. Body: read, and opened once.
 2. Target: which model is meant, may it be asked this, and what does its worker get?
-3. Demand: the request gets a number and is entered among those in flight. From here on it can be cancelled.
+3. Entry: the request gets a number and is entered among those in flight. From here on it can be cancelled.
 4. Ticket: the engine admits it to a worker, at once or after a wait.
 5. Forward: the bytes go through.
 6. Release: the ticket is given back, the request leaves the list, one log line says what came of it.

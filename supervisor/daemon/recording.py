@@ -88,7 +88,7 @@ class Replayed:
 
 
 def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
-    """Run a recording again, event by event. Raises InvalidRequestError for what is none, or one that broke off."""
+    """Run a recording again, event by event. Raises InvalidRequestError for a file that is no recording, or broke off."""
     scheduler: Scheduler | None = None
     number = 0
     for text in lines:

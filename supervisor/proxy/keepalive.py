@@ -1,4 +1,4 @@
-"""Keeping a streaming client's connection alive while its model is queued for or loading."""
+"""Keeping a streaming client's connection alive while the request waits for its model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Keepalive:
         ]
         if not self.started:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        self.started = True  # only now: a send that is cancelled while the connection is full has written nothing
+        self.started = True  # after the send: a cancelled send may have written nothing
         while True:
             await self._send({"type": "http.response.body", "body": self._dialect.keepalive, "more_body": True})
             await asyncio.sleep(interval_s)

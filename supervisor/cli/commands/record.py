@@ -48,7 +48,7 @@ def write(daemon: Client, file: Path, seconds: int | None) -> int:
 def replayed(file: Path) -> tuple[int, float, list[dict[str, object]]]:
     """Replay a recording: how many events, the seconds they cover, and the last decisions, timed from the first event.
 
-    Raises InvalidRequestError for what is none, and LlmuxError where a decision came out otherwise.
+    Raises InvalidRequestError if it is no recording, and LlmuxError if a decision differs.
     """
     from supervisor.core.effects import Decided  # noqa: PLC0415  # with it comes the whole scheduler
     from supervisor.daemon import recording  # noqa: PLC0415  # as above
@@ -75,7 +75,7 @@ def _lines(file: Path) -> Iterator[bytes]:
     try:
         with file.open("rb") as lines:
             while line := lines.readline(LONGEST_LINE):
-                yield line  # a longer one is cut, and then no JSON
+                yield line  # a longer line is cut, and then it is no JSON
     except OSError as error:
         raise InvalidRequestError(f"{file} can't be read: {error.strerror}.") from error
 
