@@ -124,8 +124,6 @@ class Engine:
                 continue
             took = self.clock() - began
             self._decisions.note(effects, began)
-            for recording in tuple(self._recordings):
-                recording.add(began, following, effects)
             for effect in effects:
                 self._carry_out(effect)
             if not self._is_settled(following, effects):
@@ -134,8 +132,7 @@ class Engine:
                     self.last_decision_s = took
                 if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
                     self._sampling.soon()
-            for observe in self.observers:
-                observe(following, effects)
+            self._tell(began, following, effects)
         self._handling = False
         if not settled:
             self._look_ahead()
@@ -146,6 +143,16 @@ class Engine:
                     watcher.set_result(None)
         if mistake is not None:
             raise mistake
+
+    def _tell(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
+        """Everybody who looks. A mistake of theirs must not stop the engine."""
+        try:
+            for recording in tuple(self._recordings):
+                recording.add(at, event, effects)
+            for observe in self.observers:
+                observe(event, effects)
+        except Exception as error:
+            log.critical("event.mishandled", happened=repr(event), exc_info=error)
 
     def _is_settled(self, event: Event, effects: list[Effect]) -> bool:
         """A request that was dispatched at once, or that ended while none waited, moves no deadline. This is the usual case."""

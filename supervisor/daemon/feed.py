@@ -34,7 +34,8 @@ class Feed:
         self._told: dict[ModelId, ModelStatus] = {}
         self._devices_told: list[Json] = []
         self._devices_at = float("-inf")
-        self._flush: asyncio.TimerHandle | None = None
+        self._flush: asyncio.Handle | None = None
+        self._flush_at = 0.0  # loop time
         daemon.engine.observers.append(self.observe)
 
     def subscribe(self, kinds: Iterable[Kind], *, most: int = SUBSCRIBERS) -> Subscription:
@@ -72,10 +73,11 @@ class Feed:
         """Compare the models with what was told, not within the engine's turn."""
         loop = asyncio.get_running_loop()
         at = loop.time() + delay_s
-        if self._flush is None or at < self._flush.when():
-            if self._flush is not None:
-                self._flush.cancel()
-            self._flush = loop.call_at(at, self._tell_models)
+        if self._flush is not None:
+            if self._flush_at <= at:
+                return
+            self._flush.cancel()
+        self._flush, self._flush_at = loop.call_at(at, self._tell_models), at
 
     def _tell_models(self) -> None:
         self._flush = None

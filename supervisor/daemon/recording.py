@@ -18,8 +18,6 @@ from importlib import import_module
 from inspect import getmembers, isclass
 from typing import Any, Final
 
-import structlog
-
 from supervisor import core
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.effects import Effect
@@ -27,8 +25,6 @@ from supervisor.core.events import Event
 from supervisor.core.scheduler import Scheduler
 from supervisor.daemon.listener import Listener
 from supervisor.errors import InvalidRequestError
-
-log = structlog.get_logger("llmux.engine")
 
 FORMAT: Final = 1
 BACKLOG_BYTES: Final = 64 * 1024 * 1024  # of lines that the listener has not taken yet; then the recording ends
@@ -52,11 +48,10 @@ class Recording(Listener[bytes]):
             return
         try:
             text = event_line(at, event, effects)
-        except Exception:  # a mistake in here must not stop the engine
-            log.exception("recording.failed", happened=repr(event))
+        except Exception:
             self.broke_off = True
             self.end()
-            return
+            raise
         self._bytes += len(text)
         if self._bytes > BACKLOG_BYTES:
             self.broke_off = True

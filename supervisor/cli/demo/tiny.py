@@ -17,7 +17,7 @@ import math
 import random
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -35,21 +35,20 @@ _NORMAL_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 3, 4
 _NEWLINE, _SPACE = "\u010a", "\u0120"  # how GPT-2 vocabularies spell them
 
 
-CONTEXT: Final = 32768
-DIM: Final = 256
-LAYERS: Final = 2
-HEADS: Final = 4
-KV_HEADS: Final = 2
-FEED_FORWARD: Final = 128
-_KV: Final = DIM // HEADS * KV_HEADS
-
-
 @dataclass(frozen=True, slots=True)
 class Tiny:
     """What to write. `size_mib` grows the file to about that by further blocks, which the engine really loads."""
 
     answer: str = ANSWER
+    thought: str = THOUGHT
+    tool_call: Mapping[str, object] = field(default_factory=lambda: TOOL_CALL)
     name: str = "tiny"
+    context: int = 32768
+    dim: int = 256
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    feed_forward: int = 128
     seed: int = 0
     size_mib: int = 0
 
@@ -62,13 +61,13 @@ def write(path: Path, tiny: Tiny = Tiny()) -> None:
         "general.architecture": "llama",
         "general.name": tiny.name,
         "general.file_type": 0,
-        "llama.context_length": CONTEXT,
-        "llama.embedding_length": DIM,
+        "llama.context_length": tiny.context,
+        "llama.embedding_length": tiny.dim,
         "llama.block_count": layers,
         "llama.feed_forward_length": inner,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": KV_HEADS,
-        "llama.rope.dimension_count": DIM // HEADS,
+        "llama.attention.head_count": tiny.heads,
+        "llama.attention.head_count_kv": tiny.kv_heads,
+        "llama.rope.dimension_count": tiny.dim // tiny.heads,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.vocab_size": len(tokens),
         "tokenizer.ggml.model": "gpt2",
@@ -80,9 +79,9 @@ def write(path: Path, tiny: Tiny = Tiny()) -> None:
         "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
         "tokenizer.ggml.padding_token_id": tokens.index("<|endoftext|>"),
         "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": TEMPLATE.replace("@tool@", str(TOOL_CALL["name"])),
+        "tokenizer.chat_template": TEMPLATE.replace("@tool@", str(tiny.tool_call["name"])),
     }
-    gguf.write(path, keys, _tensors(layers, inner, _embedding(tiny, len(tokens)), _follows(tokens, chains)))
+    gguf.write(path, keys, _tensors(tiny, layers, inner, _embedding(tiny, len(tokens)), _follows(tokens, chains)))
 
 
 def _byte_alphabet() -> list[str]:
@@ -105,10 +104,10 @@ def _words(text: str) -> list[str]:
 
 def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[list[str]]]:
     """Tokens, their types, and the scripts as chains of tokens."""
-    call = _spelt("\n" + json.dumps(TOOL_CALL) + "\n")
+    call = _spelt("\n" + json.dumps(tiny.tool_call) + "\n")
     # a token follows the one before it wherever it stands, so no token may be in two places of the scripts
     answer = [_NEWLINE * 2, *_words(tiny.answer), "<|im_end|>"]
-    think = [_NEWLINE, "<think>", *_words(THOUGHT), "</think>", _NEWLINE * 2]
+    think = [_NEWLINE, "<think>", *_words(tiny.thought), "</think>", _NEWLINE * 2]
     chains = [think, answer, ["<|plan|>", "<tool_call>", call, "</tool_call>", "<|im_end|>"]]
     tokens = _byte_alphabet()
     special = {*CONTROL, *MARKS}
@@ -131,13 +130,14 @@ def _follows(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]
 
 def _dimensions(tiny: Tiny, vocabulary: int) -> tuple[int, int]:
     """Blocks and their inner width, so that the whole is `size_mib` where that is asked for."""
-    wanted = tiny.size_mib * (1 << 18) - 2 * vocabulary * DIM  # f32 values left for the blocks
+    wanted = tiny.size_mib * (1 << 18) - 2 * vocabulary * tiny.dim  # f32 values left for the blocks
     if wanted <= 0:
-        return LAYERS, FEED_FORWARD
-    attention = 2 * DIM * (DIM + _KV)
-    widest = 16 * DIM
-    layers = max(LAYERS, math.ceil(wanted / (attention + 3 * DIM * widest)))
-    inner = max((wanted // layers - attention) // (3 * DIM), 32)
+        return tiny.layers, tiny.feed_forward
+    kv = tiny.dim // tiny.heads * tiny.kv_heads
+    attention = 2 * tiny.dim * (tiny.dim + kv)
+    widest = 16 * tiny.dim
+    layers = max(tiny.layers, math.ceil(wanted / (attention + 3 * tiny.dim * widest)))
+    inner = max((wanted // layers - attention) // (3 * tiny.dim), 32)
     return layers, inner // 32 * 32
 
 
@@ -145,35 +145,36 @@ def _embedding(tiny: Tiny, vocabulary: int) -> list[array[float]]:
     source = random.Random(tiny.seed)  # noqa: S311 - a fixture, not a secret
     rows = []
     for _ in range(vocabulary):
-        bits = source.getrandbits(DIM)
-        rows.append(array("f", [1.0 if bits >> i & 1 else -1.0 for i in range(DIM)]))
+        bits = source.getrandbits(tiny.dim)
+        rows.append(array("f", [1.0 if bits >> i & 1 else -1.0 for i in range(tiny.dim)]))
     return rows
 
 
 def _tensors(
-    layers: int, inner: int, embedding: list[array[float]], follows: Mapping[int, Sequence[int]]
+    tiny: Tiny, layers: int, inner: int, embedding: list[array[float]], follows: Mapping[int, Sequence[int]]
 ) -> dict[str, gguf.Tensor]:
-    output = array("f", bytes(4 * DIM * len(embedding)))
+    dim, kv = tiny.dim, tiny.dim // tiny.heads * tiny.kv_heads
+    output = array("f", bytes(4 * dim * len(embedding)))
     for token, predecessors in follows.items():
         rows = zip(*(embedding[before] for before in predecessors), strict=True)
-        output[token * DIM : (token + 1) * DIM] = array("f", [2.0 * sum(column) for column in rows])
+        output[token * dim : (token + 1) * dim] = array("f", [2.0 * sum(column) for column in rows])
     flat = array("f")
     for row in embedding:
         flat.extend(row)
-    tensors = {"token_embd.weight": gguf.Tensor((len(embedding), DIM), flat)}
+    tensors = {"token_embd.weight": gguf.Tensor((len(embedding), dim), flat)}
     for i in range(layers):
         tensors |= {
-            f"blk.{i}.attn_norm.weight": gguf.ones(DIM),
-            f"blk.{i}.attn_q.weight": gguf.Tensor((DIM, DIM)),
-            f"blk.{i}.attn_k.weight": gguf.Tensor((_KV, DIM)),
-            f"blk.{i}.attn_v.weight": gguf.Tensor((_KV, DIM)),
-            f"blk.{i}.attn_output.weight": gguf.Tensor((DIM, DIM)),
-            f"blk.{i}.ffn_norm.weight": gguf.ones(DIM),
-            f"blk.{i}.ffn_gate.weight": gguf.Tensor((inner, DIM)),
-            f"blk.{i}.ffn_up.weight": gguf.Tensor((inner, DIM)),
-            f"blk.{i}.ffn_down.weight": gguf.Tensor((DIM, inner)),
+            f"blk.{i}.attn_norm.weight": gguf.ones(dim),
+            f"blk.{i}.attn_q.weight": gguf.Tensor((dim, dim)),
+            f"blk.{i}.attn_k.weight": gguf.Tensor((kv, dim)),
+            f"blk.{i}.attn_v.weight": gguf.Tensor((kv, dim)),
+            f"blk.{i}.attn_output.weight": gguf.Tensor((dim, dim)),
+            f"blk.{i}.ffn_norm.weight": gguf.ones(dim),
+            f"blk.{i}.ffn_gate.weight": gguf.Tensor((inner, dim)),
+            f"blk.{i}.ffn_up.weight": gguf.Tensor((inner, dim)),
+            f"blk.{i}.ffn_down.weight": gguf.Tensor((dim, inner)),
         }
     return tensors | {
-        "output_norm.weight": gguf.ones(DIM),
-        "output.weight": gguf.Tensor((len(embedding), DIM), output),
+        "output_norm.weight": gguf.ones(dim),
+        "output.weight": gguf.Tensor((len(embedding), dim), output),
     }

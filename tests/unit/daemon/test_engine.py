@@ -239,6 +239,18 @@ class TestMistakes:
         bench.engine.finish(ticket)
         assert bench.left_behind() == (0, 0, 0)
 
+    async def test_an_observer_that_fails_stops_nobody(self, bench):
+        bench.engine.observers.append(lambda *_: 1 / 0)
+        endless = []
+        endless.append(endless)
+        with bench.engine.recording() as recording:
+            bench.engine._tell(0.0, endless, [])
+            assert recording.broke_off
+        bench.fleet.at_start = lambda effect, post: post(WorkerReady(effect.model, effect.generation))
+        ticket = await bench.engine.admit(TicketId("1"), A)
+        bench.engine.finish(ticket)
+        assert bench.left_behind() == (0, 0, 0)
+
     async def test_an_arrival_that_the_core_can_not_take_leaves_no_ticket(self, bench, monkeypatch):
         def stumble(event: Event, now: float):
             raise AssertionError("an impossible step")

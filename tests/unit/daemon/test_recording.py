@@ -128,15 +128,6 @@ class TestRecording:
         with pytest.raises(InvalidRequestError, match="broke off"):
             list(replay(lines))
 
-    def test_a_mistake_ends_the_recording_and_nothing_else(self):
-        every = set()
-        one = Recording(Scheduler(), 0.0, every)
-        endless = []
-        endless.append(endless)
-        one.add(1.0, endless, [])
-        assert one.broke_off
-        assert every == set()
-
     def test_text_that_is_no_unicode(self):
         world = World()
         world.configure(model("a", 1000))
