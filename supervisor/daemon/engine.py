@@ -15,7 +15,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 import structlog
@@ -35,14 +34,14 @@ from supervisor.core.events import (
 )
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import ModelState
-from supervisor.core.types import Crash, CrashClass, Generation, ModelId, RejectCode, TicketId, WorkerState
+from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
-from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
+from supervisor.daemon.ticket import Ticket, rejection
+from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import MemorySampler
-from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.engine")
 
@@ -50,26 +49,6 @@ MOST_RECORDINGS = 4
 
 Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
-
-
-@dataclass(slots=True)
-class Ticket:
-    """An admitted request: where to send it, and whether it was cut short."""
-
-    id: TicketId
-    model: ModelId
-    arrived: float
-    generation: Generation | None = None
-    upstream: Upstream | None = None
-    admitted: float = 0.0
-    rejection: LlmuxError | None = None
-    cut_reason: str | None = None
-    waiter: asyncio.Future[None] | None = None
-
-    @property
-    def queued_s(self) -> float:
-        """Seconds between arrival and admission."""
-        return self.admitted - self.arrived
 
 
 class Engine:
@@ -400,12 +379,3 @@ class Engine:
     async def sample(self) -> None:
         """Read all devices and workers once, and let the scheduler know."""
         self.post(await self._sampler.sample(self._fleet.holders()))
-
-
-def rejection(effect: Reject) -> LlmuxError:
-    """The error a client gets for a core's Reject."""
-    if effect.code is RejectCode.MODEL_NOT_FOUND:
-        return NotFoundError(effect.message, code="model_not_found", param="model")
-    return UnavailableError(
-        effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s, detail=effect.detail
-    )

@@ -24,8 +24,9 @@ from urllib.parse import parse_qs
 from runtimes.base import Endpoint
 from supervisor.catalog import Catalog, Route
 from supervisor.core.types import ModelId, TicketId
-from supervisor.daemon.engine import Engine, Ticket
+from supervisor.daemon.engine import Engine
 from supervisor.daemon.requests import InFlight, RequestContext
+from supervisor.daemon.ticket import Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, RequestCancelledError, UnreachableError
 from supervisor.proxy import permission
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset

@@ -15,9 +15,9 @@ from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
 from supervisor.core.types import TicketId
-from supervisor.daemon.engine import Ticket
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
+from supervisor.daemon.ticket import Ticket
 from supervisor.errors import RequestCancelledError
 from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import Dialect

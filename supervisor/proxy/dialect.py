@@ -7,6 +7,7 @@ dialects; the server picks one by the request's path and passes it down.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from supervisor.proxy.translation import Translation
 
 
-class Dialect:
+class Dialect(abc.ABC):
     """One API that clients speak. What it doesn't say otherwise is as in OpenAI's, which workers speak."""
 
     name: str  # what a runtime's endpoints call it
@@ -22,9 +23,9 @@ class Dialect:
     keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
     has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
 
+    @abc.abstractmethod
     def owns(self, path: str) -> bool:
         """Do clients of this path speak it?"""
-        raise NotImplementedError
 
     def scope_for(self, path: str) -> str | None:
         """The key scope that one of its paths needs; None where the path is open to all."""

@@ -25,7 +25,7 @@ from supervisor.cli.main import main
 from supervisor.cli.serve import welcome
 from supervisor.core.effects import Reject
 from supervisor.core.types import CrashClass, FootprintSource, RejectCode, TicketId
-from supervisor.daemon.engine import rejection
+from supervisor.daemon.ticket import rejection
 from supervisor.errors import LlmuxError
 
 ROOT = Path(supervisor.__file__).parent.parent
