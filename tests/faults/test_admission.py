@@ -66,40 +66,45 @@ class Leaver:
         return time.monotonic()
 
 
-async def test_crowd_for_a_cold_model(daemon, measured):
-    """500 requests at once for a cold model: exactly one spawn, everybody is answered."""
-    answers = await asyncio.gather(*(ask(daemon, "cold") for _ in range(CROWD)))
-    assert Counter(status for status, _ in answers) == {200: CROWD}
-    assert starts(daemon, "cold") == 1
-    assert stats(daemon, "cold")["requests"] == CROWD
-    measured(answered=CROWD, spawns=1, slowest_s=max(seconds for _, seconds in answers))
+class Test25CrowdForAColdModel:
+    """A crowd starts one worker; whoever finds the queue full is refused at once."""
+
+    async def test_crowd_for_a_cold_model(self, daemon, measured):
+        """500 requests at once for a cold model: exactly one spawn, everybody is answered."""
+        answers = await asyncio.gather(*(ask(daemon, "cold") for _ in range(CROWD)))
+        assert Counter(status for status, _ in answers) == {200: CROWD}
+        assert starts(daemon, "cold") == 1
+        assert stats(daemon, "cold")["requests"] == CROWD
+        measured(answered=CROWD, spawns=1, slowest_s=max(seconds for _, seconds in answers))
+
+    async def test_full_queue(self, daemon, measured):
+        """When the queue is full, everybody else gets 503 with Retry-After at once, and nobody queued is lost."""
+        leavers = [Leaver(daemon, "slow") for _ in range(QUEUE)]
+        wait_until(lambda: daemon.model("slow")["queued"] == QUEUE)
+        calls = []
+        with daemon.client() as client:
+            body = {"model": "slow", "messages": []}
+            for _ in range(times(40, 400)):
+                began = time.monotonic()
+                answer = client.post("/v1/chat/completions", json=body)
+                calls.append(time.monotonic() - began)
+                assert (answer.status_code, code(answer)) == (503, "queue_full")
+                assert int(answer.headers["retry-after"]) >= 1
+        assert daemon.model("slow")["queued"] == QUEUE
+        assert statistics.median(calls) < 2, "at once: the load takes a minute"
+        for leaver in leavers:
+            leaver.leave()
+        wait_until(
+            lambda: daemon.model("slow")["state"] == "stopped",
+            what="a load that nobody waits for any more is cancelled",
+        )
+        assert daemon.get("/health").json()["queued"] == 0
+        measured(refused_median_ms=statistics.median(calls) * 1000, refused_max_ms=max(calls) * 1000)
 
 
-async def test_full_queue(daemon, measured):
-    """When the queue is full, everybody else gets 503 with Retry-After at once, and nobody queued is lost."""
-    leavers = [Leaver(daemon, "slow") for _ in range(QUEUE)]
-    wait_until(lambda: daemon.model("slow")["queued"] == QUEUE)
-    calls = []
-    with daemon.client() as client:
-        body = {"model": "slow", "messages": []}
-        for _ in range(times(40, 400)):
-            began = time.monotonic()
-            answer = client.post("/v1/chat/completions", json=body)
-            calls.append(time.monotonic() - began)
-            assert (answer.status_code, code(answer)) == (503, "queue_full")
-            assert int(answer.headers["retry-after"]) >= 1
-    assert daemon.model("slow")["queued"] == QUEUE
-    assert statistics.median(calls) < 2, "at once: the load takes a minute"
-    for leaver in leavers:
-        leaver.leave()
-    wait_until(
-        lambda: daemon.model("slow")["state"] == "stopped", what="a load that nobody waits for any more is cancelled"
-    )
-    assert daemon.get("/health").json()["queued"] == 0
-    measured(refused_median_ms=statistics.median(calls) * 1000, refused_max_ms=max(calls) * 1000)
+class Test24ClientLeaves:
+    """Whatever a request waits for, its client's disconnect removes it and cancels its upstream."""
 
-
-class TestClientLeaves:
     def test_while_loading(self, daemon, measured):
         """The load is cancelled, since nobody waits for it any more."""
         leaver = Leaver(daemon, "slow")

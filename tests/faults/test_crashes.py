@@ -46,7 +46,9 @@ def busy(tmp_path_factory):
         yield daemon
 
 
-class TestKilled:
+class Test10CrashMidStream:
+    """A stream whose worker dies says so before it ends, and is never sent a second time."""
+
     @pytest.mark.parametrize("whom", ["pid", "shim_pid"], ids=["worker", "shim"])
     def test_mid_stream(self, busy, whom, measured):
         """kill -9: an in-band error and never a clean end, no second try, served again soon, others untouched, no remains."""
@@ -91,6 +93,10 @@ class TestKilled:
                 refused_meanwhile=refused,
             )
 
+
+class Test15ResetBeforeHeaders:
+    """Only a request of which no byte was written is sent again."""
+
     def test_requests_that_did_not_reach_it_wait_for_the_next(self, tmp_path):
         """Before anybody knows that it ended, requests find nobody at its port: nothing was sent, so they are queued again."""
         answers: list[httpx.Response] = []
@@ -124,7 +130,9 @@ class TestKilled:
         assert told <= {"The worker closed the connection without an answer."}
 
 
-class TestNeverReady:
+class Test09NeverReady:
+    """A worker that never becomes ready is given up with its cause, and callers are refused at once."""
+
     def test_given_up_and_reset(self, tmp_path, measured):
         """A worker that keeps exiting is given up with its last words; callers hear it at once; `load` tries again."""
         flag = tmp_path / "fixed"
@@ -166,7 +174,9 @@ class TestNeverReady:
             measured(given_up_after_s=call.elapsed_s)
 
 
-class TestStopped:
+class Test05StoppedWorker:
+    """SIGSTOP of a ready worker takes it out of rotation; only failing liveness replaces it."""
+
     def test_unready_and_back(self, tmp_path, measured):
         """SIGSTOP takes a worker out of rotation, SIGCONT brings it back: it is not replaced for want of readiness."""
         limits = {"readiness_interval_s": 0.1}  # six failures of liveness, every ten seconds, are far away

@@ -43,59 +43,65 @@ def load_all(daemon: Daemon) -> None:
         assert daemon.post(f"/v1/admin/models/{name}/load").status_code == 200
 
 
-def test_killed_at_random_points(daemon, measured):
-    """kill -9 of the daemon while it loads and serves trees with setsid double forks: no live orphans soon after."""
-    chance = random.Random(SEED)
-    gone, back = [], []
-    for _ in range(times(2, 200)):
-        daemon.start()
-        for name in TREES:
-            Call(daemon, name)  # the answer is not waited for
-        time.sleep(chance.uniform(0.0, 0.8))
-        daemon.kill()
-        killed_at = time.monotonic()
-        wait_until(lambda: not daemon.workers(), what=f"no orphans (LLMUX_SEED={SEED})")
-        gone.append(time.monotonic() - killed_at)
-        daemon.start()
-        back.append(time.monotonic() - killed_at - gone[-1])
-        daemon.kill()
-        wait_until(lambda: not daemon.workers(), what="no orphans")
-    assert max(gone) < 15
-    assert max(back) < 30
-    measured(seed=SEED, kills=2 * len(gone), orphans_gone_max_s=max(gone), start_to_admin_max_s=max(back))
+class Test01DaemonKilled:
+    """kill -9 of the daemon at any moment takes every process of its trees with it."""
+
+    def test_killed_at_random_points(self, daemon, measured):
+        """kill -9 of the daemon while it loads and serves trees with setsid double forks: no live orphans soon after."""
+        chance = random.Random(SEED)
+        gone, back = [], []
+        for _ in range(times(2, 200)):
+            daemon.start()
+            for name in TREES:
+                Call(daemon, name)  # the answer is not waited for
+            time.sleep(chance.uniform(0.0, 0.8))
+            daemon.kill()
+            killed_at = time.monotonic()
+            wait_until(lambda: not daemon.workers(), what=f"no orphans (LLMUX_SEED={SEED})")
+            gone.append(time.monotonic() - killed_at)
+            daemon.start()
+            back.append(time.monotonic() - killed_at - gone[-1])
+            daemon.kill()
+            wait_until(lambda: not daemon.workers(), what="no orphans")
+        assert max(gone) < 15
+        assert max(back) < 30
+        measured(seed=SEED, kills=2 * len(gone), orphans_gone_max_s=max(gone), start_to_admin_max_s=max(back))
 
 
-def test_killed_with_its_shims(daemon, measured):
-    """kill -9 of daemon and shims leaves orphans; the next start has killed them all before it takes its port."""
-    reaping, serving = [], []
-    for _ in range(times(2, 40)):
-        daemon.start()
-        load_all(daemon)
-        before = set(daemon.workers())
-        shim_pids = shims(daemon)
-        for pid in shim_pids:
-            os.kill(pid, signal.SIGSTOP)  # else a shim is quicker than we are
-        daemon.kill()
-        for pid in shim_pids:
-            os.kill(pid, signal.SIGKILL)
-        killed_at = time.monotonic()
-        wait_until(lambda: len(before & set(daemon.workers())) == ORPHANS, what="only what has no parent is left")
-        orphans = before & set(daemon.workers())
+class Test02DaemonAndShimsKilled:
+    """What survives a kill -9 of daemon and shims is dead before the next daemon takes its port."""
 
-        daemon.start(wait=False)
-        left_when_bound = None
-        while left_when_bound is None:
-            with contextlib.suppress(httpx.TransportError):
-                daemon.get("/health")
-                left_when_bound = orphans & set(daemon.workers())
-            assert time.monotonic() < killed_at + 60
-        serving.append(time.monotonic() - killed_at)
-        assert left_when_bound == set()
-        reaped = [event for event in daemon.events("orphan.reaped") if event["pid"] in orphans]
-        assert {event["pid"] for event in reaped} == orphans
-        assert all(event["gone"] for event in reaped)
-        load_all(daemon)
-        daemon.stop()
-        daemon.log_path.unlink()
-        reaping.append(len(orphans))
-    measured(rounds=len(serving), orphans_reaped=sum(reaping), killed_to_serving_max_s=max(serving))
+    def test_killed_with_its_shims(self, daemon, measured):
+        """kill -9 of daemon and shims leaves orphans; the next start has killed them all before it takes its port."""
+        reaping, serving = [], []
+        for _ in range(times(2, 40)):
+            daemon.start()
+            load_all(daemon)
+            before = set(daemon.workers())
+            shim_pids = shims(daemon)
+            for pid in shim_pids:
+                os.kill(pid, signal.SIGSTOP)  # else a shim is quicker than we are
+            daemon.kill()
+            for pid in shim_pids:
+                os.kill(pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            wait_until(lambda: len(before & set(daemon.workers())) == ORPHANS, what="only what has no parent is left")
+            orphans = before & set(daemon.workers())
+
+            daemon.start(wait=False)
+            left_when_bound = None
+            while left_when_bound is None:
+                with contextlib.suppress(httpx.TransportError):
+                    daemon.get("/health")
+                    left_when_bound = orphans & set(daemon.workers())
+                assert time.monotonic() < killed_at + 60
+            serving.append(time.monotonic() - killed_at)
+            assert left_when_bound == set()
+            reaped = [event for event in daemon.events("orphan.reaped") if event["pid"] in orphans]
+            assert {event["pid"] for event in reaped} == orphans
+            assert all(event["gone"] for event in reaped)
+            load_all(daemon)
+            daemon.stop()
+            daemon.log_path.unlink()
+            reaping.append(len(orphans))
+        measured(rounds=len(serving), orphans_reaped=sum(reaping), killed_to_serving_max_s=max(serving))

@@ -39,7 +39,9 @@ def ended_at(daemon, model: str) -> float:
     return reasons[-1]["at"]
 
 
-class TestMemoryReturnsLate:
+class Test17MemoryReturnsLate:
+    """A load starts on measured free memory only, however late that comes back."""
+
     @pytest.mark.parametrize(("late_s", "warn_s"), [(0, 15), (4, 0.5), *([(12, 1)] if SOAK else [])])
     def test_loads_on_measured_memory_only(self, tmp_path, gpu, late_s, warn_s, measured):
         """The next model starts when the card shows the memory, however long that takes, and no sooner."""
@@ -95,7 +97,9 @@ class TestMemoryReturnsLate:
             assert daemon.stop(25) == 0  # half a minute is what it would be quarantined after
 
 
-class TestDriver:
+class Test18DriverLost:
+    """While the driver fails nothing new is loaded, what is loaded serves on, and nobody waits for the driver."""
+
     def test_lost(self, tmp_path, gpu, measured):
         """While the driver fails nothing new is loaded and what is loaded serves on; then it goes on by itself."""
         with running(tmp_path, config(gpu), env=gpu.env) as daemon:
@@ -132,6 +136,10 @@ class TestDriver:
             assert slowest < 6
             measured(slowest_meanwhile_s=slowest)
 
+
+class Test20ProcessList:
+    """Leases and the fall of free memory are enough where the driver's process list is not."""
+
     def test_process_list(self, tmp_path, gpu):
         """Whatever the driver's process list lacks, models are swapped and the books are right."""
         with running(tmp_path, config(gpu), env=gpu.env) as daemon:
@@ -147,33 +155,36 @@ class TestDriver:
             assert starts(daemon, "big") == starts(daemon, "other") == 4
 
 
-def test_stranger_takes_memory_while_loading(tmp_path, gpu, measured):
-    """Out of memory while loading is told from other crashes: one evict-and-retry with more room, and the caller is served."""
-    once, taken = tmp_path / "tried", tmp_path / "taken"
-    text = (
-        f"if [ ! -e {once} ]; then touch {once}; while [ ! -e {taken} ]; do sleep 0.05; done; "
-        'echo "ggml_cuda: CUDA error: out of memory"; exit 1; fi\n'
-        f'exec "$0" -I -S {FAKE_WORKER} --port "$1"'
-    )
-    program = {"runtime": "command", "cmd": ["/bin/sh", "-c", text, sys.executable, "${port}"]}
-    models = {
-        "loading": {**program, "vram_mib": 6000, "env": gpu.takes(6000)},
-        "idle": fake(vram_mib=4000, env=gpu.takes(4000)),
-    }
-    with running(tmp_path, {"devices": "auto", "models": models}, env=gpu.env) as daemon:
-        assert daemon.chat("idle").status_code == 200
-        call = Call(daemon, "loading")
-        wait_until(once.exists)
-        gpu.write(gpu={"processes": [{"pid": 1, "mib": 5000}]})
-        taken.touch()
-        assert call.result().status == 200
-        assert starts(daemon, "loading") == 2
-        assert daemon.model("idle")["state"] == "stopped"
-        kinds = [(decision["kind"], decision["reason"]) for decision in daemon.decisions("loading")]
-        crashes = [reason for kind, reason in kinds if kind == "crash"]
-        assert len(crashes) == 1
-        assert crashes[0].startswith("out_of_memory")
-        evict = next(reason for kind, reason in kinds if kind == "evict")
-        assert "evicting idle (llm, 4000 MiB" in evict
-        wait_until(lambda: device(daemon)["outside_mib"] == 5000)
-        measured(starts=2, evict=evict)
+class Test19StrangerTakesMemory:
+    """A load that lost its memory to a stranger evicts and tries once more."""
+
+    def test_stranger_takes_memory_while_loading(self, tmp_path, gpu, measured):
+        """Out of memory while loading is told from other crashes: one evict-and-retry with more room, and the caller is served."""
+        once, taken = tmp_path / "tried", tmp_path / "taken"
+        text = (
+            f"if [ ! -e {once} ]; then touch {once}; while [ ! -e {taken} ]; do sleep 0.05; done; "
+            'echo "ggml_cuda: CUDA error: out of memory"; exit 1; fi\n'
+            f'exec "$0" -I -S {FAKE_WORKER} --port "$1"'
+        )
+        program = {"runtime": "command", "cmd": ["/bin/sh", "-c", text, sys.executable, "${port}"]}
+        models = {
+            "loading": {**program, "vram_mib": 6000, "env": gpu.takes(6000)},
+            "idle": fake(vram_mib=4000, env=gpu.takes(4000)),
+        }
+        with running(tmp_path, {"devices": "auto", "models": models}, env=gpu.env) as daemon:
+            assert daemon.chat("idle").status_code == 200
+            call = Call(daemon, "loading")
+            wait_until(once.exists)
+            gpu.write(gpu={"processes": [{"pid": 1, "mib": 5000}]})
+            taken.touch()
+            assert call.result().status == 200
+            assert starts(daemon, "loading") == 2
+            assert daemon.model("idle")["state"] == "stopped"
+            kinds = [(decision["kind"], decision["reason"]) for decision in daemon.decisions("loading")]
+            crashes = [reason for kind, reason in kinds if kind == "crash"]
+            assert len(crashes) == 1
+            assert crashes[0].startswith("out_of_memory")
+            evict = next(reason for kind, reason in kinds if kind == "evict")
+            assert "evicting idle (llm, 4000 MiB" in evict
+            wait_until(lambda: device(daemon)["outside_mib"] == 5000)
+            measured(starts=2, evict=evict)

@@ -79,45 +79,48 @@ def daemon(tmp_path_factory):
         yield daemon
 
 
-def test_taken(daemon, impostors):
-    """A port of the range that somebody else listens on is passed over."""
-    first = daemon.config["server"]["worker_port_first"]
-    impostors += [Impostor(port) for port in (first, first + 1, first + 2)]
-    assert daemon.chat("plain").json()["model"] == "plain"
-    assert daemon.model("plain")["worker"]["port"] == first + 3
-    assert [impostor.requests + impostor.health for impostor in impostors] == [0, 0, 0]
+class Test13PortTaken:
+    """Whoever takes, shares or answers on a worker's port is found out before a request reaches it."""
 
+    def test_taken(self, daemon, impostors):
+        """A port of the range that somebody else listens on is passed over."""
+        first = daemon.config["server"]["worker_port_first"]
+        impostors += [Impostor(port) for port in (first, first + 1, first + 2)]
+        assert daemon.chat("plain").json()["model"] == "plain"
+        assert daemon.model("plain")["worker"]["port"] == first + 3
+        assert [impostor.requests + impostor.health for impostor in impostors] == [0, 0, 0]
 
-@pytest.mark.parametrize(("model", "share"), [("late", False), ("sharing", True)], ids=["impostor", "reuseport"])
-def test_answering_in_its_place(daemon, impostors, model, share, measured):
-    """Who answers /health on a starting worker's port is found out; the worker starts again on another one."""
-    call = Call(daemon, model)
-    port = wait_until(lambda: (daemon.model(model)["worker"] or {}).get("port"))
-    impostors.append(Impostor(port, share=share))
-    answer = call.result().response
-    assert (answer.status_code, answer.json()["model"]) == (200, model)
-    assert impostors[0].health > 0, "it was asked; otherwise this would test nothing"
-    assert impostors[0].requests == 0
-    assert daemon.model(model)["worker"]["port"] != port
-    crash = next(decision for decision in daemon.decisions(model) if decision["kind"] == "crash")
-    assert crash["reason"].startswith("port: ")
-    for _ in range(20):
-        assert daemon.chat(model).json()["model"] == model
-    assert impostors[0].requests == 0
-    measured(health_checks_answered=impostors[0].health, requests_misrouted=0, found=crash["reason"])
+    @pytest.mark.parametrize(("model", "share"), [("late", False), ("sharing", True)], ids=["impostor", "reuseport"])
+    def test_answering_in_its_place(self, daemon, impostors, model, share, measured):
+        """Who answers /health on a starting worker's port is found out; the worker starts again on another one."""
+        call = Call(daemon, model)
+        port = wait_until(lambda: (daemon.model(model)["worker"] or {}).get("port"))
+        impostors.append(Impostor(port, share=share))
+        answer = call.result().response
+        assert (answer.status_code, answer.json()["model"]) == (200, model)
+        assert impostors[0].health > 0, "it was asked; otherwise this would test nothing"
+        assert impostors[0].requests == 0
+        assert daemon.model(model)["worker"]["port"] != port
+        crash = next(decision for decision in daemon.decisions(model) if decision["kind"] == "crash")
+        assert crash["reason"].startswith("port: ")
+        for _ in range(20):
+            assert daemon.chat(model).json()["model"] == model
+        assert impostors[0].requests == 0
+        measured(health_checks_answered=impostors[0].health, requests_misrouted=0, found=crash["reason"])
 
-
-def test_shared_later(daemon, impostors, measured):
-    """A stranger who begins to share a ready worker's port is noticed with the next probe; the worker moves."""
-    assert daemon.chat("shared-later").status_code == 200
-    before = daemon.model("shared-later")["worker"]
-    impostors.append(Impostor(before["port"], share=True))
-    shared_at = time.monotonic()
-    wait_until(lambda: not (now := daemon.model("shared-later"))["answering"] or now["worker"]["pid"] != before["pid"])
-    noticed_s = time.monotonic() - shared_at
-    answers = [daemon.chat("shared-later") for _ in range(20)]
-    assert {answer.status_code for answer in answers} == {200}
-    assert impostors[0].requests == 0
-    assert daemon.model("shared-later")["worker"]["port"] != before["port"]
-    assert stats(daemon, "shared-later")["requests"] == 20
-    measured(noticed_s=noticed_s)
+    def test_shared_later(self, daemon, impostors, measured):
+        """A stranger who begins to share a ready worker's port is noticed with the next probe; the worker moves."""
+        assert daemon.chat("shared-later").status_code == 200
+        before = daemon.model("shared-later")["worker"]
+        impostors.append(Impostor(before["port"], share=True))
+        shared_at = time.monotonic()
+        wait_until(
+            lambda: not (now := daemon.model("shared-later"))["answering"] or now["worker"]["pid"] != before["pid"]
+        )
+        noticed_s = time.monotonic() - shared_at
+        answers = [daemon.chat("shared-later") for _ in range(20)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert impostors[0].requests == 0
+        assert daemon.model("shared-later")["worker"]["port"] != before["port"]
+        assert stats(daemon, "shared-later")["requests"] == 20
+        measured(noticed_s=noticed_s)

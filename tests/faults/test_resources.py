@@ -38,7 +38,9 @@ def limit(daemon: Daemon, count: int) -> None:
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (count, hard))
 
 
-class TestDescriptors:
+class Test28NoDescriptorsLeft:
+    """Probes that fail for want of descriptors kill no worker, and service returns with the descriptors."""
+
     def test_none_left(self, tmp_path, measured):
         """EMFILE: probes that fail for want of descriptors kill no worker; admin answers soon after they are free again."""
         limits = {"readiness_interval_s": 0.1, "liveness_interval_s": 0.4}
@@ -88,6 +90,10 @@ class TestDescriptors:
                 limit(daemon, 1024)
                 asked.join(40)
                 assert asked.status == 200
+
+
+class TestBaseline:
+    """Descriptors, threads and tasks are as many after the work as before."""
 
     def test_back_to_baseline(self, tmp_path, measured):
         """Files open in the daemon are as many after hundreds of requests, swaps and cancellations as before."""
@@ -181,21 +187,8 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
         await serving
 
 
-class TestDisk:
-    def test_log_flood(self, tmp_path, measured):
-        """A worker that logs as fast as it can fills no disk, and goes on serving."""
-        with running(tmp_path, {"models": {"loud": fake("--flood")}}) as daemon:
-            assert daemon.chat("loud").status_code == 200
-            logs = daemon.state_dir / "logs"
-            io = Path(f"/proc/{daemon.model('loud')['worker']['pid']}/io")
-            most, written, until = 0, 0, time.monotonic() + times(2, 60)
-            # How much lies there depends on how often the machine lets the file be looked at; all of it never does.
-            while time.monotonic() < until or written < max(256 * MIB, 3 * most):
-                most = max(most, sum(path.stat().st_blocks * 512 for path in logs.iterdir() if path.exists()))
-                assert most < 2048 * MIB
-                assert daemon.chat("loud").status_code == 200
-                written = int(io.read_text().split("wchar: ")[1].split()[0])
-            measured(written_mib=written // MIB, most_on_disk_mib=most // MIB)
+class Test21DiskFull:
+    """When nothing can be written any more, what is loaded serves on and nothing stored is lost."""
 
     def test_full(self, tmp_path, measured):
         """Not a byte can be written any more, to logs or store: what is loaded serves on, nothing is lost, loading recovers."""
@@ -232,17 +225,39 @@ class TestDisk:
         wait_until(lambda: not daemon.workers())
 
 
-def test_slow_senders(tmp_path, measured):
+class Test12LogFlood:
+    """A worker may write as much as it likes: the disk is bounded, and it never blocks."""
+
+    def test_log_flood(self, tmp_path, measured):
+        """A worker that logs as fast as it can fills no disk, and goes on serving."""
+        with running(tmp_path, {"models": {"loud": fake("--flood")}}) as daemon:
+            assert daemon.chat("loud").status_code == 200
+            logs = daemon.state_dir / "logs"
+            io = Path(f"/proc/{daemon.model('loud')['worker']['pid']}/io")
+            most, written, until = 0, 0, time.monotonic() + times(2, 60)
+            # How much lies there depends on how often the machine lets the file be looked at; all of it never does.
+            while time.monotonic() < until or written < max(256 * MIB, 3 * most):
+                most = max(most, sum(path.stat().st_blocks * 512 for path in logs.iterdir() if path.exists()))
+                assert most < 2048 * MIB
+                assert daemon.chat("loud").status_code == 200
+                written = int(io.read_text().split("wchar: ")[1].split()[0])
+            measured(written_mib=written // MIB, most_on_disk_mib=most // MIB)
+
+
+class Test28Slowloris:
     """Connections that never finish their headers hold nobody up."""
-    config = {"models": {"a": fake()}, "limits": {"header_s": 5}}
-    with running(tmp_path, config) as daemon, contextlib.ExitStack() as connections:
-        assert daemon.chat("a").status_code == 200
-        address = ("127.0.0.1", daemon.port)
-        slow = [connections.enter_context(socket.create_connection(address)) for _ in range(200)]
-        for connection in slow:
-            connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
-        call = Call(daemon, "a").result()
-        assert call.status == 200
-        wait_until(lambda: all(b"408" in connection.recv(100) for connection in slow))
-        assert stats(daemon, "a")["requests"] == 2
-        measured(served_meanwhile_s=call.elapsed_s)
+
+    def test_slow_senders(self, tmp_path, measured):
+        """Connections that never finish their headers hold nobody up."""
+        config = {"models": {"a": fake()}, "limits": {"header_s": 5}}
+        with running(tmp_path, config) as daemon, contextlib.ExitStack() as connections:
+            assert daemon.chat("a").status_code == 200
+            address = ("127.0.0.1", daemon.port)
+            slow = [connections.enter_context(socket.create_connection(address)) for _ in range(200)]
+            for connection in slow:
+                connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+            call = Call(daemon, "a").result()
+            assert call.status == 200
+            wait_until(lambda: all(b"408" in connection.recv(100) for connection in slow))
+            assert stats(daemon, "a")["requests"] == 2
+            measured(served_meanwhile_s=call.elapsed_s)

@@ -19,65 +19,66 @@ MODELS = {
 }
 
 
-def test_drains(tmp_path, measured):
-    """Running streams end, waiting requests get 503, new ones too; then exit code 0 and no process left."""
-    daemon = Daemon(tmp_path, {"models": MODELS, "limits": {"loads_per_device": 8}}).start()
-    assert daemon.chat("stubborn").status_code == 200
-    streams = [Stream(daemon, "busy", fake={"chunks": 160, "chunk_delay": 0.05}) for _ in range(5)]
-    first = Call(daemon, "one", fake={"delay": 8})
-    wait_until(lambda: daemon.model("one")["in_flight"] == 1)
-    queued, loading = Call(daemon, "one"), Call(daemon, "slow")
-    wait_until(lambda: daemon.model("one")["queued"] == 1 and daemon.model("slow")["state"] == "starting")
-    wait_until(lambda: all(stream.chunks > 2 for stream in streams))
+class Test30SigtermUnderLoad:
+    """SIGTERM drains for a bounded time, then nothing is left."""
 
-    daemon.signal(signal.SIGTERM)
-    asked_at = time.monotonic()
-    for waiting in (queued, loading):
-        waiting.result()
-        assert (waiting.status, code(waiting.response)) == (503, "shutting_down")
-    refused_s = time.monotonic() - asked_at
-    late = daemon.chat("busy")
-    assert (late.status_code, code(late)) == (503, "shutting_down")
-    assert daemon.get("/health").status_code == 503
-    assert any(stream.is_alive() for stream in streams), "all of that while streams still run"
-    assert [stream.result().ended_cleanly for stream in streams] == [True] * 5
-    assert {stream.chunks for stream in streams} == {160}
-    assert first.result().status == 200
-    assert daemon.process.wait(LIMIT_S) == 0
-    ended_s = time.monotonic() - asked_at
-    assert daemon.workers() == []
-    assert "Traceback" not in daemon.log_text()
-    assert "never retrieved" not in daemon.log_text()
-    measured(waiting_refused_s=refused_s, ended_s=ended_s)
+    def test_drains(self, tmp_path, measured):
+        """Running streams end, waiting requests get 503, new ones too; then exit code 0 and no process left."""
+        daemon = Daemon(tmp_path, {"models": MODELS, "limits": {"loads_per_device": 8}}).start()
+        assert daemon.chat("stubborn").status_code == 200
+        streams = [Stream(daemon, "busy", fake={"chunks": 160, "chunk_delay": 0.05}) for _ in range(5)]
+        first = Call(daemon, "one", fake={"delay": 8})
+        wait_until(lambda: daemon.model("one")["in_flight"] == 1)
+        queued, loading = Call(daemon, "one"), Call(daemon, "slow")
+        wait_until(lambda: daemon.model("one")["queued"] == 1 and daemon.model("slow")["state"] == "starting")
+        wait_until(lambda: all(stream.chunks > 2 for stream in streams))
 
+        daemon.signal(signal.SIGTERM)
+        asked_at = time.monotonic()
+        for waiting in (queued, loading):
+            waiting.result()
+            assert (waiting.status, code(waiting.response)) == (503, "shutting_down")
+        refused_s = time.monotonic() - asked_at
+        late = daemon.chat("busy")
+        assert (late.status_code, code(late)) == (503, "shutting_down")
+        assert daemon.get("/health").status_code == 503
+        assert any(stream.is_alive() for stream in streams), "all of that while streams still run"
+        assert [stream.result().ended_cleanly for stream in streams] == [True] * 5
+        assert {stream.chunks for stream in streams} == {160}
+        assert first.result().status == 200
+        assert daemon.process.wait(LIMIT_S) == 0
+        ended_s = time.monotonic() - asked_at
+        assert daemon.workers() == []
+        assert "Traceback" not in daemon.log_text()
+        assert "never retrieved" not in daemon.log_text()
+        measured(waiting_refused_s=refused_s, ended_s=ended_s)
 
-def test_drain_is_bounded(tmp_path, measured):
-    """A stream that would go on for minutes is cut when the drain time is over, and not ended cleanly."""
-    daemon = Daemon(tmp_path, {"models": MODELS, "limits": {"drain_s": 1}}).start()
-    stream = Stream(daemon, "busy", fake={"chunks": 4000, "chunk_delay": 0.1})
-    wait_until(lambda: stream.chunks > 2)
-    asked_at = time.monotonic()
-    assert daemon.stop() == 0
-    ended_s = time.monotonic() - asked_at
-    assert not stream.result().ended_cleanly
-    assert daemon.workers() == []
-    assert ended_s > 0.9
-    measured(drain_s=1, ended_s=ended_s)
+    def test_drain_is_bounded(self, tmp_path, measured):
+        """A stream that would go on for minutes is cut when the drain time is over, and not ended cleanly."""
+        daemon = Daemon(tmp_path, {"models": MODELS, "limits": {"drain_s": 1}}).start()
+        stream = Stream(daemon, "busy", fake={"chunks": 4000, "chunk_delay": 0.1})
+        wait_until(lambda: stream.chunks > 2)
+        asked_at = time.monotonic()
+        assert daemon.stop() == 0
+        ended_s = time.monotonic() - asked_at
+        assert not stream.result().ended_cleanly
+        assert daemon.workers() == []
+        assert ended_s > 0.9
+        measured(drain_s=1, ended_s=ended_s)
 
-
-def test_second_signal(tmp_path, measured):
-    """A second SIGTERM cuts the drain short: kills at once, exit code 0, nothing left."""
-    daemon = Daemon(tmp_path, {"models": MODELS, "limits": {"drain_s": 60}}).start()
-    streams = [Stream(daemon, model, fake={"chunks": 4000, "chunk_delay": 0.1}) for model in ("busy", "stubborn")]
-    wait_until(lambda: all(stream.chunks > 2 for stream in streams))
-    assert stats(daemon, "busy")["active"] == 1
-    daemon.signal(signal.SIGTERM)
-    wait_until(lambda: daemon.get("/health").status_code == 503)
-    asked_at = time.monotonic()
-    daemon.signal(signal.SIGTERM)
-    assert daemon.process.wait(LIMIT_S) == 0
-    ended_s = time.monotonic() - asked_at
-    assert not any(stream.result().ended_cleanly for stream in streams)
-    assert all(isinstance(stream.error, httpx.RemoteProtocolError) for stream in streams)
-    assert daemon.workers() == []
-    measured(ended_after_second_signal_s=ended_s)
+    def test_second_signal(self, tmp_path, measured):
+        """A second SIGTERM cuts the drain short: kills at once, exit code 0, nothing left."""
+        daemon = Daemon(tmp_path, {"models": MODELS, "limits": {"drain_s": 60}}).start()
+        streams = [Stream(daemon, model, fake={"chunks": 4000, "chunk_delay": 0.1}) for model in ("busy", "stubborn")]
+        wait_until(lambda: all(stream.chunks > 2 for stream in streams))
+        assert stats(daemon, "busy")["active"] == 1
+        daemon.signal(signal.SIGTERM)
+        wait_until(lambda: daemon.get("/health").status_code == 503)
+        asked_at = time.monotonic()
+        daemon.signal(signal.SIGTERM)
+        assert daemon.process.wait(LIMIT_S) == 0
+        ended_s = time.monotonic() - asked_at
+        assert not any(stream.result().ended_cleanly for stream in streams)
+        assert all(isinstance(stream.error, httpx.RemoteProtocolError) for stream in streams)
+        assert daemon.workers() == []
+        measured(ended_after_second_signal_s=ended_s)

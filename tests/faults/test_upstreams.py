@@ -51,57 +51,59 @@ def daemon(tmp_path_factory):
         yield daemon
 
 
-def test_never_answers(daemon, measured):
-    """Connected and silent: 504 at `first_byte_s`, also for a stream; the model goes on serving others."""
-    call, stream = Call(daemon, "hanging"), Stream(daemon, "hanging")
-    assert (call.result().status, code(call.response)) == (504, "upstream_timeout")
-    assert stream.result().status == 504
-    assert call.elapsed_s < 30
-    assert stats(daemon, "hanging")["requests"] == 2, "each was sent once"
-    assert daemon.model("hanging")["in_flight"] == 0
-    measured(first_byte_s=5, answered_504_after_s=call.elapsed_s)
+class Test14NeverAnswers:
+    """A worker that accepts and stays silent costs its deadline, and no more."""
+
+    def test_never_answers(self, daemon, measured):
+        """Connected and silent: 504 at `first_byte_s`, also for a stream; the model goes on serving others."""
+        call, stream = Call(daemon, "hanging"), Stream(daemon, "hanging")
+        assert (call.result().status, code(call.response)) == (504, "upstream_timeout")
+        assert stream.result().status == 504
+        assert call.elapsed_s < 30
+        assert stats(daemon, "hanging")["requests"] == 2, "each was sent once"
+        assert daemon.model("hanging")["in_flight"] == 0
+        measured(first_byte_s=5, answered_504_after_s=call.elapsed_s)
+
+    def test_silent_in_the_middle(self, daemon):
+        """A stream that falls silent for `stream_idle_s` ends with an in-band error and is cut."""
+        assert daemon.chat("liar").status_code == 500
+        stream = Stream(daemon, "liar", fake={"lie": False, "chunk_delay": 60}).result()
+        assert stream.chunks == 1
+        assert not stream.ended_cleanly
+        assert '"upstream_timeout"' in stream.text
 
 
-def test_silent_in_the_middle(daemon):
-    """A stream that falls silent for `stream_idle_s` ends with an in-band error and is cut."""
-    assert daemon.chat("liar").status_code == 500
-    stream = Stream(daemon, "liar", fake={"lie": False, "chunk_delay": 60}).result()
-    assert stream.chunks == 1
-    assert not stream.ended_cleanly
-    assert '"upstream_timeout"' in stream.text
+class Test16WrongReplies:
+    """What is no answer becomes an error in the dialect's shape, and never an answer that seems whole."""
 
+    @pytest.mark.parametrize("mode", ["garbage", "nothing", "half-a-head"])
+    def test_no_answer_of_any_sense(self, daemon, mode):
+        """What is not an HTTP answer becomes 502 in our envelope, and is asked for once."""
+        before = asked(daemon)
+        answer = daemon.chat("wrong", text=mode)
+        assert (answer.status_code, code(answer)) == (502, "upstream_error")
+        assert asked(daemon) == before + 1
 
-@pytest.mark.parametrize("mode", ["garbage", "nothing", "half-a-head"])
-def test_no_answer_of_any_sense(daemon, mode):
-    """What is not an HTTP answer becomes 502 in our envelope, and is asked for once."""
-    before = asked(daemon)
-    answer = daemon.chat("wrong", text=mode)
-    assert (answer.status_code, code(answer)) == (502, "upstream_error")
-    assert asked(daemon) == before + 1
+    def test_error_in_another_shape(self, daemon):
+        """A worker's plain-text error reaches the client in OpenAI's shape."""
+        answer = daemon.chat("wrong", text="plain-500")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "I am broken.")
 
+    @pytest.mark.parametrize("mode", ["truncated", "not-sse"])
+    def test_truncated(self, daemon, mode):
+        """An answer that breaks off never ends cleanly."""
+        before = asked(daemon)
+        call = Call(daemon, "wrong", text=mode, stream=mode == "not-sse").result()
+        assert call.response is None
+        assert "incomplete" in str(call.error) or "without sending complete" in str(call.error)
+        assert asked(daemon) == before + 1
 
-def test_error_in_another_shape(daemon):
-    """A worker's plain-text error reaches the client in OpenAI's shape."""
-    answer = daemon.chat("wrong", text="plain-500")
-    assert (answer.status_code, answer.json()["error"]["message"]) == (500, "I am broken.")
-
-
-@pytest.mark.parametrize("mode", ["truncated", "not-sse"])
-def test_truncated(daemon, mode):
-    """An answer that breaks off never ends cleanly."""
-    before = asked(daemon)
-    call = Call(daemon, "wrong", text=mode, stream=mode == "not-sse").result()
-    assert call.response is None
-    assert "incomplete" in str(call.error) or "without sending complete" in str(call.error)
-    assert asked(daemon) == before + 1
-
-
-def test_healthy_liar(daemon):
-    """A worker that only pretends to be healthy: its errors are passed on, it is not restarted for them."""
-    answers = [daemon.chat("liar") for _ in range(5)]
-    assert {answer.status_code for answer in answers} == {500}
-    assert {answer.json()["error"]["message"] for answer in answers} == {"I only pretend to be healthy"}
-    assert daemon.model("liar")["generation"] == 1
+    def test_healthy_liar(self, daemon):
+        """A worker that only pretends to be healthy: its errors are passed on, it is not restarted for them."""
+        answers = [daemon.chat("liar") for _ in range(5)]
+        assert {answer.status_code for answer in answers} == {500}
+        assert {answer.json()["error"]["message"] for answer in answers} == {"I only pretend to be healthy"}
+        assert daemon.model("liar")["generation"] == 1
 
 
 def asked(daemon) -> int:

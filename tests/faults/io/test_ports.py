@@ -115,8 +115,8 @@ class TestLease:
             PortRange(9000, 8000)
 
 
-class TestOwnership:
-    """Fault 13: who really listens on a worker's port."""
+class Test13PortTaken:
+    """Who really listens on a worker's port."""
 
     def test_nobody_yet(self, source, port):
         assert listeners(port) == frozenset()

@@ -91,9 +91,12 @@ class TestSpawn:
         assert "first" not in (tmp_path / "fake-1.log").read_text()
         assert "first" in (tmp_path / "fake-1.log.1").read_text()
 
+
+class Test11CancelledSpawn:
+    """A spawn that is cancelled at any moment leaves no process."""
+
     @pytest.mark.soak
     async def test_cancelled_spawns_leave_nothing(self, instance, tmp_path, descriptors):
-        """Fault 11."""
         seed = random.Random(11)
 
         async def one(generation: int) -> None:
@@ -120,26 +123,6 @@ class TestStop:
         assert (end.code, end.killed) == (0, False)
         assert await worker.wait() == end
         assert await worker.stop(0.0) == end
-
-    async def test_ignoring_sigterm_helps_until_the_grace_is_over(self, instance, tmp_path):
-        """Fault 4."""
-        worker = await spawn(order(instance, tmp_path, "--ignore-term", "--fork"))
-        await ready(tmp_path / "fake-1.log")
-        began = time.monotonic()
-        end = await worker.stop(0.7)
-        assert 0.65 <= time.monotonic() - began < 15.0
-        assert (end.code, end.killed) == (-signal.SIGKILL, True)
-
-    async def test_a_grandchild_that_holds_stdout_delays_nothing(self, instance, tmp_path):
-        """Fault 3: the leader obeys, its detached grandchild ignores SIGTERM and keeps the log open."""
-        worker = await spawn(order(instance, tmp_path, "--daemonize", "--fork"))
-        await ready(tmp_path / "fake-1.log")
-        await until(lambda: len(worker.pids()) == 3)
-        began = time.monotonic()
-        end = await worker.stop(60.0)
-        assert time.monotonic() - began < 30.0
-        assert end.code == 0
-        assert survivors(instance) == {}
 
     async def test_a_leader_that_ends_takes_everything_along(self, instance, tmp_path):
         worker = await spawn(
@@ -209,6 +192,33 @@ class TestStop:
         assert (await worker.stop(0.2)).killed
 
 
+class Test03GrandchildHoldsStdout:
+    """A stop is over when the tree is gone, whoever holds its output."""
+
+    async def test_a_grandchild_that_holds_stdout_delays_nothing(self, instance, tmp_path):
+        """The leader obeys, its detached grandchild ignores SIGTERM and keeps the log open."""
+        worker = await spawn(order(instance, tmp_path, "--daemonize", "--fork"))
+        await ready(tmp_path / "fake-1.log")
+        await until(lambda: len(worker.pids()) == 3)
+        began = time.monotonic()
+        end = await worker.stop(60.0)
+        assert time.monotonic() - began < 30.0
+        assert end.code == 0
+        assert survivors(instance) == {}
+
+
+class Test04IgnoresSigterm:
+    """A worker that ignores SIGTERM is killed when its grace is over."""
+
+    async def test_ignoring_sigterm_helps_until_the_grace_is_over(self, instance, tmp_path):
+        worker = await spawn(order(instance, tmp_path, "--ignore-term", "--fork"))
+        await ready(tmp_path / "fake-1.log")
+        began = time.monotonic()
+        end = await worker.stop(0.7)
+        assert 0.65 <= time.monotonic() - began < 15.0
+        assert (end.code, end.killed) == (-signal.SIGKILL, True)
+
+
 class TestDeath:
     """Dead is what the kernel calls dead."""
 
@@ -216,45 +226,6 @@ class TestDeath:
         worker = await spawn(order(instance, tmp_path, "--exit-signal", str(int(signal.SIGABRT))))
         end = await worker.wait()
         assert (end.code, end.killed, end.oom_killed) == (-signal.SIGABRT, False, False)
-
-    async def test_a_leader_thread_that_ended_is_no_dead_process(self, instance, tmp_path):
-        """Fault 6: state Z with live threads."""
-        fifo = tmp_path / "fifo"
-        os.mkfifo(fifo)
-        program = f"import ctypes, os, threading\nend = lambda: (open({str(fifo)!r}).read(), os._exit(0))\n"
-        program += "threading.Thread(target=end).start()\nctypes.CDLL(None).pthread_exit(None)"
-        argv = (sys.executable, "-I", "-S", "-c", program)
-        worker = await spawn(SpawnOrder(instance, "m", 1, argv, tmp_path / "log"))
-        await until(lambda: state(worker.pid) == "Z")
-        assert worker.pids() == (worker.pid,)
-        waiting = asyncio.create_task(worker.wait())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        await asyncio.to_thread(fifo.write_text, "the end")
-        assert (await waiting).code == 0
-        assert state(worker.pid) == ""
-
-    async def test_a_leader_thread_that_ended_can_be_killed(self, instance, tmp_path):
-        worker = await spawn(order(instance, tmp_path, "--thread-outlives", "60"))
-        await until(lambda: state(worker.pid) == "Z")
-        assert (await worker.stop(0.0)).killed
-
-    async def test_what_cannot_be_killed_is_said_and_never_called_gone(
-        self, instance, tmp_path, descriptors, monkeypatch
-    ):
-        """Fault 7: a process whose pidfd does not fire."""
-        silent, fire = os.pipe()
-        monkeypatch.setattr(os, "pidfd_open", lambda pid: silent)
-        monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
-        worker = await spawn(order(instance, tmp_path))
-        with pytest.raises(UnkillableError, match=r"fake:1 is still there 0\.4 s after SIGKILL"):
-            await worker.stop(0.0, kill_wait_s=0.4)
-        waiting = asyncio.create_task(worker.wait())
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        os.write(fire, b"!")
-        os.close(fire)
-        assert (await waiting).killed
 
     async def test_a_cancelled_wait_changes_nothing(self, instance, tmp_path):
         worker = await spawn(order(instance, tmp_path))
@@ -321,11 +292,57 @@ class TestDeath:
         assert cgroup.left_behind(instance) == []
 
 
-class TestLog:
+class Test06LeaderThreadGone:
+    """A process without its first thread is no dead process."""
+
+    async def test_a_leader_thread_that_ended_is_no_dead_process(self, instance, tmp_path):
+        """State Z with live threads."""
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        program = f"import ctypes, os, threading\nend = lambda: (open({str(fifo)!r}).read(), os._exit(0))\n"
+        program += "threading.Thread(target=end).start()\nctypes.CDLL(None).pthread_exit(None)"
+        argv = (sys.executable, "-I", "-S", "-c", program)
+        worker = await spawn(SpawnOrder(instance, "m", 1, argv, tmp_path / "log"))
+        await until(lambda: state(worker.pid) == "Z")
+        assert worker.pids() == (worker.pid,)
+        waiting = asyncio.create_task(worker.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await asyncio.to_thread(fifo.write_text, "the end")
+        assert (await waiting).code == 0
+        assert state(worker.pid) == ""
+
+    async def test_a_leader_thread_that_ended_can_be_killed(self, instance, tmp_path):
+        worker = await spawn(order(instance, tmp_path, "--thread-outlives", "60"))
+        await until(lambda: state(worker.pid) == "Z")
+        assert (await worker.stop(0.0)).killed
+
+
+class Test07Unkillable:
+    """What can't be killed is never called gone."""
+
+    async def test_what_cannot_be_killed_is_said_and_never_called_gone(
+        self, instance, tmp_path, descriptors, monkeypatch
+    ):
+        """A process whose pidfd does not fire."""
+        silent, fire = os.pipe()
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: silent)
+        monkeypatch.setattr(signal, "pidfd_send_signal", lambda *_: None)
+        worker = await spawn(order(instance, tmp_path))
+        with pytest.raises(UnkillableError, match=r"fake:1 is still there 0\.4 s after SIGKILL"):
+            await worker.stop(0.0, kill_wait_s=0.4)
+        waiting = asyncio.create_task(worker.wait())
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        os.write(fire, b"!")
+        os.close(fire)
+        assert (await waiting).killed
+
+
+class Test12LogFlood:
     """A worker writes as much as it likes: it never blocks, and the disk never fills."""
 
     async def test_a_flood_stays_bounded(self, instance, tmp_path):
-        """Fault 12."""
         limit, log = 1 << 20, tmp_path / "fake-1.log"
         worker = await spawn(order(instance, tmp_path, "--flood", log_limit=limit))
         io = Path(f"/proc/{worker.pid}/io")

@@ -41,12 +41,12 @@ def marked_process(instance: str, *switches: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env={"LLMUX_INSTANCE": instance, "LLMUX_WORKER": "m:1"}, stdout=subprocess.DEVNULL)
 
 
-class TestKilledDaemon:
+class Test01DaemonKilled:
     """kill -9 of the daemon, at any moment."""
 
     @pytest.mark.soak
     def test_its_trees_die_with_it(self, instance, tmp_path, stranger):
-        """Fault 1: setsid double forks that ignore SIGTERM, killed in every phase of start and stop."""
+        """Setsid double forks that ignore SIGTERM, killed in every phase of start and stop."""
         seed = random.Random(1)
         slowest = 0.0
         for _ in range(times(8, 200)):
@@ -58,9 +58,13 @@ class TestKilledDaemon:
         print(f"slowest: {slowest:.3f} s")
         assert slowest < 10.0
 
+
+class Test02DaemonAndShimsKilled:
+    """What survives daemon and shims is reaped by the next start, within a second."""
+
     @pytest.mark.soak
     def test_with_its_shims_the_next_start_reaps_all(self, instance, tmp_path, stranger):
-        """Fault 2: nobody is left who could clean up."""
+        """Nobody is left who could clean up."""
         slowest = 0.0
         for _ in range(times(3, 40)):
             with small_daemon(instance, tmp_path, 3, "steady") as daemon:
@@ -137,8 +141,8 @@ class TestReap:
         process.wait()
 
 
-class TestPidReuse:
-    """Fault 8: a pid is a number that may be somebody else's tomorrow."""
+class Test08PidReuse:
+    """A pid is a number that may be somebody else's tomorrow."""
 
     def test_another_start_time_is_another_process(self, instance):
         process = marked_process(instance)
