@@ -6,10 +6,11 @@ names for generative AI. State (memory, queues, models) is read through the read
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -70,6 +71,7 @@ class Metrics:
             "llmux_decision_seconds", "What a decision of the scheduler took.", buckets=_DECISION, registry=registry
         )
         registry.register(_States(daemon))
+        ProcessCollector(registry=registry)
         daemon.engine.observers.append(self.observe)
         daemon.requests.listeners.append(self.finished)
 
@@ -137,7 +139,8 @@ class _States(Collector):
             state.add_metric([model.id, model.state.value], 1)
             queued.add_metric([model.id], model.queued)
             flight.add_metric([model.id], model.in_flight)
-        yield from (build, state, queued, flight, *self._memory())
+        tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
+        yield from (build, state, queued, flight, tasks, *self._memory())
 
     def _memory(self) -> Iterator[GaugeMetricFamily]:
         devices = {

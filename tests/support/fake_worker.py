@@ -15,9 +15,11 @@ The usual suspects:
   `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
 - `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
 - `--die-after 2`: SIGKILL itself after two SSE chunks; `--hang`: accept requests but never answer them
-- `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers
+- `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers; `--mute-while PATH`: while it is there
 - `--flood`: writes without end; `--take-mib 100` of memory; `--grow-mib 5` a second
 - `--reuseport`: share the port; `--no-listen`: never open one
+
+`--ids-to FILE` appends the id of each request to a file, so that what a killed worker has seen is known as well.
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--hang", action="store_true")
     flags.add_argument("--lie", action="store_true")
     flags.add_argument("--mute", action="store_true")
+    flags.add_argument("--mute-while")
+    flags.add_argument("--ids-to")
     flags.add_argument("--flood", action="store_true")
     flags.add_argument("--take-mib", type=int, default=0)
     flags.add_argument("--grow-mib", type=int, default=0)
@@ -132,6 +136,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if path == "/health":
             while self.options.mute:
                 time.sleep(3600)
+            while self.options.mute_while and os.path.exists(self.options.mute_while):
+                time.sleep(0.05)
             if time.monotonic() < self.ready_at:
                 self.send_json(503, {"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}})
             else:
@@ -156,7 +162,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def do_POST(self) -> None:
-        self.stats.begin(self.headers.get("X-Request-Id"))
+        request_id = self.headers.get("X-Request-Id")
+        self.stats.begin(request_id)
+        if self.options.ids_to:
+            with open(self.options.ids_to, "ab", buffering=0) as ids:
+                ids.write(f"{request_id}\n".encode())
         aborted = True
         try:
             self.answer(self.body())
