@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Headers = list[tuple[bytes, bytes]]
 
-PAUSE_ABOVE: Final = 256 * 1024
+PAUSE_ABOVE: Final = 128 * 1024
 
 
 class UpstreamResponse(Protocol):

@@ -42,7 +42,7 @@ def ended_at(daemon, model: str) -> float:
 class Test17MemoryReturnsLate:
     """A load starts on measured free memory only, however late that comes back."""
 
-    @pytest.mark.parametrize(("late_s", "warn_s"), [(0, 15), (4, 0.5), *([(12, 1)] if SOAK else [])])
+    @pytest.mark.parametrize(("late_s", "warn_s"), [(0, 15), (1.5, 0.5), *([(6, 5), (12, 1)] if SOAK else [])])
     def test_loads_on_measured_memory_only(self, tmp_path, gpu, late_s, warn_s, measured):
         """The next model starts when the card shows the memory, however long that takes, and no sooner."""
         gpu.write(return_after_s=late_s)
@@ -100,11 +100,19 @@ class Test17MemoryReturnsLate:
 class Test18DriverLost:
     """While the driver fails nothing new is loaded, what is loaded serves on, and nobody waits for the driver."""
 
-    def test_lost(self, tmp_path, gpu, measured):
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            {"errors": {"nvmlDeviceGetMemoryInfo": 15, "nvmlDeviceGetHandleByUUID": 15}},
+            {"errors": {"nvmlDeviceGetMemoryInfo": 1}, "init_error": 18},
+        ],
+        ids=["lost", "uninitialised, then another version"],
+    )
+    def test_lost(self, tmp_path, gpu, trouble, measured):
         """While the driver fails nothing new is loaded and what is loaded serves on; then it goes on by itself."""
         with running(tmp_path, config(gpu), env=gpu.env) as daemon:
             assert daemon.chat("small").status_code == 200
-            gpu.write(errors={"nvmlDeviceGetMemoryInfo": 15, "nvmlDeviceGetHandleByUUID": 15})
+            gpu.write(**trouble)
             wait_until(lambda: device(daemon)["blocked"])
             assert device(daemon)["blocked"] == "its memory can't be read"
             call = Call(daemon, "big")

@@ -9,7 +9,8 @@ the body, e.g. `{"fake": {"die_after": 2}}`. Run it with `python -I -S fake_work
 The usual suspects:
 
 - slow start: `--start-delay 2` (nothing listens until then), `--warmup 2` (listens, but /health is 503)
-- `--ignore-term`; `--term-delay 3` (exits that long after SIGTERM)
+- `--ignore-term`; `--term-delay 3` (exits that long after SIGTERM); `--outlive-term FILE` (its first thread ends then, the rest
+  lives until the file is there)
 - trees: `--fork` (a child in our group), `--daemonize` (a double-forked grandchild in a session of its own, which
   ignores SIGTERM and keeps our stdout open), `--respawn` (that grandchild forks away from whoever looks at it);
   `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
@@ -47,6 +48,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--warmup", type=float, default=0.0)
     flags.add_argument("--ignore-term", action="store_true")
     flags.add_argument("--term-delay", type=float, default=0.0)
+    flags.add_argument("--outlive-term")
     flags.add_argument("--fork", type=int, nargs="?", const=1, default=0)
     flags.add_argument("--daemonize", type=int, nargs="?", const=1, default=0)
     flags.add_argument("--respawn", action="store_true")
@@ -71,6 +73,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--delay", type=float, default=0.0, help="before the head of each answer")
     flags.add_argument("--chunks", type=int, default=len(WORDS), help="SSE chunks of content")
     flags.add_argument("--chunk-delay", type=float, default=0.0)
+    flags.add_argument("--chunk-bytes", type=int, default=0, help="size of each chunk of content, instead of words")
     flags.add_argument("--status", type=int, default=200, help="status of inference answers")
     flags.set_defaults(headers=[])
     flags.add_argument("--key-env", help="the variable whose value requests must carry as bearer token")
@@ -206,7 +209,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(raw)
         elif path == "/v1/chat/completions":
-            words = [WORDS[i % len(WORDS)] for i in range(options.chunks)]
+            words = ["x" * options.chunk_bytes or WORDS[i % len(WORDS)] for i in range(options.chunks)]
             if request.get("stream"):
                 self.stream(options, words)
             else:
@@ -310,6 +313,18 @@ def later(delay_s: float, code: int) -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
+def end_first_thread(until: str) -> None:
+    def wait() -> None:
+        while not os.path.exists(until):
+            time.sleep(0.02)
+        os._exit(0)
+
+    threading.Thread(target=wait).start()
+    import ctypes
+
+    ctypes.CDLL(None).pthread_exit(None)
+
+
 def main(argv: list[str]) -> int:
     options = parse(argv)
 
@@ -318,6 +333,8 @@ def main(argv: list[str]) -> int:
             print("ignoring SIGTERM", flush=True)
         elif options.term_delay:
             later(options.term_delay, 0)
+        elif options.outlive_term:
+            end_first_thread(options.outlive_term)
         else:
             os._exit(0)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import warnings
+from pathlib import Path
 
 import structlog
 import uvicorn
@@ -16,6 +18,20 @@ from supervisor.cli.main import main
 class Trouble(Exception):
     def __init__(self, where: str) -> None:
         super().__init__(f'in {where}\n{{"event": "forged"}}\r\x1b[2J\ud800')
+
+
+class Clock:
+    """The wall clock, as somebody sets it."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+        self._real, self._real_ns = time.time, time.time_ns
+
+    def time(self) -> float:
+        return self._real() + self.ahead_s
+
+    def time_ns(self) -> int:
+        return self._real_ns() + int(self.ahead_s * 1e9)
 
 
 class Unending:
@@ -48,6 +64,13 @@ def cause(path: str) -> None:
             threading.Thread(target=fail, args=("a thread",), name="a\nthread").start()
         case "/end":
             Unending()
+        case "/block":
+            while Path(os.environ["LLMUX_TEST_BLOCKED"]).exists():
+                time.sleep(0.05)
+        case "/an-hour-later":
+            clock.ahead_s += 3600.0
+        case "/an-hour-earlier":
+            clock.ahead_s -= 3600.0
         case "/application":
             fail("an application")
 
@@ -67,5 +90,7 @@ class Config(uvicorn.Config):
 
 
 uvicorn.Config = Config
+clock = Clock()
+time.time, time.time_ns = clock.time, clock.time_ns
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it says to people is no log
 main()

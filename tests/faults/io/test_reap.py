@@ -45,7 +45,7 @@ class Test01DaemonKilled:
     """kill -9 of the daemon, at any moment."""
 
     @pytest.mark.soak
-    def test_its_trees_die_with_it(self, instance, tmp_path, stranger):
+    def test_its_trees_die_with_it(self, instance, tmp_path, stranger, measured):
         """Setsid double forks that ignore SIGTERM, killed in every phase of start and stop."""
         seed = random.Random(1)
         slowest = 0.0
@@ -55,7 +55,7 @@ class Test01DaemonKilled:
                 time.sleep(seed.uniform(0.0, 0.4))
                 daemon.kill()
                 slowest = max(slowest, wait_until(lambda: not survivors(instance)))
-        print(f"slowest: {slowest:.3f} s")
+        measured(kills=times(8, 200), orphans_gone_max_s=slowest)
         assert slowest < 10.0
 
 
@@ -63,7 +63,7 @@ class Test02DaemonAndShimsKilled:
     """What survives daemon and shims is reaped by the next start, within a second."""
 
     @pytest.mark.soak
-    def test_with_its_shims_the_next_start_reaps_all(self, instance, tmp_path, stranger):
+    def test_with_its_shims_the_next_start_reaps_all(self, instance, tmp_path, stranger, measured):
         """Nobody is left who could clean up."""
         slowest = 0.0
         for _ in range(times(3, 40)):
@@ -86,7 +86,7 @@ class Test02DaemonAndShimsKilled:
             assert len(reaped) >= 6
             assert all(one.gone and one.command for one in reaped)
             assert survivors(instance) == {}
-        print(f"slowest: {slowest:.3f} s")
+        measured(kills=times(3, 40), reaped_max_s=slowest)
         assert slowest < 10.0
 
 
