@@ -77,8 +77,9 @@ golden: .venv/ready-dev ## Write the golden files anew; read the difference befo
 docs: .venv/ready-dev ## Write anew what the documents take from the code
 	$(BIN)/python -m tools.docs
 
-soak: .venv/ready-dev ## The fault tests with their full counts (an hour)
-	LLMUX_SOAK=1 $(BIN)/pytest -m "soak or not soak" tests/faults
+soak: .venv/ready-dev ## The fault tests with their full counts, and a thousand swaps under load (an hour or two)
+	LLMUX_SOAK=1 $(BIN)/pytest -s --figures-to=tests/figures.json tests/faults
+	$(BIN)/python -m tools.docs
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one
 	$(BIN)/python tests/support/build_llama_server.py

@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import costs, shares
+from tests.support import costs, figures, shares
 
 # What is computed is judged, not how fast a shared machine was at it.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,10 +20,12 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist's, for its own reports
 
 def pytest_addoption(parser):
     costs.add_option(parser)
+    figures.add_option(parser)
 
 
 def pytest_configure(config):
     costs.register(config)
+    figures.register(config)
 
 
 @pytest.hookimpl(optionalhook=True)

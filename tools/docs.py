@@ -32,7 +32,7 @@ from supervisor.catalog.schema import json_schema
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
-from tools import licences
+from tools import licences, reliability
 from tools.locks import ROOT
 
 DOCS: Final = ROOT / "docs"
@@ -320,6 +320,17 @@ def costs_of_tests() -> str:
     return table(("Folder", "Tests", "Seconds", "CPU seconds"), [*rows, ("all", *total)])
 
 
+def faults() -> str:
+    """What llmux promises for each fault, and how that is known."""
+    rows = table(("Fault", "Promise", "Mechanism, in `supervisor/`", "Tests", "Last measured"), reliability.faults())
+    return f"{reliability.measured_on()}\n\n{rows}"
+
+
+def attacks() -> str:
+    """What somebody may try."""
+    return table(("Attack", "Tests"), reliability.attacks())
+
+
 def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
     """What writes each block."""
     return {
@@ -335,6 +346,9 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "rooms": rooms,
         "endpoints": partial(endpoints, registry),
         "costs of tests": costs_of_tests,
+        "faults": faults,
+        "soak": reliability.soak,
+        "attacks": attacks,
         "licences": licences.tables,
         "runtimes": partial(runtimes, registry),
         "parameters of chat": partial(parameters, CHAT),

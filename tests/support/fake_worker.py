@@ -262,8 +262,8 @@ class Server(http.server.ThreadingHTTPServer):
     request_queue_size = 1024
 
     def server_bind(self) -> None:
-        if Answer.options.reuseport:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reuse = socket.SO_REUSEPORT if Answer.options.reuseport else socket.SO_REUSEADDR  # the latter as servers do
+        self.socket.setsockopt(socket.SOL_SOCKET, reuse, 1)
         self.socket.bind(self.server_address)
         self.server_name, self.server_port = self.socket.getsockname()[:2]  # no reverse look-up of the host
 

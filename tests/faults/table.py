@@ -1,0 +1,225 @@
+"""What llmux promises for each fault, and what keeps the promise.
+
+A test belongs to fault 7 if its class is called `Test07…` and stands in tests/faults; `also` names the tests elsewhere.
+`make docs` writes docs/reliability.md from this table and from the figures that the tests recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`mechanism` begins with the modules that have it; `also`: path::Class or path::Class::test."""
+
+    number: int
+    what: str
+    promise: str
+    mechanism: str
+    also: tuple[str, ...] = ()
+    missing: str = ""  # why it has no test
+
+
+TABLE: Final = (
+    Fault(
+        1,
+        "kill -9 of the daemon at any moment",
+        "No process of its workers lives 2 s later, not even a detached grandchild.",
+        "`io/shim`: each worker runs below a subreaper that gets a parent-death signal, ends on end of input, and kills its tree.",
+    ),
+    Fault(
+        2,
+        "kill -9 of the daemon and of its shims",
+        "The next start has ended what is left within 1 s, before it takes its port.",
+        "`io/reap`: leftovers are found by the instance's mark in their environment, and by their start time.",
+    ),
+    Fault(
+        3,
+        "A worker ends; its grandchild holds the output open",
+        "The stop is over at most 1 s after the grace.",
+        "`io/process`: pidfds say when a tree is gone; output goes to a file, never to a pipe.",
+    ),
+    Fault(
+        4,
+        "A worker ignores SIGTERM",
+        "SIGKILL follows when `grace_s` is over, within half a second.",
+        "`io/process`: grace, then SIGKILL to the whole tree.",
+    ),
+    Fault(
+        5,
+        "SIGSTOP of a ready worker",
+        "It gets no requests after three failed probes, and is replaced only after six patient ones.",
+        "`fleet/worker`: readiness and liveness are probed apart.",
+    ),
+    Fault(
+        6,
+        "A worker's first thread ended, its others live",
+        "Its memory is not given to anybody before the process ended.",
+        "`io/process`: only the pidfd tells an end, never the state in /proc.",
+    ),
+    Fault(
+        7,
+        "A process that SIGKILL does not end",
+        "Its device is quarantined with an alert; the other devices serve on.",
+        "`io/process` says so after a bounded wait, `core/ledger` keeps the lease and blocks the device.",
+        ("tests/unit/core/test_scheduler_memory.py",),
+    ),
+    Fault(
+        8,
+        "A pid is used again",
+        "A stranger is never signalled.",
+        "`io/reap`: pid, start time and mark are compared, and signals go to a pidfd.",
+    ),
+    Fault(
+        9,
+        "A worker never becomes ready",
+        "After five failures in ten minutes the model is given up with its cause; callers hear it within 1 s.",
+        "`core/termination`: backoff with jitter, then FAILED; the classified cause is in each answer.",
+    ),
+    Fault(
+        10,
+        "A worker dies in the middle of a stream",
+        "The stream says so in its own format and never ends as if whole; nothing is sent again.",
+        "`proxy/forward`, `proxy/event_stream`: an in-band error, then the connection is cut.",
+        ("tests/unit/proxy/test_forward.py::TestBroken",),
+    ),
+    Fault(
+        11,
+        "A start is cancelled",
+        "No process is left.",
+        "`io/spawn`: the spawn runs in a shielded task, which ends what it started.",
+    ),
+    Fault(
+        12,
+        "A worker logs without end",
+        "The disk use is bounded, and the worker never blocks.",
+        "`io/shim`: the log is a file, which the shim shortens while it is written.",
+    ),
+    Fault(
+        13,
+        "Somebody takes, shares or answers on a worker's port",
+        "It is detected, and no request goes astray.",
+        "`io/ports`: the kernel is asked whose process listens, at the start and with each probe.",
+    ),
+    Fault(
+        14,
+        "A worker accepts a request and never answers",
+        "504 at `first_byte_s`; a silent stream ends at `stream_idle_s`.",
+        "`proxy/forward`: a deadline for the first byte, and one for each silence.",
+        ("tests/unit/proxy/test_forward.py::TestBroken::test_first_byte_deadline",),
+    ),
+    Fault(
+        15,
+        "The connection is reset before an answer",
+        "The request is sent again, once, only if no byte of it was written.",
+        "`daemon/pipeline`: the upstream error says whether anything was sent.",
+        ("tests/unit/proxy/test_forward.py::TestBroken::test_before_anything_was_sent",),
+    ),
+    Fault(
+        16,
+        "A worker's answer is cut, or is no HTTP",
+        "502 with an error response in the client's dialect, or a cut connection if the answer had begun.",
+        "`io/upstream_wire`, `proxy/upstream_error`.",
+        ("tests/unit/proxy/test_forward.py::TestErrorAnswers",),
+    ),
+    Fault(
+        17,
+        "GPU memory comes back late, or never",
+        "A load starts only on measured free memory; it is never over-committed.",
+        "`core/device_ledger`: free memory is the lesser of what is measured and what leases leave.",
+        ("tests/unit/io/test_nvml.py::TestMemoryThatReturnsLate",),
+    ),
+    Fault(
+        18,
+        "The GPU's driver is lost, hangs or changed its version",
+        "The last values stay, marked as stale; nothing new is loaded; requests are served on.",
+        "`io/nvml`, `io/memory`: read in a thread, opened anew with growing pauses.",
+        ("tests/unit/io/test_nvml.py::TestALostDriver",),
+    ),
+    Fault(
+        19,
+        "A stranger takes GPU memory while a model loads",
+        "The crash is classified as out of memory: one eviction and one more try.",
+        "`core/termination`: the exit code and the last lines of the log tell the class.",
+    ),
+    Fault(
+        20,
+        "The driver's process list is empty, foreign or without sizes",
+        "Leases and measurements are right nevertheless.",
+        "`io/free_delta`: the fall of free memory stands in for the list.",
+        ("tests/unit/io/test_nvml.py::TestWithoutAProcessList",),
+    ),
+    Fault(
+        21,
+        "The disk is full",
+        "What was stored stays, and what is loaded serves on.",
+        "`io/store`: SQLite with a backup; what can't be saved is a warning.",
+        ("tests/unit/io/test_store.py::TestAFullDisk",),
+    ),
+    Fault(
+        22,
+        "Killed while it writes; files torn",
+        "Each start succeeds, from the state, from its backup, or empty.",
+        "`io/store`: transactions, a backup, and damaged files are put aside.",
+        (
+            "tests/unit/io/test_store.py::TestKilled",
+            "tests/unit/io/test_store.py::TestADamagedState",
+            "tests/unit/io/test_store.py::TestADamagedCache",
+        ),
+    ),
+    Fault(
+        23,
+        "A configuration with mistakes is reloaded",
+        "The old one serves on, and all mistakes are listed.",
+        "`daemon/reload`: read and checked as a whole before anything changes.",
+        ("tests/e2e/daemon/test_reload.py::TestMistakes",),
+    ),
+    Fault(
+        24,
+        "A client leaves",
+        "Its request is removed, or its worker's connection closed, within 100 ms; nothing is loaded for nobody.",
+        "`proxy/disconnect`: the client is listened to while anything is awaited.",
+        ("tests/unit/proxy/test_disconnect.py", "tests/unit/proxy/test_forward.py::TestLeaving"),
+    ),
+    Fault(
+        25,
+        "500 requests at once for a cold model",
+        "One worker is started; who finds the queue full is refused within 50 ms.",
+        "`core/admission`, `core/queue`: a load is a task of its own, and queues are bounded.",
+    ),
+    Fault(
+        26,
+        "Two models take turns on one device",
+        "At most one swap per `min_residency_s`, and nobody waits for ever.",
+        "`core/admission`: minimum residency and aging.",
+    ),
+    Fault(
+        27,
+        "A client reads slowly, or not at all",
+        "Each costs at most 1 MiB.",
+        "`io/upstream_response`: nothing more is read of the worker while 128 KiB wait.",
+        ("tests/unit/proxy/test_forward.py::TestSlowReader",),
+    ),
+    Fault(
+        28,
+        "200 connections that never finish their head; no descriptors left",
+        "The admin API answers within 1 s of their release; no worker is killed for a probe that had no descriptor.",
+        "`http/protocol`: `header_s`; `fleet/worker`: our own want of descriptors is no failure of a worker.",
+    ),
+    Fault(
+        29,
+        "A signed token is replayed, stale or altered",
+        "It is refused, also after a restart.",
+        "–",
+        missing="There are no signed tokens yet.",
+    ),
+    Fault(
+        30,
+        "SIGTERM under load; a wall clock that is set; a loop that stands still",
+        "The drain is bounded; nothing is started or stopped for the clock; the watchdog fires.",
+        "`daemon/engine` drains; deadlines are monotonic; `cli/daemon` feeds systemd's watchdog from the loop.",
+        ("tests/installation/test_service.py::TestNotify",),
+    ),
+)
