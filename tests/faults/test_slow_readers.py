@@ -49,4 +49,4 @@ class Test27SlowReader:
             assert growth_mib <= 1.0
             clients.close()
             wait_until(lambda: stats(daemon, "m")["active"] == 0)
-            measured(streams=count, growth_mib_each=growth_mib)
+            measured(streams=count, growth_each_mib=growth_mib)

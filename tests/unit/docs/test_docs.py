@@ -31,7 +31,9 @@ from supervisor.errors import LlmuxError
 ROOT = Path(supervisor.__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = sorted([README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+PAGES = sorted(
+    [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY")), *DOCS.rglob("*.md")]
+)
 SOURCES = sorted(path for top in ("supervisor", "runtimes") for path in (ROOT / top).rglob("*.py"))
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
