@@ -140,7 +140,7 @@ class Test18DriverLost:
 class Test20ProcessList:
     """Leases and the fall of free memory are enough where the driver's process list is not."""
 
-    def test_process_list(self, tmp_path, gpu):
+    def test_process_list(self, tmp_path, gpu, measured):
         """Whatever the driver's process list lacks, models are swapped and the books are right."""
         with running(tmp_path, config(gpu), env=gpu.env) as daemon:
             cases = itertools.product(("empty", "error", "host_pids", "no_sizes"), ("big", "other"))
@@ -153,6 +153,7 @@ class Test20ProcessList:
                 assert [(lease["model"], lease["lease_mib"]) for lease in leases] == [(model, size)]
                 assert leases[0]["measured_mib"] in {size, None}
             assert starts(daemon, "big") == starts(daemon, "other") == 4
+            measured(lists=4, swaps=8, wrong_leases=0)
 
 
 class Test19StrangerTakesMemory:

@@ -60,11 +60,30 @@ def test_the_seed_says_what_happens():
     assert drawn(1) != drawn(2)
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "cut", "honest"),
+    [
+        (200, 'data: {"choices": []}\n\ndata: [DONE]\n\n', False, True),
+        (200, 'data: {"choices": []}\n\n', False, False),
+        (200, 'data: {"choices": []}\n\n', True, True),
+        (200, 'data: {"error": {}}\n\n', False, True),
+        (200, 'data: {"error": {}}\n\ndata: [DONE]\n\n', False, False),
+        (503, '{"error": {}}', False, True),
+        (404, '{"error": {}}', False, False),
+        (0, "", False, False),
+    ],
+)
+def test_what_is_honest(status, text, cut, honest):
+    """An end that looks whole and isn't would be found."""
+    request = next(request for request in requests_of(1, 0) if request.stream)
+    assert Answer(request, status, text, cut=cut).honest is honest
+
+
 @pytest.mark.timeout(STRETCH_S + 600)
 def test_soak(tmp_path, gpu, measured):
     """Each request ends exactly once, no worker sees one twice, and the daemon is as it was before."""
     print(f"\nLLMUX_SEED={SEED}")
-    swaps, began = times(15, 1000), time.monotonic()
+    swaps, began = times(12, 1000), time.monotonic()
     with running(tmp_path, configuration(tmp_path, gpu), env=gpu.env) as daemon:
         soak = Soak(daemon, gpu, SEED)
 
