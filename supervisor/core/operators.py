@@ -12,7 +12,7 @@ from supervisor.core.events import Configured, LoadAsked, PinAsked, Respecified,
 from supervisor.core.lifecycle import TABLE, Trigger, advance
 from supervisor.core.state import Change, Life, ModelState, SchedulerState, Step
 from supervisor.core.termination import remove, stop_worker
-from supervisor.core.types import SERVES, ModelSpec, RejectCode, StopCause, WorkerState
+from supervisor.core.types import SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
 
 
 def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
@@ -85,7 +85,7 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
         state.models[spec.id] = model
         if spec.preload or spec.remote:
             model.want_back()
-    elif model.has_worker and not _still_right(model, spec):
+    elif model.has_worker and not may_keep_worker(model.spec, model.devices, spec):
         model.change = Change(spec)
         is_going = model.state is WorkerState.STOPPING or (model.drain is not None and model.drain.is_ordered)
         if not is_going:
@@ -110,9 +110,9 @@ def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: Model
     arm_keep_alive(state, model)
 
 
-def _still_right(model: ModelState, spec: ModelSpec) -> bool:
-    """May its worker go on as it is?"""
-    return model.spec.definition == spec.definition and (not spec.devices or set(model.devices) <= set(spec.devices))
+def may_keep_worker(running: ModelSpec, devices: Devices, spec: ModelSpec) -> bool:
+    """May a worker that was started by `running` on `devices` go on as it is under `spec`?"""
+    return running.definition == spec.definition and (not spec.devices or set(devices) <= set(spec.devices))
 
 
 def shut_down(state: SchedulerState, step: Step) -> None:

@@ -5,14 +5,17 @@ replaced within one turn. A model with a changed definition gets a new worker af
 model stops, and all others don't notice. Settings that only a start can change (addresses, directories, devices) stay as
 they are and are reported.
 
-Reloads run one after another, whether the API, SIGHUP or the file watch asks for them.
+Reloads run one after another, whether the API, SIGHUP or the file watch asks for them. Files count once they hold still,
+so that nobody sees one that is half written; and what looks like a lost file, one that takes away every model or every key,
+is refused unless an operator insists.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +27,8 @@ from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.core.events import Configured
-from supervisor.core.types import ModelSpec
+from supervisor.core.operators import may_keep_worker
+from supervisor.core.types import ModelId, ModelSpec, WorkerState
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
@@ -33,21 +37,39 @@ from supervisor.io import notify
 log = structlog.get_logger("llmux.reload")
 
 WATCH_INTERVAL_S: Final = 2.0
+STILL_S: Final = 0.5
+"""A file that did not change for so long is taken as written."""
+STILL_WITHIN_S: Final = 10.0
+"""For how long a reload waits for that."""
 LIVE: Final = frozenset({"allowed_hosts", "allowed_origins", "api_keys", "watch"})
 """Settings of `server` that need no restart."""
 
 Stamp = tuple[int, int, int] | None
 """A file's modification time, size and number; None: it isn't there."""
+Stamps = dict[Path, Stamp]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A worker that ends by the reload: after its running requests, but at most `drain_s` later."""
+
+    model: ModelId
+    state: WorkerState
+    in_flight: int
+    queued: int  # these wait for its next worker, or are refused if the model was removed
+    pinned: bool
+    drain_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a reload did. Models and virtual models by name, settings as `limits.drain_s`."""
+    """What a reload does. Models and virtual models by name, settings as `limits.drain_s`."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[str, ...]
     restarted: tuple[str, ...]  # those of `changed` whose worker is replaced
+    stops: tuple[Stop, ...]  # the workers of those restarted or removed
     unchanged: int
     settings: tuple[str, ...]  # changed, and in effect
     needs_restart: tuple[str, ...]  # changed in the file, and not in effect
@@ -74,20 +96,28 @@ class Reloader:
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
         self._read = self._stamps()
 
-    async def reload(self, cause: str) -> Difference:
+    async def reload(self, cause: str, *, force: bool = False) -> Difference:
         """Reload, after the reloads that were requested earlier. It continues if the caller is cancelled.
 
-        Raises ConfigError with every problem; then nothing was changed. Raises UnavailableError while shutting down.
+        `force`: also where no model or no key is left. Raises ConfigError with every problem; then nothing was changed.
+        Raises UnavailableError while shutting down.
         """
-        outcome = await asyncio.shield(self.begin(cause))
+        outcome = await asyncio.shield(self.begin(cause, force=force))
         if isinstance(outcome, LlmuxError):
             raise outcome
         return outcome
 
-    def begin(self, cause: str) -> asyncio.Task[Difference | LlmuxError]:
+    def begin(self, cause: str, *, force: bool = False) -> asyncio.Task[Difference | LlmuxError]:
         """Begin a reload; its result is logged."""
-        self._last = asyncio.create_task(self._reload_after(self._last, cause), name=f"reload: {cause}")
+        self._last = asyncio.create_task(self._reload_after(self._last, cause, force=force), name=f"reload: {cause}")
         return self._last
+
+    async def preview(self, *, force: bool = False) -> Difference:
+        """What `reload` would do now. Changes nothing. Raises ConfigError as it does."""
+        outcome, _ = await self._when_still(force=force)
+        if isinstance(outcome, ConfigError):
+            raise outcome
+        return self._difference(outcome)
 
     async def watch(self) -> None:
         """Loops while `server.watch` is on: reloads after a file changed and then stayed the same for one interval."""
@@ -102,7 +132,7 @@ class Reloader:
             before = now
 
     async def _reload_after(
-        self, previous: asyncio.Task[Difference | LlmuxError] | None, cause: str
+        self, previous: asyncio.Task[Difference | LlmuxError] | None, cause: str, *, force: bool
     ) -> Difference | LlmuxError:
         if previous is not None:
             await asyncio.wait({previous})
@@ -110,14 +140,15 @@ class Reloader:
             return UnavailableError("llmux is shutting down.", code="shutting_down")
         notify.reloading()
         try:
-            prepared = await asyncio.to_thread(self._prepare, self._daemon.learned())
+            outcome, self._read = await self._when_still(force=force)
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
-            difference = self._apply(prepared)
-        except ConfigError as error:
-            log.error("reload.refused", cause=cause, problems=error.problems)  # noqa: TRY400  # a file's mistake, not ours
-            self._daemon.hub.publish("reload", {"problems": list(error.problems)})
-            return error
+            if isinstance(outcome, ConfigError):
+                log.error("reload.refused", cause=cause, problems=outcome.problems)
+                self._daemon.hub.publish("reload", {"problems": list(outcome.problems)})
+                return outcome
+            difference = self._difference(outcome)
+            self._apply(outcome)
         except Exception:
             log.exception("reload.failed", cause=cause)
             raise
@@ -131,15 +162,36 @@ class Reloader:
     def _is_stopping(self) -> bool:
         return self._daemon.engine.queue().is_stopping
 
+    async def _when_still(self, *, force: bool) -> tuple[_Prepared | ConfigError, Stamps]:
+        """What the files say when nobody is writing them, and their stamps then."""
+        files = self._configuration.files(self._daemon.catalog)
+        last_try = time.monotonic() + STILL_WITHIN_S
+        while True:
+            before = await asyncio.to_thread(_stamps, files)
+            await asyncio.sleep(STILL_S)
+            outcome: _Prepared | ConfigError
+            try:
+                outcome = await asyncio.to_thread(self._prepare, self._daemon.learned(), force=force)
+            except ConfigError as error:
+                outcome = error
+            if isinstance(outcome, _Prepared):  # it may name another file of keys, which counts from then on
+                files = self._configuration.files(outcome.catalog)
+            after = await asyncio.to_thread(_stamps, files)
+            if before == after:
+                return outcome, after
+            if time.monotonic() >= last_try:
+                moving = ", ".join(str(path) for path in files if before.get(path) != after[path])
+                remedy = "nothing was changed; reload again when it is written"
+                return ConfigError((f"{moving}: something keeps writing to it; {remedy}",)), self._read
+
     # ------------------------------------------------------------------------------------------------- off the loop
 
-    def _stamps(self) -> dict[Path, Stamp]:
-        return {path: _stamp(path) for path in self._configuration.files(self._daemon.catalog)}
+    def _stamps(self) -> Stamps:
+        return _stamps(self._configuration.files(self._daemon.catalog))
 
-    def _prepare(self, learned: Learned) -> _Prepared:
+    def _prepare(self, learned: Learned, *, force: bool) -> _Prepared:
         """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""
         running = self._daemon.catalog
-        self._read = self._stamps()
         wanted = self._configuration.read()
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
@@ -154,6 +206,8 @@ class Reloader:
                 problems += error.problems
         if not problems and (exposed := refuse_exposed(server, keyring)) is not None:
             problems.append(exposed)
+        elif not problems and not force:
+            problems += self._losses(catalog, keyring)
         specs = catalog.model_specs(learned)
         problems += check_devices(catalog, [device.spec for device in self._daemon.sampler.devices()], specs)
         if problems:
@@ -162,14 +216,19 @@ class Reloader:
             _ = model.capabilities  # for the views
         return _Prepared(catalog, keyring, specs, tuple(needs_restart))
 
+    def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
+        """What is rather an accident with a file than meant."""
+        insist = "nothing was changed. If you mean it: llmux reload --force"
+        if (models := len(self._daemon.catalog.models)) and not catalog.models:
+            yield f"{self._configuration.base}: no models are left of {models}; {insist}"
+        if (keys := len(self._daemon.keyring.keys)) and not keyring:
+            path = self._daemon.catalog.server.api_keys
+            yield f"{path}: no keys are left of {keys}, so every program here could use and stop your models; {insist}"
+
     # -------------------------------------------------------------------------------------------- in one turn of it
 
-    def _apply(self, prepared: _Prepared) -> Difference:
-        daemon, before, after = self._daemon, self._daemon.catalog, prepared.catalog
-        settings = [f"server.{key}" for key in _different(before.server, after.server)]
-        settings += [f"limits.{key}" for key in _different(before.limits, after.limits)]
-        if prepared.keyring.keys != daemon.keyring.keys and "server.api_keys" not in settings:
-            settings.append("server.api_keys")
+    def _apply(self, prepared: _Prepared) -> None:
+        daemon, after = self._daemon, prepared.catalog
         for warning in prepared.keyring.warnings:
             log.warning("keys.exposed", message=warning)
         daemon.fleet.models = after.models
@@ -178,7 +237,6 @@ class Reloader:
         specs = tuple(map(self._overridden, prepared.specs))
         devices = tuple(device.spec for device in daemon.sampler.devices())
         daemon.engine.post(Configured(specs, devices, after.limits.limits(), after.limits.policy()))
-        return self._difference(before, after, tuple(settings), prepared.needs_restart)
 
     def _overridden(self, spec: ModelSpec) -> ModelSpec:
         """Keep an operator's overrides of unchanged models."""
@@ -188,21 +246,41 @@ class Reloader:
         self._daemon.fleet.override(spec.id, replace(override, base=spec))
         return override.spec
 
-    def _difference(
-        self, before: Catalog, after: Catalog, settings: tuple[str, ...], needs_restart: tuple[str, ...]
-    ) -> Difference:
+    def _difference(self, prepared: _Prepared) -> Difference:
+        daemon, before, after = self._daemon, self._daemon.catalog, prepared.catalog
         old, new = _names(before), _names(after)
         changed = tuple(name for name, about in new.items() if name in old and old[name] != about)
-        replaced = {status.id for status in self._daemon.engine.models() if status.is_replaced}
+        settings = [f"server.{key}" for key in _different(before.server, after.server)]
+        settings += [f"limits.{key}" for key in _different(before.limits, after.limits)]
+        if prepared.keyring.keys != daemon.keyring.keys and "server.api_keys" not in settings:
+            settings.append("server.api_keys")
+        stops = tuple(self._stops(prepared))
+        stopping = {stop.model for stop in stops}
         return Difference(
             added=tuple(name for name in new if name not in old),
             removed=tuple(name for name in old if name not in new),
             changed=changed,
-            restarted=tuple(model for model in after.models if model in changed and model in replaced),
+            restarted=tuple(model for model in after.models if model in changed and model in stopping),
+            stops=stops,
             unchanged=sum(old.get(name) == about for name, about in new.items()),
-            settings=settings,
-            needs_restart=needs_restart,
+            settings=tuple(settings),
+            needs_restart=prepared.needs_restart,
         )
+
+    def _stops(self, prepared: _Prepared) -> Iterator[Stop]:
+        """The workers that can't go on as they are."""
+        before, after = self._daemon.catalog.models, prepared.catalog.models
+        drain_s = prepared.catalog.limits.drain_s
+        specs = {spec.id: spec for spec in prepared.specs}
+        for status in self._daemon.engine.models():
+            if not status.has_worker or status.state is WorkerState.STOPPING or status.id not in before:
+                continue
+            if status.id in after and (
+                after[status.id].config == before[status.id].config
+                or may_keep_worker(status.spec, status.devices, specs[status.id])
+            ):
+                continue
+            yield Stop(status.id, status.state, status.in_flight, status.queued, status.pinned, drain_s)
 
 
 def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
@@ -215,6 +293,10 @@ def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
 
 def _different(before: BaseModel, after: BaseModel) -> Iterator[str]:
     return (key for key in type(before).model_fields if getattr(before, key) != getattr(after, key))
+
+
+def _stamps(files: Iterable[Path]) -> Stamps:
+    return {path: _stamp(path) for path in files}
 
 
 def _stamp(path: Path) -> Stamp:

@@ -37,7 +37,6 @@ class ModelStatus:
     eta_s: float | None  # until it is loaded; None: it isn't loading
     load_s: float | None  # how long its last load took
     crash: Crash | None  # why it is in BACKOFF or FAILED
-    is_replaced: bool  # a reload gave it another definition: its worker goes
 
     @property
     def id(self) -> ModelId:
@@ -103,7 +102,6 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
         eta_s=_eta_s(model, leases, since_s),
         load_s=model.load_s,
         crash=model.crash,
-        is_replaced=model.change is not None,
     )
 
 

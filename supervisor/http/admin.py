@@ -60,8 +60,18 @@ def routes(daemon: Daemon, reloader: Reloader) -> list[Route]:
         daemon.engine.post(PinAsked(name, wanted))
         return await view(name)
 
-    async def reload(_request: Request) -> Response:
-        return JSONResponse((await reloader.reload("asked by API")).view())
+    async def reload(request: Request) -> Response:
+        body = await json_object(request, ("dry_run", "force"))
+
+        def wanted(name: str) -> bool:
+            value = body.get(name, False)
+            if not isinstance(value, bool):
+                raise InvalidRequestError(f'"{name}" must be true or false.', param=name)
+            return value or flag(request, name)
+
+        dry_run, force = wanted("dry_run"), wanted("force")
+        difference = await (reloader.preview(force=force) if dry_run else reloader.reload("asked by API", force=force))
+        return JSONResponse(difference.view())
 
     async def gpu_memory(_request: Request) -> Response:
         return JSONResponse(memory_view(daemon))

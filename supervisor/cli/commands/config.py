@@ -11,8 +11,8 @@ from typing import Final
 import click
 
 from supervisor.cli import output
-from supervisor.cli.client import Client
-from supervisor.cli.exit_codes import exit_code_of
+from supervisor.cli.client import Client, Json, rows
+from supervisor.cli.exit_codes import ExitCode, exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
 
@@ -151,20 +151,38 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
 
 
 @click.command("reload")
+@click.option(
+    "--dry-run", is_flag=True, help="Only show what would happen. Exits with 1 where running requests may be cut."
+)
+@click.option("--force", is_flag=True, help="Also where the files have no models or no keys any more.")
 @daemon_options
-def reload_(daemon: Client, as_json: bool) -> None:
+def reload_(dry_run: bool, force: bool, daemon: Client, as_json: bool) -> None:
     """Apply changes of the configuration without disturbing the rest. If it has mistakes, nothing changes."""
     try:
-        answer = daemon.post("/v1/admin/reload")
+        answer = daemon.post("/v1/admin/reload", {"dry_run": dry_run, "force": force})
     except InvalidRequestError as error:
         if error.detail:
             raise ConfigError(error.detail) from error
         raise
+    stops = rows(answer, "stops")
     if as_json:
         print_json(answer)
-        return
+    else:
+        _show_difference(answer, stops)
+    if dry_run and any(stop.get("in_flight") for stop in stops):
+        sys.exit(ExitCode.FAILED)
+
+
+def _show_difference(answer: Json, stops: list[Json]) -> None:
     for part in ("added", "removed", "changed", "restarted", "settings", "needs_restart"):
         names = answer.get(part)
         if isinstance(names, list) and names:
             click.echo(f"{part.replace('_', ' ') + ':':15}{output.clean(', '.join(map(str, names)))}")
+    for stop in stops:
+        running = stop.get("in_flight")
+        requests = f"{counted(running, 'running request')}, cut after" if isinstance(running, int) and running else ""
+        words = (stop.get("state"), "pinned" if stop.get("pinned") is True else "")
+        about = ", ".join(output.clean(str(word)) for word in words if word)
+        ends = f"; {requests} {output.duration(stop.get('drain_s'))}" if requests else ""
+        click.echo(f"{'stops:':15}{output.clean(str(stop.get('model')))} ({about}){ends}")
     click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")

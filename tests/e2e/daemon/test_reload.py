@@ -64,6 +64,7 @@ NOTHING = {
     "removed": [],
     "changed": [],
     "restarted": [],
+    "stops": [],
     "unchanged": 4,
     "settings": [],
     "needs_restart": [],
@@ -88,6 +89,10 @@ class TestDifference:
                 "removed": ["gone"],
                 "changed": ["changed"],
                 "restarted": ["changed"],
+                "stops": [
+                    {"model": name, "state": "ready", "in_flight": 1, "queued": 0, "pinned": False, "drain_s": 30}
+                    for name in ("changed", "gone")
+                ],
                 "unchanged": 2,
             }
             assert all(stream.is_alive() for stream in streams.values())
@@ -259,7 +264,7 @@ class TestKeys:
         assert answer.status_code == 400
         assert daemon.get("/v1/models", headers=mine).status_code == 200
         path.unlink()
-        assert daemon.post("/v1/admin/reload", headers=mine).status_code == 200
+        assert daemon.post("/v1/admin/reload", headers=mine, params={"force": True}).status_code == 200
         assert daemon.get("/v1/models").status_code == 200
 
     def test_the_last_key_of_an_open_address_stays(self, tmp_path):
