@@ -21,7 +21,7 @@ def residents_listed(residents: Iterable[Resident]) -> str:
 def _condition(resident: Resident) -> str:
     match resident.block:
         case EvictionBlock.BUSY:
-            return f"{resident.in_flight} {'request' if resident.in_flight == 1 else 'requests'} in flight"
+            return f"{requests_counted(resident.in_flight)} in flight"
         case EvictionBlock.STARTING:
             return "still starting"
         case EvictionBlock.STOPPING:
@@ -32,6 +32,11 @@ def _condition(resident: Resident) -> str:
             return "just loaded"
         case EvictionBlock.NONE | EvictionBlock.PINNED:
             return f"idle {_seconds(resident.idle_s)}"
+
+
+def requests_counted(count: int) -> str:
+    """How many: "1 request"."""
+    return f"{count} {'request' if count == 1 else 'requests'}"
 
 
 def held_in_mib(resident: Resident) -> str:
