@@ -116,6 +116,7 @@ class DeviceSample:
     free_mib: int
     stale: bool = False
     outside_mib: int | None = None
+    lost: str | None = None  # why it won't be readable again by itself; only of a stale one
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,10 +112,10 @@ def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round)
             for victim in waits_for:
                 round_.leaving[victim] = None
                 _claim(state, step, model, state.models[victim])
-        case Refuse(reason):
+        case Refuse(reason, outage):
             model.life.reason = reason
+            code = outage or RejectCode.INSUFFICIENT_MEMORY
             message = f"{model.id} can't be loaded: {reason}"
-            code = RejectCode.INSUFFICIENT_MEMORY
             reject_all(state, step, model, code, message, retry_after_s=REFUSED_RETRY_S)
             state.update_wanted(model)
 
@@ -124,7 +124,8 @@ def _postpone(state: SchedulerState, step: Step, model: ModelState, answer: Plan
     """Nothing goes, and nothing is drained, for a model that nobody asks for."""
     waits_for = answer.waits_for if isinstance(answer, Wait) else ()
     in_use = any(state.models[victim].state in SERVES for victim in waits_for)
-    if not isinstance(answer, Wait) or in_use:
+    comes_back = isinstance(answer, Refuse) and answer.outage is not None
+    if in_use or not (isinstance(answer, Wait) or comes_back):
         model.wish = None
         step.decide("leave", model.id, f"not loaded unasked: {answer.reason}")
     state.update_wanted(model)
@@ -248,7 +249,7 @@ def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, loading: Mo
         blocked = f"{loading} is loading"
     # Below zero, earlier waiters were promised more than is being freed for them: that much is not free for this one.
     free = view.free_mib + min(0, surplus_mib)
-    return DeviceView(device, view.total_mib, view.usable_mib, free, blocked)
+    return replace(view, free_mib=free, blocked=blocked)
 
 
 def _residents(state: SchedulerState, step: Step, model: ModelState, leases: tuple[Lease, ...]) -> tuple[Resident, ...]:

@@ -201,6 +201,8 @@ class RejectCode(StrEnum):
     MODEL_FAILED = "model_failed"
     LOAD_FAILED = "load_failed"
     INSUFFICIENT_MEMORY = "insufficient_memory"
+    DEVICE_QUARANTINED = "device_quarantined"
+    DEVICE_LOST = "device_lost"
     RUNTIME_NOT_INSTALLED = "runtime_not_installed"
     MODEL_UNLOADED = "model_unloaded"
     REMOTE_UNAVAILABLE = "remote_unavailable"

@@ -35,7 +35,7 @@ def lasts(world, ticket, most=2000.0):
     while world.now < began + most:
         if ticket in world.cut:
             return world.now - began
-        world.run(0.25)
+        world.run(0.5)
     return math.inf
 
 
