@@ -86,6 +86,12 @@ class ModelConfig(BaseModel):
         ge=0,
         description="Requests one worker gets at once; 0: no limit. Default: what the runtime serves.",
     )
+    drain_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] | None = Field(
+        default=None,
+        description="Time its running requests get before it is stopped; `never`: none is cut for another model. "
+        "Default: `limits.drain_s`.",
+        examples=[600, "never"],
+    )
     modalities: list[Modality] = Field(default=["text"], description="What the model takes as input.")
     env: dict[str, str] = Field(default_factory=dict, description="Further environment variables for the worker.")
     startup_timeout_s: float = Field(
@@ -342,6 +348,7 @@ class Adapter(abc.ABC, Generic[C]):
                 "pin",
                 "preload",
                 "keep_alive_s",
+                "drain_s",
                 "vram_mib",
                 "devices",
                 "target_inflight",

@@ -24,7 +24,7 @@ from runtimes.registry import AnyAdapter
 from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig, drain_seconds
 from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits
 from supervisor.core.footprint import choose
 from supervisor.core.messages import listed
@@ -102,6 +102,7 @@ class CatalogModel:
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
             target_inflight=self.adapter.target_inflight(config),
+            drain_s=drain_seconds(config.drain_s),
             remote=remote,
             definition=self.definition,
             footprint_key=self.footprint_key,

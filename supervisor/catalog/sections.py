@@ -6,6 +6,7 @@ checked against them. Numbers of the scheduler repeat those of `core.types.Limit
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Container
 from dataclasses import fields
@@ -124,6 +125,11 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 LoadedByType = Annotated[int, Field(ge=1, le=1000)]
 
 
+def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
+    """As the scheduler takes it: `never` is an infinite time."""
+    return math.inf if drain_s == "never" else drain_s
+
+
 class LimitsConfig(Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
@@ -137,8 +143,12 @@ class LimitsConfig(Section):
         default=0.25, ge=0, le=60, description="A young model counts as in demand this long after its last request."
     )
     loads_per_device: int = Field(default=1, ge=1, le=64, description="Models that may load on one device at once.")
-    drain_s: float = Field(
-        default=30.0, ge=0, le=86_400, description="Time running requests get to end before their worker is stopped."
+    drain_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] | None = Field(
+        default=None,
+        description="Time running requests get before their worker is stopped; `never`: none is cut for another model. "
+        "Default: 30 for an unload, a reload or the shutdown; for another model 5 if it has a higher priority, else 300, "
+        "or 30 when the clients have stopped reading.",
+        examples=[60, "never"],
     )
     backoff_first_s: Seconds = Field(default=1.0, description="Pause after the first crash; doubles.")
     backoff_max_s: Seconds = Field(default=60.0, description="Longest pause between starts.")
@@ -182,7 +192,8 @@ class LimitsConfig(Section):
 
     def limits(self) -> Limits:
         """What the scheduler takes of them."""
-        return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
+        numbers = {field.name: getattr(self, field.name) for field in fields(Limits)}
+        return Limits(**numbers | {"drain_s": drain_seconds(self.drain_s)})
 
     def policy(self) -> Policy:
         """How models compete for memory."""

@@ -190,7 +190,7 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
     log.info("daemon.stopping")
     # At most as long as the running requests, then the slowest worker, then what is ours.
     graces = [model.config.grace_s for model in daemon.catalog.models.values()]
-    notify.stopping(daemon.catalog.limits.drain_s + max(graces, default=0.0) + OWN_STOP_S)
+    notify.stopping(daemon.engine.longest_drain_s() + max(graces, default=0.0) + OWN_STOP_S)
     await engine.shutdown()
     application.close()
     server.should_exit = True

@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
 
+ORDERED_DRAIN_S = 30.0
+"""For running requests before an unload, a change or the shutdown, unless `drain_s` says otherwise."""
+
+LONGEST_DRAIN_S, URGENT_DRAIN_S = 300.0, 5.0
+"""For running requests before an eviction, unless `drain_s` says otherwise: at all, and since a model of higher priority
+waits. The first lets an honest long answer end."""
+
+LOOK_S = 30.0
+LEAST_READ_BPS = 4096
+"""A client has stopped reading when, for `LOOK_S`, it holds its answer up and reads fewer bytes per second than this. Far
+fewer than any network brings, yet more than one step of a TCP window (64 KiB on loopback) within `LOOK_S`, which is how
+even the slowest reader makes room."""
+
 
 class AdmissionPolicy:
     """First come, first served within a request priority; bounded thrash between models."""
@@ -73,6 +86,33 @@ class AdmissionPolicy:
         if self.may_overtake(waiter.spec.priority, victim.spec.priority):
             return -math.inf
         return victim.ready_at + self.limits.min_residency_s
+
+    # ----------------------------------------------------------------------------------------- how long requests may run
+
+    def drain_s(self, model: ModelState) -> float | None:
+        """What the configuration says about its running requests; None: nothing."""
+        return self.limits.drain_s if model.spec.drain_s is None else model.spec.drain_s
+
+    def ordered_drain_s(self, model: ModelState) -> float:
+        """How long they may run before an unload, a change or the shutdown. Never without end: somebody ordered it."""
+        drain_s = self.drain_s(model)
+        return ORDERED_DRAIN_S if drain_s is None or math.isinf(drain_s) else drain_s
+
+    def drains_until(self, victim: ModelState, since: float, urgent_since: float | None) -> float:
+        """Until when they may run before an eviction; `urgent_since`: since when a model of higher priority waits."""
+        drain_s = self.drain_s(victim)
+        if drain_s is not None:
+            return since + drain_s
+        longest = since + LONGEST_DRAIN_S
+        return longest if urgent_since is None else min(longest, urgent_since + URGENT_DRAIN_S)
+
+    def looks_again_at(self, victim: ModelState, now: float) -> float | None:
+        """When to look (again) whether the clients of a worker that drains for another model still read; None: never."""
+        return now + LOOK_S if self.drain_s(victim) is None else None
+
+    def has_stopped_reading(self, read: int) -> bool:
+        """Is so little all that a client has read since the last look, although more was there for it?"""
+        return read < LEAST_READ_BPS * LOOK_S
 
     # --------------------------------------------------------------------------------------------------------- limits
 

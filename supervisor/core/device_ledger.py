@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from supervisor.core.plans import DeviceView
-from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId
+from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId, RejectCode
 
 Holder = tuple[ModelId, Generation]
 
@@ -122,6 +122,8 @@ class DeviceLedger:
     free_mib: int | None = None
     taken_at: float = -math.inf
     stale: bool = False
+    stale_since: float | None = None  # set iff stale and that was noticed
+    lost: str | None = None  # set iff stale and nobody knows whether that ends: why
     outside_mib: int | None = None
     leases: dict[Holder, Lease] = field(default_factory=dict)
     snapshots: deque[MemorySnapshot] = field(
@@ -141,11 +143,19 @@ class DeviceLedger:
             return "no longer configured"
         if self.quarantine:
             return f"quarantined: {next(iter(self.quarantine.values()))}"
+        if self.lost is not None:
+            return f"lost: {self.lost}"
         if self.free_mib is None:
             return "its memory has not been read yet"
         if self.stale:
             return "its memory can't be read"
         return None
+
+    def outage(self) -> RejectCode | None:
+        """Set iff nobody knows when it takes models again: what a request gets that could only go there."""
+        if self.quarantine:
+            return RejectCode.DEVICE_QUARANTINED
+        return None if self.lost is None else RejectCode.DEVICE_LOST
 
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
@@ -164,5 +174,7 @@ class DeviceLedger:
     def view(self) -> DeviceView:
         if self.cached is None:
             total = self.spec.total_mib
-            self.cached = DeviceView(self.spec.id, total, self.spec.usable_mib, self.free(), self.blocked())
+            self.cached = DeviceView(
+                self.spec.id, total, self.spec.usable_mib, self.free(), self.blocked(), self.outage()
+            )
         return self.cached

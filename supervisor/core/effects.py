@@ -57,6 +57,14 @@ class CutRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AskClients:
+    """How far have the clients of this draining worker read? Answer: ClientsRead."""
+
+    model: ModelId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
 class Learn:
     """Store how much memory this model took on this device with these launch arguments."""
 
@@ -85,4 +93,4 @@ class Decided:
     reason: str
 
 
-Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | Learn | Alert | Decided
+Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | AskClients | Learn | Alert | Decided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from supervisor.core.types import Crash, DeviceId, DeviceSpec, Generation, Limits, ModelId, ModelSpec, Policy, TicketId
@@ -81,6 +82,15 @@ class WorkerUnready:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientsRead:
+    """How many bytes of its connection each client has read so far that holds up a request of this worker now."""
+
+    model: ModelId
+    generation: Generation
+    read: Mapping[TicketId, int]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """Its whole process tree is gone. `crash` is None when we stopped it."""
 
@@ -106,6 +116,7 @@ class DeviceSample:
     free_mib: int
     stale: bool = False
     outside_mib: int | None = None
+    lost: str | None = None  # why it won't be readable again by itself; only of a stale one
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,7 @@ Event = (
     | Respecified
     | WorkerReady
     | WorkerUnready
+    | ClientsRead
     | WorkerExited
     | WorkerUnkillable
     | MemorySampled

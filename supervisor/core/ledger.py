@@ -166,7 +166,13 @@ class Ledger:
         device.cached = None
         device.stale = sample.stale
         if sample.stale:
+            if sample.lost is not None:
+                self._lose(device, sample.lost)
             return
+        if device.lost is not None:
+            message = f"{device.spec.id} takes models again: it can be read"
+            self._alerts.append(Alert("device.lifted", message, device.spec.id))
+        device.stale_since = device.lost = None
         device.free_mib, device.outside_mib, device.taken_at = sample.free_mib, sample.outside_mib, taken_at
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
@@ -179,8 +185,20 @@ class Ledger:
         seen = {lease.holder: lease.seen_mib for lease in device.leases.values()}
         device.snapshots.appendleft(MemorySnapshot(sample.free_mib, seen))
 
+    def _lose(self, device: DeviceLedger, why: str) -> None:
+        if device.lost is None:
+            message = f"{device.spec.id} is lost: {why}; it takes no new models until it can be read"
+            self._alerts.append(Alert("device.lost", message, device.spec.id))
+        device.lost = why
+        device.cached = None
+
     def overdue(self, now: float) -> list[Alert]:
-        """What an operator should see, each once: late memory, devices quarantined for it, devices freed again."""
+        """What an operator should see, each once: devices lost or quarantined, late memory, devices freed again."""
+        for device in self._devices.values():
+            if device.stale and device.lost is None:
+                device.stale_since = now if device.stale_since is None else device.stale_since
+                if now >= device.stale_since + self._limits.memory_quarantine_s:
+                    self._lose(device, f"its memory could not be read for {now - device.stale_since:.0f} s")
         alerts, self._alerts = self._alerts, []
         for device in self._devices.values():
             for holder, release in device.releases.items():
@@ -197,11 +215,13 @@ class Ledger:
         return alerts
 
     def deadline(self, now: float) -> float:
-        """When `overdue` will have an alert; infinity when no memory is on its way release."""
+        """When `overdue` will have an alert; infinity when no memory is on its way back and every device is read."""
         if self._alerts:
             return now
         times = [math.inf]
         for device in self._devices.values():
+            if device.stale_since is not None and device.lost is None:
+                times.append(device.stale_since + self._limits.memory_quarantine_s)
             for holder, release in device.releases.items():
                 since = device.leases[holder].since
                 if not release.warned:

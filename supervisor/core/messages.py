@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from supervisor.core.plans import EvictionBlock, Resident
+from supervisor.core.plans import DeviceView, EvictionBlock, Resident
 
 
 def listed(things: Sequence[object]) -> str:
@@ -21,7 +21,7 @@ def residents_listed(residents: Iterable[Resident]) -> str:
 def _condition(resident: Resident) -> str:
     match resident.block:
         case EvictionBlock.BUSY:
-            return f"{resident.in_flight} {'request' if resident.in_flight == 1 else 'requests'} in flight"
+            return f"{requests_counted(resident.in_flight)} in flight"
         case EvictionBlock.STARTING:
             return "still starting"
         case EvictionBlock.STOPPING:
@@ -32,6 +32,17 @@ def _condition(resident: Resident) -> str:
             return "just loaded"
         case EvictionBlock.NONE | EvictionBlock.PINNED:
             return f"idle {_seconds(resident.idle_s)}"
+
+
+def outages_listed(shown: Iterable[DeviceView], count: int) -> str:
+    """The devices that are out of service, with their reasons: `shown` of `count`."""
+    parts = [f"{view.id} is {view.blocked}" for view in shown]
+    return "; ".join(parts if len(parts) == count else [*parts, f"{count - len(parts)} more are out, too"])
+
+
+def requests_counted(count: int) -> str:
+    """How many: "1 request"."""
+    return f"{count} {'request' if count == 1 else 'requests'}"
 
 
 def held_in_mib(resident: Resident) -> str:

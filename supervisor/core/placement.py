@@ -5,7 +5,8 @@ victims are gone, their models are loaded. So a later model can use what is left
 being freed for an earlier one, and none is overtaken forever.
 
 A *claim* is how a waiter takes hold of a victim: an idle one is stopped at once; a busy one gets no new requests and is
-stopped when the running ones end. Claims are made anew in every round, so a waiter that leaves frees its victims.
+stopped when the running ones end, or when `draining` cuts them. Claims are made anew in every round, so a waiter that
+leaves frees its victims.
 
 A remote model needs no plan: nothing has to go for it, and it is in nobody's snapshot.
 """
@@ -18,6 +19,7 @@ from itertools import chain
 from supervisor.core.device_ledger import Holder, Lease, Phase
 from supervisor.core.device_sets import device_sets
 from supervisor.core.dispatch import keep_loaded, reject_all, resume
+from supervisor.core.draining import drain_claimed
 from supervisor.core.effects import StartWorker
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.planner import plan
@@ -34,7 +36,7 @@ from supervisor.core.plans import (
     Snapshot,
     Wait,
 )
-from supervisor.core.state import Drain, ModelState, SchedulerState, Step
+from supervisor.core.state import ModelState, SchedulerState, Step
 from supervisor.core.termination import stop_now
 from supervisor.core.types import REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
 
@@ -62,8 +64,9 @@ def place_wanted(state: SchedulerState, step: Step) -> None:
     for victim in claimed_before:
         victim.claimed_by = None
     round_ = _begin(state, step)
-    wanted = (state.models[model_id] for model_id in state.wanted)
-    for model in sorted(wanted, key=lambda model: (state.admission.rank_model(model, state.queue, step.now), model.id)):
+    wanted = [state.models[model_id] for model_id in state.wanted]
+    wanted.sort(key=lambda model: (state.admission.rank_model(model, state.queue, step.now), model.id))
+    for model in wanted:
         model.claims = ()
         if model.spec.remote:
             _start(state, step, model, REMOTE, 0, "connecting")
@@ -72,6 +75,7 @@ def place_wanted(state: SchedulerState, step: Step) -> None:
     for victim in claimed_before:
         if victim.claimed_by is None:
             _release(state, step, victim)
+    drain_claimed(state, step, wanted)
 
 
 def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
@@ -108,10 +112,10 @@ def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round)
             for victim in waits_for:
                 round_.leaving[victim] = None
                 _claim(state, step, model, state.models[victim])
-        case Refuse(reason):
+        case Refuse(reason, outage):
             model.life.reason = reason
+            code = outage or RejectCode.INSUFFICIENT_MEMORY
             message = f"{model.id} can't be loaded: {reason}"
-            code = RejectCode.INSUFFICIENT_MEMORY
             reject_all(state, step, model, code, message, retry_after_s=REFUSED_RETRY_S)
             state.update_wanted(model)
 
@@ -120,7 +124,8 @@ def _postpone(state: SchedulerState, step: Step, model: ModelState, answer: Plan
     """Nothing goes, and nothing is drained, for a model that nobody asks for."""
     waits_for = answer.waits_for if isinstance(answer, Wait) else ()
     in_use = any(state.models[victim].state in SERVES for victim in waits_for)
-    if not isinstance(answer, Wait) or in_use:
+    comes_back = isinstance(answer, Refuse) and answer.outage is not None
+    if in_use or not (isinstance(answer, Wait) or comes_back):
         model.wish = None
         step.decide("leave", model.id, f"not loaded unasked: {answer.reason}")
     state.update_wanted(model)
@@ -156,7 +161,7 @@ def _evict(state: SchedulerState, step: Step, model: ModelState, round_: _Round,
 
 
 def _claim(state: SchedulerState, step: Step, waiter: ModelState, victim: ModelState) -> None:
-    """No new requests for a busy victim, unless it keeps its place for now. The first claim counts."""
+    """An idle victim goes, a busy one will drain, unless it keeps its place for now. The first claim counts."""
     if victim.claimed_by is not None:
         return
     claim_at = state.admission.may_claim_at(waiter, victim)
@@ -164,13 +169,7 @@ def _claim(state: SchedulerState, step: Step, waiter: ModelState, victim: ModelS
         state.wake(claim_at, waiter.id)
         return
     victim.claimed_by = waiter.id
-    if victim.state is not WorkerState.READY:
-        return
-    if victim.in_flight:
-        drain = Drain(StopCause.ROOM, f"drains for {waiter.id}")
-        advance(victim, Trigger.DRAIN, step.now, drain.reason, drain=drain)
-        step.decide("drain", victim.id, drain.reason)
-    else:
+    if victim.state is WorkerState.READY and not victim.in_flight:
         stop_now(state, step, victim, StopCause.ROOM, f"evicted for {waiter.id}")
         step.decide("evicted", victim.id, f"makes room for {waiter.id}")
 
@@ -250,7 +249,7 @@ def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, loading: Mo
         blocked = f"{loading} is loading"
     # Below zero, earlier waiters were promised more than is being freed for them: that much is not free for this one.
     free = view.free_mib + min(0, surplus_mib)
-    return DeviceView(device, view.total_mib, view.usable_mib, free, blocked)
+    return replace(view, free_mib=free, blocked=blocked)
 
 
 def _residents(state: SchedulerState, step: Step, model: ModelState, leases: tuple[Lease, ...]) -> tuple[Resident, ...]:

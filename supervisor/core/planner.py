@@ -4,7 +4,7 @@
 walks one numbered tree, whose numbers return in the code:
 
 0. Loaded already → Admit, needing 0. The candidates are the demand's device sets whose devices are all large enough.
-   None → Refuse.
+   None → Refuse. Those with a device that is out of service don't count; nothing else left → Refuse as well.
 1. It fits in what is free on an unblocked device set, and `max_loaded` of its type is not exceeded → Admit.
 2. It fits once residents without a block and of no higher priority are gone → Evict them.
 3. It would fit if those that are blocked only for now could go as well, or the device set is blocked only for now → Wait.
@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from supervisor.core.messages import held_in_mib, listed, residents_listed
+from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
 from supervisor.core.plans import (
     Admit,
     Demand,
@@ -77,6 +77,10 @@ def plan(demand: Demand, snapshot: Snapshot) -> Plan:
             return Admit(resident.devices, 0, f"already loaded on {listed(resident.devices)}")
     if not candidates:
         return Refuse(_too_large(known))
+    out = {view.id: view for device_set in candidates for view in device_set.views if view.outage is not None}
+    candidates = [device_set for device_set in candidates if out.keys().isdisjoint(device_set.option.devices)]
+    if not candidates:
+        return Refuse(outages_listed([*out.values()][:SHOWN_DEVICES], len(out)), next(iter(out.values())).outage)
 
     # 1.
     excess = _excess(demand, snapshot)

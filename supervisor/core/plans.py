@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.types import DeviceId, Devices, ModelId
+from supervisor.core.types import DeviceId, Devices, ModelId, RejectCode
 
 
 class EvictionBlock(StrEnum):
@@ -49,6 +49,7 @@ class DeviceView:
     usable_mib: int  # total minus margin: the largest model that can fit
     free_mib: int
     blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
+    outage: RejectCode | None = None  # set iff nobody knows when that ends: what those get who can only go here
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Waiting doesn't help: it is too large, or pinned or protected residents are in the way."""
+    """Waiting doesn't help: it is too large, pinned or protected residents are in the way, or its devices are out."""
 
     reason: str
+    outage: RejectCode | None = None  # set iff its devices are out
 
 
 Plan = Admit | Evict | Wait | Refuse

@@ -42,6 +42,8 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
         message = f"The queue is full: {full}. Try again in {retry_after_s:.0f} s."
         step.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s))
         return False
+    if model.drain is not None and state.queue.count(model.id) == 1:
+        step.decide("queue", model.id, f"waits for its next worker: this one {model.drain.reason}")
     was_wanted = model.id in state.wanted
     state.update_wanted(model)
     return not was_wanted and model.id in state.wanted

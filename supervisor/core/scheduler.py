@@ -12,7 +12,8 @@ A request's way:
  4. finished, however it ended.
 
 The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (who is loaded,
-who has to go), `reports` (what workers and devices report), `termination` (stops, crashes, what is left of a worker),
+who has to go), `draining` (how long a victim's
+requests may still run), `reports` (what workers and devices report), `termination` (stops, crashes, what is left of a worker),
 `operators` (people and configurations), `timers` (what only time brings). All of them change the one `SchedulerState`.
 """
 
@@ -20,10 +21,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import operators, reports, requests, termination, timers
+from supervisor.core import draining, operators, reports, requests, termination, timers
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.effects import Effect
 from supervisor.core.events import (
+    ClientsRead,
     Configured,
     Event,
     LoadAsked,
@@ -80,6 +82,8 @@ class Scheduler:
                 reports.ready(state, step, event)
             case WorkerUnready():
                 reports.unready(state, step, event)
+            case ClientsRead():
+                draining.clients_read(state, step, event)
             case WorkerExited():
                 termination.exited(state, step, event)
             case WorkerUnkillable():

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from supervisor.core.admission import AdmissionPolicy
@@ -102,7 +102,11 @@ class Drain:
 
     cause: StopCause
     reason: str
-    until: float | None = None  # when its running requests are cut; set iff ordered
+    since: float
+    until: float  # when its running requests are cut; infinite: never
+    urgent_since: float | None = None  # set iff a model of higher priority waits for its memory: since then
+    look_at: float | None = None  # set iff requests whose clients don't read are cut earlier: the next look at them
+    read: Mapping[TicketId, int] = field(default_factory=dict)  # what the clients that held it up had read at the last
 
     @property
     def is_ordered(self) -> bool:
@@ -267,7 +271,7 @@ class ModelState:
         yield (drain is not None) == (state is WorkerState.DRAINING), "a drain iff DRAINING"
         if drain is not None:
             yield bool(self.in_flight), "nothing to drain"
-            yield (drain.until is not None) == drain.is_ordered, "a drain has an end iff it was ordered"
+            yield drain.look_at is None or not drain.is_ordered, "an ordered drain looks at no clients"
             yield drain.is_ordered or self.claimed_by is not None, "drained for nobody"
         yield self.wish is None or self.wish != Wish(), "an empty wish"
         yield self.wish is None or state is not WorkerState.READY, "wished for although it is ready"
@@ -367,8 +371,9 @@ class SchedulerState:
         if model.claimed_by is not None:
             claimant = self.models.get(model.claimed_by)
             yield claimant is not None and model.id in claimant.claims, "claimed by a model that does not wait for it"
-        drained_at = None if model.drain is None else model.drain.until
-        for at in (model.crashes.retry_at, drained_at, model.keep_alive_at):
+        drain = model.drain
+        drained_at, look_at = (None, None) if drain is None else (drain.until, drain.look_at)
+        for at in (model.crashes.retry_at, drained_at, look_at, model.keep_alive_at):
             yield at is None or (at, model.id) in self.armed, "a time that no timer waits for"
         if model.worker is not None and not model.exited:
             leased = tuple(lease.device for lease in self.ledger.leases_of(model.holder))

@@ -34,9 +34,9 @@ def stop_worker(
             step.emit(StopWorker(model.id, model.generation, cause, reason, force=True))
         return
     if model.in_flight and not force:
-        until = step.now + state.limits.drain_s
+        until = step.now + state.admission.ordered_drain_s(model)
         state.wake(until, model.id)
-        drain = Drain(cause, reason, until)
+        drain = Drain(cause, reason, step.now, until)
         if model.state is WorkerState.READY:
             advance(model, Trigger.DRAIN, step.now, reason, drain=drain)
         else:

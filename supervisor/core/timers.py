@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core import draining
 from supervisor.core.dispatch import arm_keep_alive
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.requests import expire
 from supervisor.core.state import ModelState, SchedulerState, Step
-from supervisor.core.termination import cut, stop_now
+from supervisor.core.termination import stop_now
 from supervisor.core.types import StopCause, WorkerState
 
 
@@ -35,7 +36,7 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.crashes.retry_at is not None and step.now >= model.crashes.retry_at:
         advance(model, Trigger.RETRY, step.now, "backoff over")
     _give_up(state, step, model)
-    _end_drain(state, step, model)
+    draining.look(state, step, model)
     if model.state is WorkerState.READY:
         if model.crashes.times and step.now >= model.ready_at + state.limits.backoff_reset_s:
             model.crashes = replace(model.crashes, times=())
@@ -53,16 +54,6 @@ def _give_up(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.state is WorkerState.STOPPED:
         model.life.reason = reason
     step.decide("give_up", model.id, reason)
-
-
-def _end_drain(state: SchedulerState, step: Step, model: ModelState) -> None:
-    drain = model.drain
-    if drain is None or drain.until is None or step.now < drain.until:
-        return
-    cut(step, model, drain.reason)
-    stop_now(state, step, model, drain.cause, drain.reason)
-    cut_after = f"cut {len(model.in_flight)} after {state.limits.drain_s:.0f} s"
-    step.decide("stop", model.id, f"{drain.reason}; {cut_after}")
 
 
 def _end_keep_alive(state: SchedulerState, step: Step, model: ModelState) -> None:

@@ -78,6 +78,7 @@ class ModelSpec:
     preload: bool = False
     keep_alive_s: float | None = None  # None: until its memory is needed
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
+    drain_s: float | None = None  # overrides the limit of this name
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
     definition: str = ""  # fingerprint of all that determines how the worker runs
     footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
@@ -116,7 +117,7 @@ class Limits:
     min_residency_s: float = 30.0
     linger_s: float = 0.25  # a model within its minimum residency counts as in demand this long after a request
     loads_per_device: int = 1
-    drain_s: float = 30.0
+    drain_s: float | None = None  # infinite: no request is cut for another model; None: as the admission policy has it
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0
     backoff_jitter: float = 0.25
@@ -200,6 +201,8 @@ class RejectCode(StrEnum):
     MODEL_FAILED = "model_failed"
     LOAD_FAILED = "load_failed"
     INSUFFICIENT_MEMORY = "insufficient_memory"
+    DEVICE_QUARANTINED = "device_quarantined"
+    DEVICE_LOST = "device_lost"
     RUNTIME_NOT_INSTALLED = "runtime_not_installed"
     MODEL_UNLOADED = "model_unloaded"
     REMOTE_UNAVAILABLE = "remote_unavailable"

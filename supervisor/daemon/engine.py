@@ -20,8 +20,20 @@ from typing import Any, assert_never
 import structlog
 
 from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
-from supervisor.core.effects import Alert, CutRequest, Decided, Dispatch, Effect, Learn, Reject, StartWorker, StopWorker
+from supervisor.core.effects import (
+    Alert,
+    AskClients,
+    CutRequest,
+    Decided,
+    Dispatch,
+    Effect,
+    Learn,
+    Reject,
+    StartWorker,
+    StopWorker,
+)
 from supervisor.core.events import (
+    ClientsRead,
     Event,
     LoadAsked,
     RequestArrived,
@@ -38,10 +50,11 @@ from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, Ticket
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
-from supervisor.daemon.ticket import Ticket, rejection
+from supervisor.daemon.ticket import Ticket, held_up, rejection
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import MemorySampler
+from supervisor.proxy.disconnect import CancelOnDisconnect
 
 log = structlog.get_logger("llmux.engine")
 
@@ -195,7 +208,9 @@ class Engine:
                 self._fleet.stop(effect)
             case CutRequest(ticket_id, reason):
                 if (ticket := self._tickets.get(ticket_id)) is not None:
-                    ticket.cut_reason = reason  # its stream breaks when the worker, stopped in this same turn, ends
+                    ticket.cut(reason)
+            case AskClients(model, generation):
+                self._events.append(ClientsRead(model, generation, held_up(self._tickets.values(), effect)))
             case Learn(model, device, mib=mib):
                 if self._learn is not None:
                     task = asyncio.create_task(self._learn(effect))
@@ -212,28 +227,25 @@ class Engine:
         ticket.generation = effect.generation
         ticket.upstream = self._fleet.upstream(effect.model, effect.generation)
         ticket.admitted = self.clock()
-        self._wake(ticket)
+        ticket.wake()
 
     def _reject(self, effect: Reject) -> None:
         ticket = self._tickets.get(effect.ticket)
         if ticket is not None:
             ticket.rejection = rejection(effect)
-            self._wake(ticket)
-
-    @staticmethod
-    def _wake(ticket: Ticket) -> None:
-        if ticket.waiter is not None and not ticket.waiter.done():
-            ticket.waiter.set_result(None)
+            ticket.wake()
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    async def admit(self, ticket_id: TicketId, model: ModelId, priority: int = 0) -> Ticket:
+    async def admit(
+        self, ticket_id: TicketId, model: ModelId, priority: int = 0, client: CancelOnDisconnect | None = None
+    ) -> Ticket:
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
-        Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. The caller must
-        `finish()` the ticket.
+        `client` is interrupted when the request is cut. Cancelling it removes the request from the queue. Raises
+        NotFoundError or UnavailableError. The caller must `finish()` the ticket.
         """
-        ticket = Ticket(ticket_id, model, self.clock())
+        ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
         try:
             self.post(RequestArrived(ticket_id, model, priority))
@@ -272,6 +284,7 @@ class Engine:
     def finish(self, ticket: Ticket) -> None:
         """The request is over. Call this exactly once for every admitted ticket."""
         del self._tickets[ticket.id]
+        ticket.client = None
         self.post(RequestFinished(ticket.id))
 
     # ------------------------------------------------------------------------------------------------------- the read door
@@ -361,6 +374,11 @@ class Engine:
     def start(self) -> None:
         """Begin to sample memory. Call it once, on the running loop."""
         self._sampling.start()
+
+    def longest_drain_s(self) -> float:
+        """How long running requests get at the most when all workers are stopped."""
+        state = self._scheduler.state
+        return max(map(state.admission.ordered_drain_s, state.models.values()), default=0.0)
 
     async def shutdown(self) -> None:
         """Drain and stop every worker; returns when each has ended or can't be killed. Does not wait for their memory."""

@@ -27,7 +27,7 @@ from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
-from supervisor.errors import InvalidRequestError, LlmuxError, RequestCancelledError, UnreachableError
+from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError
 from supervisor.proxy import permission
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.dialect import Dialect
@@ -97,10 +97,10 @@ class Pipeline:
             cancelling = CancelOnDisconnect(scope)
             self._requests.begin(context, cancelling)
             with cancelling:
-                await self._answer(scope, send, context, target)
+                await self._answer(scope, send, context, target, cancelling)
         except LlmuxError as error:
             context.failure, context.failed_status = error.code, int(error.status)
-            if not (isinstance(error, RequestCancelledError) and context.answering):
+            if not context.answering:
                 raise
             context.outcome.sse = context.outcome.sse or context.stream
             await break_off(send, context.outcome, error, context.dialect)
@@ -162,7 +162,9 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------------------- demand, ticket, forward
 
-    async def _answer(self, scope: Scope, send: Send, context: RequestContext, target: Target) -> None:
+    async def _answer(
+        self, scope: Scope, send: Send, context: RequestContext, target: Target, client: CancelOnDisconnect
+    ) -> None:
         """Wait for a worker and forward the request; retry once if the worker turns out to have ended.
 
         A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
@@ -170,11 +172,11 @@ class Pipeline:
         keepalive = context.keepalive = self._keepalive(send, context, target.translation)
         try:
             try:
-                await self._attempt(scope, send, context, target, keepalive)
+                await self._attempt(scope, send, context, target, client, keepalive)
             except UnreachableError:
                 if context.ticket is None or not await self._engine.may_go_to_another(context.ticket, PATIENCE_S):
                     raise
-                await self._attempt(scope, send, context, target, keepalive)
+                await self._attempt(scope, send, context, target, client, keepalive)
         except LlmuxError as error:
             if not keepalive.started:
                 raise
@@ -190,10 +192,16 @@ class Pipeline:
         return Keepalive(send, headers, context.dialect, interval_s=self._keepalive_s, content_type=content_type)
 
     async def _attempt(
-        self, scope: Scope, send: Send, context: RequestContext, target: Target, keepalive: Keepalive
+        self,
+        scope: Scope,
+        send: Send,
+        context: RequestContext,
+        target: Target,
+        client: CancelOnDisconnect,
+        keepalive: Keepalive,
     ) -> None:
         # 4.
-        ticket = context.ticket = await self._admitted(context, target.model, keepalive)
+        ticket = context.ticket = await self._admitted(context, target.model, client, keepalive)
         assert ticket.upstream is not None
         try:
             # 5.
@@ -216,12 +224,14 @@ class Pipeline:
             # 6.
             self._engine.finish(ticket)
 
-    async def _admitted(self, context: RequestContext, model: ModelId, keepalive: Keepalive) -> Ticket:
+    async def _admitted(
+        self, context: RequestContext, model: ModelId, client: CancelOnDisconnect, keepalive: Keepalive
+    ) -> Ticket:
         assert context.ticket_id is not None
         context.ticket = ticket = None
         try:
             async with keepalive:
-                ticket = await self._engine.admit(context.ticket_id, model)
+                ticket = await self._engine.admit(context.ticket_id, model, client=client)
         except BaseException:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)

@@ -6,6 +6,7 @@ that decides something reads within the engine's turn instead.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from supervisor.core.device_ledger import Lease
@@ -34,7 +35,7 @@ class ModelStatus:
     in_flight: int
     queued: int
     idle_s: float | None  # None: it has no worker, or its worker has requests
-    eta_s: float | None  # until it is loaded; None: it isn't loading
+    eta_s: float | None  # until it is loaded, or until the requests that it drains are cut; None: neither
     load_s: float | None  # how long its last load took
     crash: Crash | None  # why it is in BACKOFF or FAILED
 
@@ -99,15 +100,17 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
         in_flight=len(model.in_flight),
         queued=queued,
         idle_s=now - model.last_used if model.has_worker and not model.in_flight else None,
-        eta_s=_eta_s(model, leases, since_s),
+        eta_s=_eta_s(model, leases, now),
         load_s=model.load_s,
         crash=model.crash,
     )
 
 
-def _eta_s(model: ModelState, leases: tuple[Lease, ...], since_s: float) -> float | None:
-    """By the time the last load took; before the first one, by the size of the model."""
+def _eta_s(model: ModelState, leases: tuple[Lease, ...], now: float) -> float | None:
+    """Of a load by the time the last one took; before the first one, by the size of the model."""
+    if model.drain is not None:
+        return None if math.isinf(model.drain.until) else max(0.0, model.drain.until - now)
     if model.state is not WorkerState.STARTING:
         return None
     guess = max(1.0, sum(lease.mib for lease in leases) / RELOAD_MIB_PER_S)
-    return max(0.0, (guess if model.load_s is None else model.load_s) - since_s)
+    return max(0.0, (guess if model.load_s is None else model.load_s) - (now - model.life.since))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from supervisor.core.effects import Reject
+from supervisor.core.effects import AskClients, Reject
 from supervisor.core.types import Generation, ModelId, RejectCode, TicketId
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.upstream import Upstream
+from supervisor.proxy.disconnect import CancelOnDisconnect
 
 
 @dataclass(slots=True)
@@ -22,6 +24,7 @@ class Ticket:
     upstream: Upstream | None = None
     admitted: float = 0.0
     rejection: LlmuxError | None = None
+    client: CancelOnDisconnect | None = None  # who waits for the answer, until it has ended
     cut_reason: str | None = None
     waiter: asyncio.Future[None] | None = None
 
@@ -29,6 +32,19 @@ class Ticket:
     def queued_s(self) -> float:
         """Seconds between arrival and admission."""
         return self.admitted - self.arrived
+
+    def wake(self) -> None:
+        """Who waits for its admission goes on."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def cut(self, reason: str) -> None:
+        """Its worker is taken away, so its client gets an error."""
+        self.cut_reason = reason
+        if self.client is not None:
+            message = f"{self.model} was stopped before the answer was complete: {reason}."
+            code = RejectCode.MODEL_UNLOADED.value
+            self.client.interrupt(UnavailableError(message, code=code, retry_after_s=5.0))
 
 
 def rejection(effect: Reject) -> LlmuxError:
@@ -38,3 +54,10 @@ def rejection(effect: Reject) -> LlmuxError:
     return UnavailableError(
         effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s, detail=effect.detail
     )
+
+
+def held_up(tickets: Iterable[Ticket], asked: AskClients) -> dict[TicketId, int]:
+    """What the clients have read, in bytes, that hold up requests of this worker."""
+    theirs = (ticket for ticket in tickets if (ticket.model, ticket.generation) == (asked.model, asked.generation))
+    read = {ticket.id: ticket.client.read_while_held_up() for ticket in theirs if ticket.client is not None}
+    return {ticket: count for ticket, count in read.items() if count is not None}

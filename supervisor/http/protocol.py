@@ -11,6 +11,8 @@ disconnected. If an application fails after its response began, its connection i
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections import deque
 from functools import partial
 from http import HTTPStatus
@@ -38,6 +40,7 @@ log = structlog.get_logger("llmux.http")
 
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 PIPELINE_LIMIT: Final = 16
+_BYTES_ACKED: Final = slice(120, 128)  # in Linux's struct tcp_info
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
 
 
@@ -101,7 +104,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._disconnect = Disconnect(partial(_resume_reading, self.flow, transport))
+        self._disconnect = Disconnect(
+            partial(_resume_reading, self.flow, transport), partial(_read_while_held_up, self.flow, transport)
+        )
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
@@ -379,3 +384,11 @@ def _about(scope: HTTPScope) -> dict[str, str]:
 def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
     if not transport.is_closing():
         flow.resume_reading()
+
+
+def _read_while_held_up(flow: FlowControl, transport: asyncio.Transport) -> int | None:
+    """See `Disconnect`. What the kernel knows: once its buffers are full, bytes are acknowledged only as they are read."""
+    if not flow.write_paused or transport.is_closing():
+        return None
+    info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
+    return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)

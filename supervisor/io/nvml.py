@@ -43,6 +43,9 @@ from supervisor.io.procfs import ProcessTable
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
 
+_GONE = frozenset({6, 15, 16})
+"""Errors after which a GPU can't be read until somebody acts: not found, lost, reset required."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -158,7 +161,7 @@ class NvmlReader:
             try:
                 self._read_gpu(gpu, mine, table)
             except self._nvml.NVMLError as error:
-                self._lost(gpu, str(error))
+                self._lost(gpu, error)
             workers += [WorkerSample(*key, gpu.info.id, gpu.used.get(key)) for key in mine]
         if not any(gpu.trouble for gpu in self._gpus):
             self._retry_at, self._retry_after_s = None, RETRY_FIRST_S
@@ -217,11 +220,14 @@ class NvmlReader:
             listed[process.pid] = max(sizes, default=None)
         return listed
 
-    def _lost(self, gpu: _Gpu, reason: str) -> None:
+    def _lost(self, gpu: _Gpu, error: Exception) -> None:
+        reason = str(error)
+        lost = reason if getattr(error, "value", None) in _GONE else None
         if gpu.trouble != reason:
             log.warning("gpu.unreadable", device=gpu.info.id, reason=reason)
         gpu.trouble = reason
-        gpu.last = DeviceSample(gpu.info.id, gpu.last.free_mib if gpu.last else 0, stale=True)
+        free_mib = gpu.last.free_mib if gpu.last else 0
+        gpu.last = DeviceSample(gpu.info.id, free_mib, stale=True, lost=lost)
         if self._retry_at is None:
             self._retry_at = self._clock() + self._retry_after_s
 

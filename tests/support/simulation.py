@@ -13,8 +13,9 @@ from itertools import count
 
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.decisions import DecisionLog
-from supervisor.core.effects import CutRequest, Decided, Dispatch, Effect, Reject, StartWorker, StopWorker
+from supervisor.core.effects import AskClients, CutRequest, Decided, Dispatch, Effect, Reject, StartWorker, StopWorker
 from supervisor.core.events import (
+    ClientsRead,
     Configured,
     DeviceSample,
     Event,
@@ -68,6 +69,7 @@ class World:
 
     `gradual`: a worker takes its memory bit by bit while it loads. `blind`: readings tell neither what a worker takes nor
     what others do. `stale`: devices that can't be read now. `beyond`: what a model takes on a device besides its lease.
+    `read`: the clients that hold their answers up, and how many bytes each has read.
     """
 
     totals: dict[DeviceId, int] = field(default_factory=lambda: {GPU: 16384})
@@ -82,6 +84,7 @@ class World:
     blind: bool = False
     stale: set[DeviceId] = field(default_factory=set)
     beyond: dict[tuple[str, DeviceId], int] = field(default_factory=dict)
+    read: dict[TicketId, int] = field(default_factory=dict)
     crash_on_start: Callable[[ModelId], Crash | None] = lambda _model: None
     admission: AdmissionPolicy = field(default_factory=AdmissionPolicy)
 
@@ -229,6 +232,9 @@ class World:
             case CutRequest(ticket):
                 self.cut.append(ticket)
                 self.later(0.0, lambda: self.finish(ticket))
+            case AskClients(name, generation):
+                held_up = {t: n for t, n in self.read.items() if self.dispatched.get(t) == (name, generation)}
+                self.later(0.0, lambda: self.post(ClientsRead(name, generation, held_up)))
             case _:
                 pass
 

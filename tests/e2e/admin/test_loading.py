@@ -134,7 +134,7 @@ class TestUnload:
             assert unload(roomy, "stubborn", "?force=true").json()["state"] == "stopped"
             assert time.monotonic() - started < 40, "neither drain nor grace was waited for"
             assert is_gone(pid)
-            assert client.recv(12) == b"HTTP/1.1 502"
+            assert client.recv(12) == b"HTTP/1.1 503", "the client is told why"
 
     def test_a_get_changes_nothing(self, roomy):
         load(roomy, "a")

@@ -8,6 +8,7 @@ liveness must hold: everybody who stays gets an answer, not by running out of pa
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hypothesis import settings
@@ -121,6 +122,13 @@ class Scheduling(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 5.0, 40.0]))
     def wait(self, seconds: float) -> None:
         self.world.run(seconds)
+
+    @rule(data=st.data(), read=st.sampled_from([0, 1000, 10**6]))
+    def read_slowly(self, data: st.DataObject, read: int) -> None:
+        """Its client holds it up from now on, and reads now and then."""
+        if self.world.dispatched:
+            ticket = data.draw(st.sampled_from(sorted(self.world.dispatched)))
+            self.world.read[ticket] = self.world.read.get(ticket, 0) + read
 
     @rule()
     def nobody_finishes(self) -> None:
@@ -241,8 +249,12 @@ class Scheduling(RuleBasedStateMachine):
     def reload_with_fewer(self, without: set[str]) -> None:
         self.configure(*without)
 
-    @rule(loads=st.integers(1, 3), drain_s=st.sampled_from([0.0, 30.0]), residency_s=st.sampled_from([0.0, 30.0]))
-    def other_limits(self, loads: int, drain_s: float, residency_s: float) -> None:
+    @rule(
+        loads=st.integers(1, 3),
+        drain_s=st.sampled_from([None, 0.0, 30.0, math.inf]),
+        residency_s=st.sampled_from([0.0, 30.0]),
+    )
+    def other_limits(self, loads: int, drain_s: float | None, residency_s: float) -> None:
         self.limits = replace(self.limits, loads_per_device=loads, drain_s=drain_s, min_residency_s=residency_s)
         self.configure()
 

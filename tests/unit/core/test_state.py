@@ -69,7 +69,7 @@ class TestCheck:
         ("values", "law"),
         [
             ({"worker": None}, "a worker iff the state has one"),
-            ({"drain": Drain(StopCause.OPERATOR, "x", 1.0)}, "a drain iff DRAINING"),
+            ({"drain": Drain(StopCause.OPERATOR, "x", 1.0, 2.0)}, "a drain iff DRAINING"),
             ({"wish": Wish(asked_at=1.0)}, "wished for although it is ready"),
             ({"claims": (A,)}, "only a wanted model claims others"),
             ({"claimed_by": ModelId("b")}, "claimed by a model that does not wait for it"),

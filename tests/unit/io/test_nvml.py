@@ -215,7 +215,8 @@ class TestALostDriver:
         reader.read(holder(pid))
         script(gpus=[{**gpu, "errors": {"nvmlDeviceGetMemoryInfo": error}}])
         reading = reader.read(holder(pid))
-        assert device(reading) == DeviceSample(GPU0, 13384, stale=True)
+        lost = {15: "GPU is lost"}.get(error)  # the others may pass
+        assert device(reading) == DeviceSample(GPU0, 13384, stale=True, lost=lost)
         assert used(reading) == [3000]
         script(gpus=[gpu])
         assert device(reader.read(holder(pid))) == DeviceSample(GPU0, 13384, outside_mib=0)
@@ -229,7 +230,7 @@ class TestALostDriver:
     def test_nothing_was_ever_read(self, script, open_reader):
         reader = open_reader()
         script(errors={"nvmlDeviceGetMemoryInfo": 15})
-        assert device(reader.read({})) == DeviceSample(GPU0, 0, stale=True)
+        assert device(reader.read({})) == DeviceSample(GPU0, 0, stale=True, lost="GPU is lost")
 
     def test_it_is_initialised_anew_with_growing_pauses(self, script, open_reader, clock):
         reader = open_reader()

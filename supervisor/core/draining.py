@@ -1,0 +1,114 @@
+"""How long a worker's running requests hold up what it has to go for.
+
+A worker that drains for another model has until a deadline, which the admission policy sets: a short one while somebody
+of higher priority waits, a long one otherwise. Clients that have stopped reading shorten it, too: they would hold two
+models up for as long as they like. What still runs then is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from supervisor.core.effects import AskClients
+from supervisor.core.events import ClientsRead
+from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.messages import requests_counted
+from supervisor.core.state import Drain, ModelState, SchedulerState, Step
+from supervisor.core.termination import cut, stop_now
+from supervisor.core.types import ModelId, StopCause, WorkerState
+
+
+def drain_claimed(state: SchedulerState, step: Step, planned: Sequence[ModelState]) -> None:
+    """Drain every busy victim, or change its deadline. `planned`: the wanted models in the order of their plans."""
+    for model_id, priority in _urgency(planned).items():
+        victim = state.models[model_id]
+        if victim.claimed_by is None:
+            continue
+        urgent = state.admission.may_overtake(priority, victim.spec.priority)
+        if victim.state is WorkerState.READY and victim.in_flight:
+            _begin(state, step, victim, step.now if urgent else None)
+        elif victim.drain is not None and not victim.drain.is_ordered:
+            _reckon(state, step, victim, victim.drain, urgent=urgent)
+
+
+def _urgency(planned: Sequence[ModelState]) -> dict[ModelId, int]:
+    """Each model that others wait for, and the highest priority among these: also of those who wait for a waiter."""
+    urgency: dict[ModelId, int] = {}
+    for waiter in reversed(planned):  # nobody waits for a model that is planned later
+        priority = max(waiter.spec.priority, urgency.get(waiter.id, waiter.spec.priority))
+        for model_id in waiter.claims:
+            urgency[model_id] = max(priority, urgency.get(model_id, priority))
+    return urgency
+
+
+def _begin(state: SchedulerState, step: Step, victim: ModelState, urgent_since: float | None) -> None:
+    until = state.admission.drains_until(victim, step.now, urgent_since)
+    look_at = state.admission.looks_again_at(victim, step.now)
+    drain = Drain(StopCause.ROOM, f"drains for {victim.claimed_by}", step.now, until, urgent_since, look_at)
+    advance(victim, Trigger.DRAIN, step.now, drain.reason, drain=drain)
+    _announce(state, step, victim, drain)
+    if look_at is not None:
+        state.wake(look_at, victim.id)
+        step.emit(AskClients(victim.id, victim.generation))
+
+
+def _reckon(state: SchedulerState, step: Step, victim: ModelState, drain: Drain, *, urgent: bool) -> None:
+    """Who waits for it has changed, perhaps."""
+    if urgent == (drain.urgent_since is not None):
+        return
+    urgent_since = step.now if urgent else None
+    until = state.admission.drains_until(victim, drain.since, urgent_since)
+    victim.drain = replace(drain, urgent_since=urgent_since, until=until)
+    if until != drain.until:
+        _announce(state, step, victim, victim.drain)
+
+
+def _announce(state: SchedulerState, step: Step, victim: ModelState, drain: Drain) -> None:
+    state.wake(drain.until, victim.id)
+    end = "never cut" if math.isinf(drain.until) else f"cut in {drain.until - step.now:.0f} s"
+    if drain.urgent_since is not None:
+        end += ", as a model of higher priority waits"
+    elif drain.look_at is not None:
+        end += ", or once the clients have stopped reading"
+    step.decide("drain", victim.id, f"{drain.reason}; {requests_counted(len(victim.in_flight))} in flight, {end}")
+
+
+def look(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """End its drain if that is due, or have its clients looked at."""
+    drain = model.drain
+    if drain is None:
+        return
+    if step.now >= drain.until:
+        _cut(state, step, model, drain, f"after {step.now - drain.since:.0f} s")
+    elif drain.look_at is not None and step.now >= drain.look_at:
+        look_at = state.admission.looks_again_at(model, step.now)
+        model.drain = replace(drain, look_at=look_at)
+        if look_at is not None:
+            state.wake(look_at, model.id)
+            step.emit(AskClients(model.id, model.generation))
+
+
+def clients_read(state: SchedulerState, step: Step, event: ClientsRead) -> None:
+    """Nobody waits for answers that nobody reads: when all its clients have stopped, its requests are cut."""
+    model = state.current(event.model, event.generation)
+    drain = None if model is None else model.drain
+    if model is None or drain is None or drain.look_at is None:
+        return
+    model.drain = replace(drain, read=event.read)
+    stopped = (
+        ticket in drain.read
+        and ticket in event.read
+        and state.admission.has_stopped_reading(event.read[ticket] - drain.read[ticket])
+        for ticket in model.in_flight
+    )
+    if all(stopped):
+        _cut(state, step, model, drain, "as the clients have stopped reading")
+
+
+def _cut(state: SchedulerState, step: Step, model: ModelState, drain: Drain, why: str) -> None:
+    cut(step, model, drain.reason)
+    stop_now(state, step, model, drain.cause, drain.reason)
+    kind = "stop" if drain.is_ordered else "evicted"
+    step.decide(kind, model.id, f"{drain.reason}; {requests_counted(len(model.in_flight))} cut {why}")

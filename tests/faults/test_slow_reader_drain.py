@@ -1,0 +1,169 @@
+"""Two models on one device, and a client that holds the one up on which the other waits: by reading slowly, or honestly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+
+import pytest
+
+from tests.support.clients import Call, Stream, code
+from tests.support.daemon import Daemon, fake, running, wait_until
+from tests.support.limits import LIMIT_S
+
+URGENT = 300
+ENDLESS = {"chunks": 2_000_000}  # more than all buffers take
+PATIENCE_S = 300.0  # of requests that wait; the slowest machine has cut the slow client's by then
+
+
+class Hasty(Daemon):
+    """Looks at clients every 3 s, and drains for 30 s at most."""
+
+    program = ("-m", "tests.support.hasty_daemon")
+
+
+def config(priority: int = 100, limits=None, **slow):
+    return {
+        "models": {"slow": fake(vram_mib=250, **slow), "other": fake(vram_mib=250, priority=priority)},
+        "devices": [{"kind": "host", "budget_mib": 400, "margin_mib": 0}],
+        "limits": {"min_residency_s": 0, "queue_wait_s": PATIENCE_S} | (limits or {}),
+    }
+
+
+@contextlib.contextmanager
+def hasty(folder, settings):
+    daemon = Hasty(folder, settings)
+    try:
+        yield daemon.start()
+    finally:
+        daemon.stop()
+
+
+class Reader(threading.Thread):
+    """A streaming chat whose client reads `bps` bytes a second until `hurry` is set, then all the rest."""
+
+    def __init__(self, daemon: Daemon, model: str, bps: int, **fake: object) -> None:
+        super().__init__(daemon=True)
+        self.received = bytearray()
+        self.hurry = threading.Event()
+        self._bps = bps
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.settimeout(LIMIT_S)
+        self._socket.connect(("127.0.0.1", daemon.port))
+        body = json.dumps({"model": model, "messages": [], "stream": True, "fake": fake}).encode()
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        )
+        self._socket.sendall(head % len(body) + body)
+        self.start()
+
+    def run(self) -> None:
+        with self._socket, contextlib.suppress(OSError):
+            while piece := self._socket.recv(65536 if self.hurry.is_set() else self._bps // 10):
+                self.received += piece
+                self.hurry.wait(0.1)
+
+    def rest(self) -> bytes:
+        """Read everything; the end of it."""
+        self.hurry.set()
+        self.join(LIMIT_S)
+        assert not self.is_alive(), "the connection goes on"
+        return bytes(self.received[-2000:])
+
+
+def cut(daemon: Daemon) -> list[str]:
+    return [decision["reason"] for decision in daemon.decisions("slow") if " cut a" in decision["reason"]]
+
+
+def drained(daemon: Daemon) -> None:
+    wait_until(lambda: daemon.model("slow")["state"] == "draining", what="the other one waits for it")
+
+
+def assert_told(end: bytes) -> None:
+    """The stream ends with the error, and does not look complete."""
+    last = end.rpartition(b"data: ")[2]
+    assert b'"code":"model_unloaded"' in last
+    assert b"slow was stopped before the answer was complete" in last
+    assert b"[DONE]" not in end
+    assert not end.endswith(b"0\r\n\r\n")
+
+
+def test_a_higher_priority_waits_five_seconds(tmp_path, measured):
+    """A client that reads 600 bytes a second can't keep the model: it is told, and all who waited get their answers."""
+    with running(tmp_path, config(URGENT)) as daemon:
+        reader = Reader(daemon, "slow", 600, **ENDLESS)
+        wait_until(lambda: reader.received)
+        other = Call(daemon, "other")
+        drained(daemon)
+        assert 0 < daemon.model("slow")["eta_s"] <= 5
+        again = Call(daemon, "slow")
+        assert other.result().status == 200
+        assert again.result().status == 200
+        assert other.elapsed_s >= 4.5
+        assert_told(reader.rest())
+        reasons = {(decision["kind"], decision["reason"]) for decision in daemon.decisions("slow")}
+        assert ("queue", "waits for its next worker: this one drains for other") in reasons
+        assert any(
+            kind == "drain" and reason.endswith("cut in 5 s, as a model of higher priority waits")
+            for kind, reason in reasons
+        )
+        measured(bytes_per_s=600, other_answered_s=other.elapsed_s, slow_answered_again_s=again.elapsed_s)
+
+
+def test_a_client_that_has_stopped_reading(tmp_path, measured):
+    """Between equals a slow client is noticed at the first look."""
+    with hasty(tmp_path, config()) as daemon:
+        reader = Reader(daemon, "slow", 600, **ENDLESS)
+        wait_until(lambda: reader.received)
+        other = Call(daemon, "other").result()
+        assert other.status == 200
+        assert cut(daemon) == ["drains for other; 1 request cut as the clients have stopped reading"]
+        assert_told(reader.rest())
+        measured(look_every_s=3, other_answered_s=other.elapsed_s)
+
+
+def test_honest_long_answers_survive(tmp_path, measured):
+    """One that trickles for some looks, and one whose client takes all that it can while there is always more for it."""
+    with hasty(tmp_path, config()) as daemon:
+        reader = Reader(daemon, "slow", 500_000, chunks=60_000)
+        trickle = Stream(daemon, "slow", fake={"chunks": 100, "chunk_delay": 0.1})
+        wait_until(lambda: reader.received and trickle.chunks)
+        other = Call(daemon, "other")
+        drained(daemon)
+        assert trickle.result().ended_cleanly
+        assert reader.rest().endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert other.result().status == 200
+        assert not cut(daemon)
+        measured(look_every_s=3, drain_at_most_s=30, answer_lasted_s=other.elapsed_s)
+
+
+@pytest.mark.parametrize("where", ["limits", "model"])
+def test_configured(tmp_path, where):
+    """`drain_s` cuts honest answers as well: streams are told in-band, others get an error."""
+    drain = {"drain_s": 0.5}
+    settings = config(limits=drain) if where == "limits" else config(limits={"drain_s": "never"}, **drain)
+    with running(tmp_path, settings) as daemon:
+        stream = Stream(daemon, "slow", fake={"chunks": 4000, "chunk_delay": 0.1})
+        call = Call(daemon, "slow", fake={"delay": 600})
+        wait_until(lambda: stream.chunks and daemon.model("slow")["in_flight"] == 2)
+        assert Call(daemon, "other").result().status == 200
+        assert call.result().status == 503
+        assert code(call.response) == "model_unloaded"
+        assert call.response.headers["retry-after"] == "5"
+        assert_told(stream.result().text.encode())
+
+
+def test_never(tmp_path):
+    """A person who wants every answer to its end gets that."""
+    with running(tmp_path, config(URGENT, limits={"drain_s": 0.1}, drain_s="never")) as daemon:
+        stream = Stream(daemon, "slow", fake={"chunks": 70, "chunk_delay": 0.1})
+        wait_until(lambda: stream.chunks)
+        other = Call(daemon, "other")
+        drained(daemon)
+        assert daemon.model("slow")["eta_s"] is None
+        assert stream.result().ended_cleanly
+        assert other.result().status == 200
+        assert not cut(daemon)

@@ -1,0 +1,277 @@
+"""How long a victim's requests may run: by the waiter's priority, by the configuration, and while their clients read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from supervisor.core import admission
+from supervisor.core.events import ClientsRead, LoadAsked, UnloadAsked
+from supervisor.core.types import Limits, ModelId
+from tests.support.simulation import World, model, record
+
+NO_RESIDENCY = {"min_residency_s": 0.0}
+SLOW_BPS = 600
+
+
+def busy(*others, limits=None, **victim):
+    """A world in which `victim` has all the memory and one request that goes on; and that request."""
+    world = World()
+    world.configure(
+        model("victim", 14000, **victim),
+        *(others or (model("equal", 14000), model("urgent", 14000, priority=300))),
+        limits=Limits(queue_wait_s=10_000, **NO_RESIDENCY, **(limits or {})),
+    )
+    ticket = world.request("victim")
+    world.run(3)
+    assert ticket in world.dispatched
+    return world, ticket
+
+
+def lasts(world, ticket, most=2000.0):
+    """How long the request goes on from now, in seconds; infinite: it is never cut."""
+    began = world.now
+    while world.now < began + most:
+        if ticket in world.cut:
+            return world.now - began
+        world.run(0.5)
+    return math.inf
+
+
+class TestDeadline:
+    """An eviction waits for a long answer, but not for ever."""
+
+    def test_equals_wait_longest(self):
+        world, ticket = busy()
+        waiting = world.request("equal")
+        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S, abs=1)
+        world.run(5)
+        assert waiting in world.dispatched
+
+    def test_lower_priorities_wait_as_long(self):
+        world, ticket = busy(model("low", 14000, priority=1))
+        world.request("low")
+        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S, abs=1)
+
+    def test_a_higher_priority_hardly_waits(self):
+        world, ticket = busy()
+        waiting = world.request("urgent")
+        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+        world.run(5)
+        assert waiting in world.dispatched
+
+    def test_a_request_that_ends_in_time_is_not_cut(self):
+        world, ticket = busy()
+        waiting = world.request("equal")
+        world.run(admission.LONGEST_DRAIN_S - 10)
+        world.finish(ticket)
+        world.run(5)
+        assert waiting in world.dispatched
+        assert not world.cut
+
+    def test_a_higher_priority_that_comes_later_shortens_it(self):
+        """It waits for the model that is planned before it, and so for its victim."""
+        world, ticket = busy()
+        first = world.request("equal")
+        world.run(100)
+        world.request("urgent")
+        assert record(world, "equal").claimed_by == "urgent"
+        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+        world.run(3)
+        assert first in world.dispatched
+
+    def test_never_longer_than_without_it(self):
+        world, ticket = busy()
+        world.request("equal")
+        world.run(admission.LONGEST_DRAIN_S - 2)
+        world.request("urgent")
+        assert lasts(world, ticket) == pytest.approx(2, abs=1)
+
+    def test_back_when_the_higher_priority_leaves(self):
+        world, ticket = busy()
+        world.request("equal")
+        world.run(100)
+        urgent = world.request("urgent")
+        world.run(2)
+        world.finish(urgent)
+        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S - 102, abs=1)
+
+    def test_none_when_all_leave(self):
+        world, ticket = busy()
+        waiting = world.request("urgent")
+        world.run(4)
+        world.finish(waiting)
+        assert world.state("victim") == "ready"
+        assert lasts(world, ticket, 100) == math.inf
+
+    def test_counts_anew_for_the_next(self):
+        world, ticket = busy()
+        world.finish(world.request("equal"))
+        world.run(200)
+        world.request("equal")
+        assert lasts(world, ticket) == pytest.approx(admission.LONGEST_DRAIN_S, abs=1)
+
+
+class TestConfigured:
+    """`drain_s` is all that counts where it is set; a model's own comes first."""
+
+    @pytest.mark.parametrize("waiter", ["equal", "urgent"])
+    @pytest.mark.parametrize("drain_s", [0.0, 60.0, 1000.0])
+    def test_by_the_limits(self, waiter, drain_s):
+        world, ticket = busy(limits={"drain_s": drain_s})
+        world.request(waiter)
+        world.read[ticket] = 0
+        assert lasts(world, ticket) == pytest.approx(drain_s, abs=1)
+
+    @pytest.mark.parametrize("limits", [None, {"drain_s": 10.0}, {"drain_s": math.inf}])
+    def test_by_the_model(self, limits):
+        world, ticket = busy(limits=limits, drain_s=60.0)
+        world.request("urgent")
+        assert lasts(world, ticket) == pytest.approx(60, abs=1)
+
+    @pytest.mark.parametrize("where", [{"limits": {"drain_s": math.inf}}, {"drain_s": math.inf}])
+    def test_never(self, where):
+        world, ticket = busy(**where)
+        waiting = world.request("urgent")
+        world.read[ticket] = 0
+        assert lasts(world, ticket, 5000) == math.inf
+        assert "never cut" in world.reasons("victim")[-1][1]
+        world.finish(ticket)
+        world.run(5)
+        assert waiting in world.dispatched
+        assert world.replays()
+
+    @pytest.mark.parametrize(("drain_s", "expected_s"), [(None, 30), (math.inf, 30), (60.0, 60)])
+    def test_an_ordered_drain(self, drain_s, expected_s):
+        """Also in the middle of another: an unload ends in any case."""
+        world, ticket = busy(drain_s=drain_s)
+        world.request("equal")
+        world.run(1)
+        world.post(UnloadAsked(ModelId("victim")))
+        assert lasts(world, ticket) == pytest.approx(expected_s, abs=1)
+
+
+class TestReading:
+    """Requests are cut when the clients of all of them have stopped reading."""
+
+    def slow(self, world, ticket, bps, seconds):
+        """The client reads steadily; what of it the request lasts."""
+        began = world.now
+        while ticket not in world.cut and world.now < began + seconds:
+            world.read[ticket] = int(bps * (world.now - began))
+            world.run(0.5)
+        return world.now - began
+
+    @pytest.mark.parametrize("bps", [0, SLOW_BPS])
+    def test_too_slow(self, bps):
+        world, ticket = busy()
+        world.read[ticket] = 0
+        waiting = world.request("equal")
+        assert self.slow(world, ticket, bps, 200) == pytest.approx(admission.LOOK_S, abs=1)
+        assert world.reasons("victim")[-1] == (
+            "evicted",
+            "drains for equal; 1 request cut as the clients have stopped reading",
+        )
+        world.run(5)
+        assert waiting in world.dispatched
+        assert world.replays()
+
+    def test_slow_but_fast_enough(self):
+        world, ticket = busy()
+        world.request("equal")
+        self.slow(world, ticket, admission.LEAST_READ_BPS + 100, 250)
+        assert not world.cut
+
+    def test_stopped_in_the_middle(self):
+        world, ticket = busy()
+        world.request("equal")
+        self.slow(world, ticket, 100_000, 100)
+        assert lasts(world, ticket) <= 2 * admission.LOOK_S + 1
+
+    def test_a_client_that_holds_nothing_up_reads(self):
+        """It waits for the worker."""
+        world, ticket = busy()
+        world.request("equal")
+        for _ in range(8):
+            world.run(admission.LOOK_S / 2)
+            world.read[ticket] = 0
+            world.run(admission.LOOK_S / 4)
+            world.read.clear()
+            world.run(admission.LOOK_S / 4)
+        assert not world.cut
+
+    def test_one_that_reads_saves_all(self):
+        world, slow = busy()
+        honest = world.request("victim")
+        world.read[slow] = 0
+        world.request("equal")
+        world.run(100)
+        assert not world.cut
+        world.finish(honest)
+        assert lasts(world, slow) <= admission.LOOK_S + 1
+
+    def test_the_deadline_of_a_higher_priority_comes_first(self):
+        world, ticket = busy()
+        world.read[ticket] = 0
+        world.request("urgent")
+        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+
+    def test_words_that_come_too_late(self):
+        world, ticket = busy()
+        generation = record(world, "victim").generation
+        world.post(ClientsRead(ModelId("victim"), generation, {ticket: 0}))
+        world.post(ClientsRead(ModelId("nobody"), generation, {}))
+        assert world.state("victim") == "ready"
+        world.post(UnloadAsked(ModelId("victim")))
+        for _ in range(2):
+            world.post(ClientsRead(ModelId("victim"), generation, {ticket: 0}))
+        assert world.state("victim") == "draining"
+
+
+class TestTold:
+    """What `llmux why` shows."""
+
+    def test_the_deadline(self):
+        world, _ = busy()
+        world.request("equal")
+        world.request("urgent")
+        assert [reason for kind, reason in world.reasons("victim") if kind == "drain"] == [
+            "drains for equal; 1 request in flight, cut in 300 s, or once the clients have stopped reading",
+            "drains for equal; 1 request in flight, cut in 5 s, as a model of higher priority waits",
+        ]
+
+    def test_why_new_requests_wait(self):
+        world, _ = busy()
+        world.request("equal")
+        for _ in range(3):
+            world.request("victim")
+        assert [reason for kind, reason in world.reasons("victim") if kind == "queue"] == [
+            "waits for its next worker: this one drains for equal"
+        ]
+
+    def test_a_load_that_an_operator_asks_for_drains_too(self):
+        world, ticket = busy()
+        world.post(LoadAsked(ModelId("urgent")))
+        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+        world.run(5)
+        assert world.loaded() == {"urgent"}
+
+
+def test_several_victims():
+    """Each by its own priority; the whole plan waits for the slowest."""
+    world = World()
+    world.configure(
+        model("a", 7000),
+        model("b", 7000, "asr"),
+        model("urgent", 14000, priority=200),
+        limits=Limits(queue_wait_s=10_000, **NO_RESIDENCY),
+    )
+    tickets = {name: world.request(name) for name in "ab"}
+    world.run(6)
+    assert set(tickets.values()) <= set(world.dispatched)
+    waiting = world.request("urgent")
+    assert lasts(world, tickets["a"]) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+    assert lasts(world, tickets["b"]) == pytest.approx(admission.LONGEST_DRAIN_S - admission.URGENT_DRAIN_S, abs=1)
+    world.run(5)
+    assert waiting in world.dispatched
