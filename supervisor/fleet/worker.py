@@ -118,7 +118,7 @@ class Worker:
         crash = None
         if watched.done():
             crash = self._verdict(watched)
-            self._mark_unready(crash.summary)
+            self._mark_unready(crash.told)
         else:
             await _cancel(watched)
         self._ready = False
@@ -198,7 +198,8 @@ class Worker:
             now = time.monotonic()
             reason = patience.observe(look.progress, now) if look.progress is not None else None
             if reason is not None:
-                return Crash(CrashClass.START_TIMEOUT, f"{reason}; its health check says: {look.health.detail}")
+                quote = f"{reason}; its health check says: {look.health.detail}"
+                return Crash(CrashClass.START_TIMEOUT, reason, quote=quote)
             await asyncio.sleep(startup_delay_s(now - self._started_at, spec.health.interval_s))
 
     async def _while_ready(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
@@ -223,7 +224,8 @@ class Worker:
             flowed = upstream.last_byte_at > looked
             looked = clock()
             if liveness.observe(health, bytes_flowed=flowed):
-                return Crash(CrashClass.UNRESPONSIVE, f"its health check failed too often: {health.detail}")
+                why = "its health check failed too often"
+                return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {health.detail}")
 
 
 def _not_started(error: Exception) -> Crash:

@@ -199,7 +199,8 @@ class TestWatched:
         bench.start(startup_timeout_s=0.01)
         crash = await bench.end()
         assert crash.kind is CrashClass.START_TIMEOUT
-        assert crash.summary.endswith("its health check says: HTTP 503")
+        assert crash.told.endswith("its health check says: HTTP 503")
+        assert "HTTP" not in crash.summary, "what a worker says is for operators"
 
     async def test_a_mistake_in_watching(self, bench):
         await bench.start_ready()
