@@ -29,7 +29,8 @@ from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import Liveness, Readiness, StartupPatience, startup_delay_s
-from supervisor.io.process import SpawnError, UnkillableError
+from supervisor.io.process import HOST_TROUBLE, SpawnError, UnkillableError
+from supervisor.io.threads import in_thread
 from supervisor.io.upstream import UpstreamPool
 
 log = structlog.get_logger("llmux.worker")
@@ -113,7 +114,7 @@ class Worker:
             await _cancel(watched)
             self._mark_unready("it ended")
             end = started.gone.result()
-            lines = await asyncio.to_thread(tail, self._log, TELLING_LINES)
+            lines = await self._last_lines(TELLING_LINES)
             return classify(end.code, lines, oom_killed=end.oom_killed)
         crash = None
         if watched.done():
@@ -126,7 +127,13 @@ class Worker:
         await self._end(started, at_once=crash is not None and started.spec.stop_argv is None)
         if crash is None:
             return None
-        return replace(crash, log_tail=await asyncio.to_thread(tail, self._log, LOG_TAIL_LINES))
+        return replace(crash, log_tail=await self._last_lines(LOG_TAIL_LINES))
+
+    async def _last_lines(self, count: int) -> tuple[str, ...]:
+        try:
+            return await in_thread(lambda: tail(self._log, count))
+        except OSError:
+            return ()
 
     def _verdict(self, watched: asyncio.Task[Crash]) -> Crash:
         """Why it must be ended. After a bug of ours it must not run on unwatched."""
@@ -235,12 +242,11 @@ def _not_started(error: Exception) -> Crash:
         case ModelUnusableError():
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
         case SpawnError():
-            # What the kernel refused us (descriptors, memory) or did too slowly may work later.
-            kind = CrashClass.BAD_ARGUMENTS if error.__cause__ is None else CrashClass.UNKNOWN
-            return Crash(kind, error.message)
+            return Crash(error.kind, error.message)
         case LlmuxError():
             return Crash(CrashClass.PORT, error.message)
-    return Crash(CrashClass.UNKNOWN, f"can't be started now: {error}")
+    is_host = isinstance(error, OSError) and error.errno in HOST_TROUBLE
+    return Crash(CrashClass.HOST if is_host else CrashClass.UNKNOWN, f"can't be started now: {error}")
 
 
 def _misplaced(spec: LaunchSpec, look: Look) -> Crash | None:
