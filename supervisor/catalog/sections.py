@@ -158,6 +158,10 @@ class LimitsConfig(Section):
         default=5, ge=1, le=1000, description="Crashes within `crash_window_s` after which a model is given up."
     )
     crash_window_s: Seconds = Field(default=600.0, description="Window of `crash_limit`.")
+    failed_retry_s: Seconds = Field(
+        default=600.0,
+        description="Pause before a model that was given up is tried again, if its cause may mend itself.",
+    )
     memory_warn_s: Seconds = Field(
         default=5.0, description="Warn when memory isn't back this long after its worker ended."
     )

@@ -35,11 +35,10 @@ def reject_all(
     message: str,
     *,
     retry_after_s: float | None = None,
-    detail: tuple[str, ...] = (),
 ) -> None:
     """Every queued request of the model gets this answer; nobody wants the model any more."""
     for waiting in state.queue.clear(model.id):
-        step.emit(Reject(waiting.ticket, code, message, retry_after_s, detail))
+        step.emit(Reject(waiting.ticket, code, message, retry_after_s))
     model.wish = None
 
 

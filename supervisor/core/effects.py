@@ -39,13 +39,12 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The ticket is over; tell its client. `detail` may hold last log lines."""
+    """The ticket is over; tell its client."""
 
     ticket: TicketId
     code: RejectCode
     message: str
     retry_after_s: float | None = None
-    detail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

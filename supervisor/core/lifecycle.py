@@ -26,7 +26,7 @@ class Trigger(StrEnum):
     GONE = "gone"  # its process tree is gone and its memory is back
     CRASH = "crash"  # it ended by itself; try again later
     FAIL = "fail"  # it ended by itself too often, or can never work
-    RETRY = "retry"  # the backoff is over
+    RETRY = "retry"  # the pause after a crash is over
     RESET = "reset"  # an operator says: try again
 
 
@@ -37,7 +37,7 @@ class Entry:
     now: float
     devices: Devices = ()  # START
     drain: Drain | None = None  # DRAIN
-    retry_at: float | None = None  # CRASH
+    retry_at: float | None = None  # CRASH, FAIL
 
 
 def _start(model: ModelState, entry: Entry) -> None:
@@ -67,7 +67,7 @@ def _stop(model: ModelState, entry: Entry) -> None:
 
 
 def _end(model: ModelState, entry: Entry) -> None:
-    """Also after a crash: `retry_at` is set iff the model backs off."""
+    """Also after a crash: `retry_at` is set iff it is tried again by itself."""
     model.worker = model.drain = model.keep_alive_at = None
     model.crashes = replace(model.crashes, retry_at=entry.retry_at)
 
@@ -107,6 +107,7 @@ TABLE: dict[tuple[WorkerState, Trigger], Transition] = {
     (_S.STOPPING, Trigger.GONE): Transition(_S.STOPPED, _end),
     (_S.BACKOFF, Trigger.RETRY): Transition(_S.STOPPED, _retry),
     (_S.BACKOFF, Trigger.RESET): Transition(_S.STOPPED, _reset),
+    (_S.FAILED, Trigger.RETRY): Transition(_S.STOPPED, _retry),
     (_S.FAILED, Trigger.RESET): Transition(_S.STOPPED, _reset),
 }
 

@@ -31,7 +31,7 @@ def _condition(resident: Resident) -> str:
         case EvictionBlock.MIN_RESIDENCY:
             return "just loaded"
         case EvictionBlock.NONE | EvictionBlock.PINNED:
-            return f"idle {_seconds(resident.idle_s)}"
+            return f"idle {seconds(resident.idle_s)}"
 
 
 def outages_listed(shown: Iterable[DeviceView], count: int) -> str:
@@ -50,9 +50,10 @@ def held_in_mib(resident: Resident) -> str:
     return f"{' + '.join(map(str, resident.held_mib))} MiB"
 
 
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"
+def seconds(count: float) -> str:
+    """A duration: "90 s", "10 min", "3 h"."""
+    if count < 120:
+        return f"{count:.0f} s"
+    if count < 7200:
+        return f"{count / 60:.0f} min"
+    return f"{count / 3600:.0f} h"

@@ -37,7 +37,7 @@ def ready(state: SchedulerState, step: Step, event: WorkerReady) -> None:
 
 def _loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
     model.load_s = step.now - model.life.since
-    model.crashes = replace(model.crashes, oom_retried=False)
+    model.crashes = replace(model.crashes, oom_retried=False, refusals=0, given_up=False)
     advance(model, Trigger.READY, step.now, f"loaded in {model.load_s:.1f} s")
     state.ledger.settle(model.holder, step.now)
     step.decide("ready", model.id, model.life.reason)

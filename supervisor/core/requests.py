@@ -8,7 +8,7 @@ from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import ModelState, SchedulerState, Step
-from supervisor.core.termination import stop_now
+from supervisor.core.termination import failed, stop_now
 from supervisor.core.types import RejectCode, StopCause, WorkerState
 
 
@@ -24,7 +24,8 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
         step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
         return False
     if model.state is WorkerState.FAILED or model.stuck:
-        step.emit(_failed(event, model))
+        refused = failed(model, step.now)
+        step.emit(Reject(event.ticket, RejectCode.MODEL_FAILED, refused.message, refused.retry_after_s))
         return False
     can_answer = model.state is WorkerState.READY and model.answering
     if model.spec.remote and model.state is WorkerState.READY and not can_answer:
@@ -98,10 +99,3 @@ def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
     reason = "nobody waits for it any more"
     stop_now(state, step, model, StopCause.UNWANTED, reason, force=True)
     step.decide("cancel", model.id, f"load cancelled: {reason}")
-
-
-def _failed(event: RequestArrived, model: ModelState) -> Reject:
-    what = model.crash.summary if model.crash is not None else model.life.reason
-    message = f"{model.id} does not start: {what}. Fix the cause, then: llmux load {model.id}"
-    tail = model.crash.log_tail if model.crash is not None else ()
-    return Reject(event.ticket, RejectCode.MODEL_FAILED, message, 60.0, tail)

@@ -134,7 +134,9 @@ class CrashHistory:
 
     times: tuple[float, ...] = ()  # those within the crash window; none after a reset or a long time of service
     last: Crash | None = None  # set iff the last worker ended by itself, until the next start or a reset
-    retry_at: float | None = None  # set iff BACKOFF
+    retry_at: float | None = None  # set iff BACKOFF, or FAILED of a cause that may mend itself
+    refusals: int = 0  # starts in a row that the host refused; they don't count as crashes
+    given_up: bool = False  # set iff it failed and no later start has succeeded: the next crash fails it again
     oom_retried: bool = False  # set iff a start ran out of memory and no later one has succeeded yet
 
 
@@ -276,10 +278,13 @@ class ModelState:
         yield self.wish is None or self.wish != Wish(), "an empty wish"
         yield self.wish is None or state is not WorkerState.READY, "wished for although it is ready"
         yield self.keep_alive_at is None or state is WorkerState.READY, "an idle timer only while READY"
-        yield (crashes.retry_at is not None) == (state is WorkerState.BACKOFF), "a time to retry iff BACKOFF"
+        if crashes.retry_at is None:
+            yield state is not WorkerState.BACKOFF, "BACKOFF without an end"
+        else:
+            yield state in {WorkerState.BACKOFF, WorkerState.FAILED}, "a time to retry only after a crash"
         yield crashes.last is None or worker is None, "a start forgets the last crash"
         if state in {WorkerState.BACKOFF, WorkerState.FAILED}:
-            yield crashes.last is not None and bool(crashes.times), "failed without a crash"
+            yield crashes.last is not None and bool(crashes.times or crashes.refusals), "failed without a crash"
         if self.change is not None and (worker is not None or not self.removed):
             yield state in {WorkerState.DRAINING, WorkerState.STOPPING}, "a change waits for a worker that goes"
 

@@ -2,20 +2,22 @@
 
 A worker that was stopped stays STOPPING until its process tree is gone and its memory is back. One that ended by itself
 enters BACKOFF at once (tried again later, the pause doubles each time) or FAILED (it ended too often, or can never
-work): its memory may still be on its way, but that is the ledger's business. One that was loaded comes back by itself
-as long as nothing has to go for it.
+work): its memory may still be on its way, but that is the ledger's business. One that was loaded, or failed of a cause
+that may mend itself, comes back by itself as long as nothing has to go for it. What the host refuses (descriptors, disk
+space) is never the model's fault: such a start is tried again and doesn't count.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import NamedTuple
 
 from supervisor.core.dispatch import reject_all
 from supervisor.core.effects import Alert, CutRequest, Decided, StopWorker
 from supervisor.core.events import WorkerExited, WorkerUnkillable
 from supervisor.core.lifecycle import Trigger, advance
-from supervisor.core.messages import listed
+from supervisor.core.messages import listed, seconds
 from supervisor.core.state import Change, Drain, ModelState, SchedulerState, Step, Worker
 from supervisor.core.types import Crash, CrashClass, RejectCode, StopCause, WorkerState
 
@@ -92,9 +94,9 @@ def finish_stop(state: SchedulerState, step: Step, model: ModelState) -> None:
 def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     was_loaded = model.state is not WorkerState.STARTING
     model.crashes = replace(model.crashes, last=crash)
-    step.decide("crash", model.id, f"{crash.kind}: {crash.summary}")
+    step.decide("crash", model.id, f"{crash.kind}: {crash.told}")
     if crash.kind is CrashClass.NOT_INSTALLED and not was_loaded:
-        advance(model, Trigger.GONE, step.now, crash.summary)
+        advance(model, Trigger.GONE, step.now, crash.told)
         reject_all(state, step, model, RejectCode.RUNTIME_NOT_INSTALLED, crash.summary)
     elif crash.kind is CrashClass.OUT_OF_MEMORY and not was_loaded and not model.crashes.oom_retried:
         model.crashes = replace(model.crashes, oom_retried=True)
@@ -103,33 +105,70 @@ def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
     else:
         if was_loaded:
             model.want_back()
-        recent = (at for at in model.crashes.times if step.now - at <= state.limits.crash_window_s)
-        model.crashes = replace(model.crashes, times=(*recent, step.now))
-        if crash.kind in HOPELESS or len(model.crashes.times) >= state.limits.crash_limit:
+        if _counted(state, step, model, crash):
             _fail(state, step, model, crash)
         else:
             _back_off(state, step, model, crash)
     _apply_change(state, step, model)
 
 
+def _counted(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> bool:
+    """Count the crash. True when the model has failed now."""
+    if crash.kind is CrashClass.HOST:
+        model.crashes = replace(model.crashes, refusals=model.crashes.refusals + 1)
+        return False
+    recent = (at for at in model.crashes.times if step.now - at <= state.limits.crash_window_s)
+    model.crashes = replace(model.crashes, times=(*recent, step.now), refusals=0)
+    is_too_often = model.crashes.given_up or len(model.crashes.times) >= state.limits.crash_limit
+    return is_too_often or crash.kind in HOPELESS
+
+
 def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
-    window = f"{len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
-    times = "" if crash.kind in HOPELESS else f" {window}"
-    advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.summary}")
-    message = f"{model.id} does not start: {crash.summary}. Fix the cause, then: llmux load {model.id}"
-    reject_all(state, step, model, RejectCode.MODEL_FAILED, message, retry_after_s=60.0, detail=crash.log_tail)
+    """No more starts until an operator asks for one or, where the cause may mend itself, a long pause is over."""
+    is_hopeless = crash.kind in HOPELESS
+    retry_at = None if is_hopeless else step.now + state.limits.failed_retry_s
+    window = f" {len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
+    times = "" if is_hopeless or model.crashes.given_up else window
+    then = "" if is_hopeless else f"; next try in {seconds(state.limits.failed_retry_s)}"
+    advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.told}{then}", retry_at=retry_at)
+    model.crashes = replace(model.crashes, given_up=True)
+    refused = failed(model, step.now)
+    reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
+    if retry_at is not None:
+        model.want_back()
+        state.wake(retry_at, model.id)
+    step.decide("failed", model.id, model.life.reason)
     step.emit(Alert("model.failed", model.life.reason, model=model.id))
+
+
+class Failed(NamedTuple):
+    """What a client of a failed model is told."""
+
+    message: str
+    retry_after_s: float
+
+
+def failed(model: ModelState, now: float) -> Failed:
+    """Why it doesn't start, in our own words, and when a request may help again."""
+    cause = model.crash.summary if model.crash is not None else model.life.reason
+    if model.crashes.retry_at is None:
+        remedy = f"Fix the cause, then: llmux load {model.id}"
+        return Failed(f"{model.id} does not start: {cause}. {remedy}", 60.0)
+    in_s = max(1.0, model.crashes.retry_at - now)
+    remedy = f"It is tried again in {seconds(in_s)}; at once with: llmux load {model.id}"
+    return Failed(f"{model.id} does not start: {cause}. {remedy}", in_s)
 
 
 def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
     limits = state.limits
-    doublings = min(len(model.crashes.times) - 1, 64)  # a float overflows beyond a thousand
+    crashes = model.crashes
+    doublings = min((crashes.refusals or len(crashes.times)) - 1, 64)  # a float overflows beyond a thousand
     delay = min(limits.backoff_max_s, limits.backoff_first_s * 2.0**doublings)
     # Deterministic, so that a replay decides the same; different for each model, so that they don't all retry at once.
     noise = random.Random(f"{model.id}:{model.generation}").uniform(-1.0, 1.0)  # noqa: S311 (not for secrets)
     delay *= 1.0 + limits.backoff_jitter * noise
     retry_at = step.now + delay
-    reason = f"{crash.summary}; next try in {delay:.1f} s"
+    reason = f"{crash.told}; next try in {delay:.1f} s"
     advance(model, Trigger.CRASH, step.now, reason, retry_at=retry_at)
     state.wake(retry_at, model.id)
 

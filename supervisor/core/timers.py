@@ -34,7 +34,11 @@ def fire(state: SchedulerState, step: Step) -> bool:
 
 def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.crashes.retry_at is not None and step.now >= model.crashes.retry_at:
-        advance(model, Trigger.RETRY, step.now, "backoff over")
+        reason = "backoff over"
+        if model.state is WorkerState.FAILED:
+            reason = "the pause after its failure is over"
+            step.decide("retry", model.id, reason)
+        advance(model, Trigger.RETRY, step.now, reason)
     _give_up(state, step, model)
     draining.look(state, step, model)
     if model.state is WorkerState.READY:

@@ -124,6 +124,7 @@ class Limits:
     backoff_reset_s: float = 600.0
     crash_limit: int = 5
     crash_window_s: float = 600.0
+    failed_retry_s: float = 600.0
     memory_warn_s: float = 5.0
     memory_quarantine_s: float = 30.0
 
@@ -168,17 +169,28 @@ class CrashClass(StrEnum):
     START_TIMEOUT = "start_timeout"
     UNRESPONSIVE = "unresponsive"
     NOT_INSTALLED = "runtime_not_installed"
+    HOST = "host"  # this machine refused it: a full disk, no processes or descriptors left
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Why and how a worker crashed: its class, one line for people, and the last log lines."""
+    """Why and how a worker crashed: its class, one line for people, and the last log lines.
+
+    What a worker says can hold somebody's prompt. `summary` never quotes it and is for everybody; `told` and `log_tail` are
+    for operators alone.
+    """
 
     kind: CrashClass
     summary: str
     log_tail: tuple[str, ...] = ()
     exit_code: int | None = None  # negative: the signal's number
+    quote: str = ""  # the same line in the worker's own words
+
+    @property
+    def told(self) -> str:
+        """The line for operators."""
+        return self.quote or self.summary
 
 
 class StopCause(StrEnum):

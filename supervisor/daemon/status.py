@@ -38,6 +38,7 @@ class ModelStatus:
     eta_s: float | None  # until it is loaded, or until the requests that it drains are cut; None: neither
     load_s: float | None  # how long its last load took
     crash: Crash | None  # why it is in BACKOFF or FAILED
+    retry_s: float | None  # until it is tried again by itself after a crash; None: it isn't
 
     @property
     def id(self) -> ModelId:
@@ -103,6 +104,7 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
         eta_s=_eta_s(model, leases, now),
         load_s=model.load_s,
         crash=model.crash,
+        retry_s=None if model.crashes.retry_at is None else max(0.0, model.crashes.retry_at - now),
     )
 
 

@@ -51,9 +51,7 @@ def rejection(effect: Reject) -> LlmuxError:
     """The error a client gets for a core's Reject."""
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(effect.message, code="model_not_found", param="model")
-    return UnavailableError(
-        effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s, detail=effect.detail
-    )
+    return UnavailableError(effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s)
 
 
 def held_up(tickets: Iterable[Ticket], asked: AskClients) -> dict[TicketId, int]:

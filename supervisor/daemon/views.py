@@ -42,6 +42,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "answering": status.answering,
         "reason": status.reason,
         "since_s": round(status.since_s, 3),
+        "retry_s": _rounded(status.retry_s, 1),
         "eta_s": _rounded(status.eta_s, 1),
         "idle_s": _rounded(status.idle_s, 3),
         "in_flight": status.in_flight,
@@ -101,7 +102,7 @@ def _crash(status: ModelStatus) -> Json | None:
         return None
     return {
         "class": crash.kind.value,
-        "summary": crash.summary,
+        "summary": crash.told,
         "exit_code": crash.exit_code,
         "log_tail": list(crash.log_tail),
     }

@@ -29,6 +29,7 @@ from supervisor.io.ports import PortRange, owner_check
 from supervisor.io.probe import check_health, check_ready, read_progress
 from supervisor.io.process import ProcessExit, WorkerProcess
 from supervisor.io.spawn import SpawnOrder, spawn
+from supervisor.io.threads import in_thread
 from supervisor.io.venvs import give_back
 
 log = structlog.get_logger("llmux.worker")
@@ -79,12 +80,14 @@ class LocalLauncher:
     async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:
         environment = None
         try:
-            spec, environment = await asyncio.to_thread(_prepare, model, context)
+            spec, environment = await in_thread(lambda: _prepare(model, context))
             process = await spawn(self._order(worker, spec, environment))
         except BaseException:
             self._release(worker, environment)
             raise
         log.info("worker.spawned", model=worker[0], generation=worker[1], pid=process.pid, port=context.port)
+        if process.unlogged:
+            log.warning("worker.unlogged", model=worker[0], generation=worker[1], reason=process.unlogged)
         gone = asyncio.create_task(self._until_gone(worker, process, environment))
         self._running[worker] = _Running(process, spec, gone, looked=time.monotonic())
         return Started(spec, process.leader_ended, gone)
@@ -173,7 +176,7 @@ def _prepare(model: CatalogModel, context: LaunchContext) -> tuple[LaunchSpec, E
 async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
     """What a thread reads of its processes; None when that is unknown now."""
     try:
-        return await asyncio.to_thread(read)
+        return await in_thread(read)
     except OSError as error:
         log.warning("worker.unseen", model=worker[0], generation=worker[1], reason=str(error))
         return None

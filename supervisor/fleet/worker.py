@@ -29,7 +29,8 @@ from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import Liveness, Readiness, StartupPatience, startup_delay_s
-from supervisor.io.process import SpawnError, UnkillableError
+from supervisor.io.process import HOST_TROUBLE, SpawnError, UnkillableError
+from supervisor.io.threads import in_thread
 from supervisor.io.upstream import UpstreamPool
 
 log = structlog.get_logger("llmux.worker")
@@ -113,12 +114,12 @@ class Worker:
             await _cancel(watched)
             self._mark_unready("it ended")
             end = started.gone.result()
-            lines = await asyncio.to_thread(tail, self._log, TELLING_LINES)
+            lines = await self._last_lines(TELLING_LINES)
             return classify(end.code, lines, oom_killed=end.oom_killed)
         crash = None
         if watched.done():
             crash = self._verdict(watched)
-            self._mark_unready(crash.summary)
+            self._mark_unready(crash.told)
         else:
             await _cancel(watched)
         self._ready = False
@@ -126,7 +127,13 @@ class Worker:
         await self._end(started, at_once=crash is not None and started.spec.stop_argv is None)
         if crash is None:
             return None
-        return replace(crash, log_tail=await asyncio.to_thread(tail, self._log, LOG_TAIL_LINES))
+        return replace(crash, log_tail=await self._last_lines(LOG_TAIL_LINES))
+
+    async def _last_lines(self, count: int) -> tuple[str, ...]:
+        try:
+            return await in_thread(lambda: tail(self._log, count))
+        except OSError:
+            return ()
 
     def _verdict(self, watched: asyncio.Task[Crash]) -> Crash:
         """Why it must be ended. After a bug of ours it must not run on unwatched."""
@@ -198,7 +205,8 @@ class Worker:
             now = time.monotonic()
             reason = patience.observe(look.progress, now) if look.progress is not None else None
             if reason is not None:
-                return Crash(CrashClass.START_TIMEOUT, f"{reason}; its health check says: {look.health.detail}")
+                quote = f"{reason}; its health check says: {look.health.detail}"
+                return Crash(CrashClass.START_TIMEOUT, reason, quote=quote)
             await asyncio.sleep(startup_delay_s(now - self._started_at, spec.health.interval_s))
 
     async def _while_ready(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
@@ -223,7 +231,8 @@ class Worker:
             flowed = upstream.last_byte_at > looked
             looked = clock()
             if liveness.observe(health, bytes_flowed=flowed):
-                return Crash(CrashClass.UNRESPONSIVE, f"its health check failed too often: {health.detail}")
+                why = "its health check failed too often"
+                return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {health.detail}")
 
 
 def _not_started(error: Exception) -> Crash:
@@ -233,12 +242,11 @@ def _not_started(error: Exception) -> Crash:
         case ModelUnusableError():
             return Crash(CrashClass.BAD_ARGUMENTS, str(error))
         case SpawnError():
-            # What the kernel refused us (descriptors, memory) or did too slowly may work later.
-            kind = CrashClass.BAD_ARGUMENTS if error.__cause__ is None else CrashClass.UNKNOWN
-            return Crash(kind, error.message)
+            return Crash(error.kind, error.message)
         case LlmuxError():
             return Crash(CrashClass.PORT, error.message)
-    return Crash(CrashClass.UNKNOWN, f"can't be started now: {error}")
+    is_host = isinstance(error, OSError) and error.errno in HOST_TROUBLE
+    return Crash(CrashClass.HOST if is_host else CrashClass.UNKNOWN, f"can't be started now: {error}")
 
 
 def _misplaced(spec: LaunchSpec, look: Look) -> Crash | None:

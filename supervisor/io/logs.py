@@ -1,8 +1,8 @@
 """Workers' logs: their last lines, what is new in them, and the class of a crash.
 
 One ordered table decides the class. What says most about the cause comes first: running out of memory is usually followed
-by messages of other classes ("failed to load model"), never the other way round. The first line that matches is the
-summary, because programs report the cause before its consequences.
+by messages of other classes ("failed to load model"), never the other way round. The first line that matches is quoted,
+because programs report the cause before its consequences. Quotes are for operators: they can hold somebody's prompt.
 """
 
 from __future__ import annotations
@@ -44,6 +44,13 @@ _OUT_OF_MEMORY = (
     ),
 )
 _ENVIRONMENT = (
+    _rule(
+        CrashClass.HOST,
+        r"No space left on device",
+        r"Disk quota exceeded",
+        r"(?:fork|clone|thread|what\(\)).*Resource temporarily unavailable",
+        r"can't start new thread",
+    ),
     _rule(
         CrashClass.PORT,
         r"address already in use",
@@ -118,6 +125,14 @@ _NO_DEVICE = (
         r"no CUDA GPUs are available",
     ),
 )
+_SENTENCES = {
+    CrashClass.OUT_OF_MEMORY: "it ran out of memory",
+    CrashClass.HOST: "this machine had no disk space, processes or threads left for it",
+    CrashClass.PORT: "its port is in use",
+    CrashClass.GPU_LOST: "the GPU or its driver failed",
+    CrashClass.NOT_INSTALLED: "a library that it needs is not installed",
+    CrashClass.BAD_ARGUMENTS: "its arguments or its files are wrong",
+}
 _TELLING = re.compile(
     r"\b(?:error|fatal|panic|abort|aborted|exception|assert\w*|failed|cannot|can't|couldn't|traceback)\b"
     r"|\w(?:Error|Exception)\b|GGML_ASSERT",
@@ -211,10 +226,11 @@ def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False
     for kind, pattern in _rules(code):
         for line in lines:
             if pattern.search(line):
-                return Crash(kind, _STAMP.sub("", line).strip(), kept, code)
+                return Crash(kind, f"{_SENTENCES[kind]} ({ended})", kept, code, _STAMP.sub("", line).strip())
     telling = next((line for line in reversed(lines) if _TELLING.search(line)), kept[-1] if kept else "")
-    said = f": {_STAMP.sub('', telling).strip()}" if telling else " and left nothing in its log"
-    return Crash(CrashClass.UNKNOWN, f"{ended}{said}", kept, code)
+    if not telling:
+        return Crash(CrashClass.UNKNOWN, f"{ended} and left nothing in its log", kept, code)
+    return Crash(CrashClass.UNKNOWN, ended, kept, code, f"{ended}: {_STAMP.sub('', telling).strip()}")
 
 
 def _rules(code: int | None) -> tuple[tuple[CrashClass, re.Pattern[str]], ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -23,10 +24,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import Final
 
+from supervisor.core.types import CrashClass
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup
-from supervisor.io.procfs import Proc, ProcessTable, oom_kills, processes
+from supervisor.io.procfs import OUR_OWN_TROUBLE, Proc, ProcessTable, oom_kills, processes
 from supervisor.io.reap import Hunt, Mark, marked
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,11 +37,27 @@ _DYING_POLL_S = 0.01
 _PIPE_BYTES = 65536
 
 
+HOST_TROUBLE: Final = OUR_OWN_TROUBLE | {
+    errno.EAGAIN,  # no more processes or threads
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETXTBSY,  # the program is being written
+}
+"""Errors that say something about this machine, and nothing about what was to be started."""
+
+
 class SpawnError(LlmuxError):
-    """The program could not be started at all; the message says why."""
+    """The program could not be started at all; the message says why, `kind` whose fault it is."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "spawn_failed"
+
+    def __init__(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class UnkillableError(LlmuxError):
@@ -71,6 +90,7 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self.name = name
         self.pid = 0
+        self.unlogged = ""  # why it has no log
         self.shim_pid = shim.pid
         self.started_at = time.monotonic()
         self.leader_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
@@ -172,7 +192,8 @@ class WorkerProcess:
         except BlockingIOError:  # a stuck shim; stop() ends it
             return
         if written < len(line):
-            raise SpawnError(f"{self.name} can't be started: its command and environment are too long")
+            message = f"{self.name} can't be started: its command and environment are too long"
+            raise SpawnError(message, CrashClass.BAD_ARGUMENTS)
 
     def abandon(self) -> None:
         """End of file makes the shim kill everything."""
@@ -193,21 +214,21 @@ class WorkerProcess:
     def _note(self, fact: Mapping[str, int | str | bool]) -> None:
         match fact:
             case {"pid": int(pid)}:
-                self.pid = pid
+                self.pid, self.unlogged = pid, str(fact.get("unlogged", ""))
                 if not self.running.done():
                     self.running.set_result(None)
-            case {"failed": _, "text": str(text)}:
+            case {"failed": int(code), "step": str(step), "text": str(text)}:
                 self._gone = True
-                self._fail(f"{self.name} can't be started: {text}")
+                self._fail(f"{self.name} can't be started: {text}", _fault(step, code))
             case {"exited": int(code)}:
                 self._code = code
                 self.leader_ended.set()
             case {"gone": True}:
                 self._gone = True
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
         if not self.running.done():
-            self.running.set_exception(SpawnError(message))
+            self.running.set_exception(SpawnError(message, kind))
             self.running.exception()  # retrieved, also when nobody waits for it
 
     # --------------------------------------------------------------------------------------------------------- the end
@@ -266,6 +287,13 @@ class WorkerProcess:
         asked_for = self._killed or self._code != -signal.SIGKILL
         oom_killed = not asked_for and oom_kills() > self._oom_kills
         self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))
+
+
+def _fault(step: str, code: int) -> CrashClass:
+    """Whose fault it is that the shim failed at this step. A working folder may come back, a wrong program stays wrong."""
+    if step not in ("cwd", "exec") or code in HOST_TROUBLE:
+        return CrashClass.HOST
+    return CrashClass.BAD_ARGUMENTS if step == "exec" else CrashClass.UNKNOWN
 
 
 def become_subreaper() -> None:

@@ -6,11 +6,13 @@ becomes its child, and the kernel's "no children" proves that all of it is gone.
 
 The daemon holds the other end of stdin. The line `term` asks the tree to end (or runs the configured stop program);
 `kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. Reports are JSON lines
-on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "text": …}`; `{"exited": code}` for the leader (a
-negative code is a signal); `{"gone": true}` when no process of the tree is left.
+on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "step": …, "text": …}`; `{"exited": code}` for the
+leader (a negative code is a signal); `{"gone": true}` when no process of the tree is left. The step is `setup` or `fork`
+where the machine refused something, `cwd` or `exec` where the order may be wrong.
 
 Workers write directly to their log file: a pipe could block them, or be held open by a grandchild. The shim bounds the
-file: it copies the last half to `LOG.1` and truncates it.
+file: it copies the last half to `LOG.1` and truncates it. Where no log can be written, on a full disk for one, the worker
+runs without: `{"pid": 1, "unlogged": reason}`.
 """
 
 from __future__ import annotations
@@ -132,11 +134,14 @@ class Log:
     """The worker's bounded log file. Woken by inotify, so that a quiet worker costs nothing."""
 
     def __init__(self, path: str, limit: int) -> None:
-        if os.path.exists(path):
-            os.replace(path, path + ".1")  # each start begins a log; the last one stays readable
         self.path = path
         self.limit = limit
-        self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.trouble = ""  # why nothing is logged
+        try:
+            self.fd = begin_log(path)
+        except OSError as error:
+            self.trouble = str(error)
+            self.fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         self.size = 0
         self.pause_ms = LOOK_MIN_MS
         self.inotify = libc.inotify_init1(IN_NONBLOCK_CLOEXEC)
@@ -167,9 +172,29 @@ class Log:
         os.ftruncate(self.fd, 0)
 
 
+def begin_log(path: str) -> int:
+    """A descriptor of a new log; the last one stays readable as `LOG.1`. Raises OSError where nothing can be written."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):  # somebody removed it
+        before = os.umask(0o077)
+        os.makedirs(folder, exist_ok=True)
+        os.umask(before)
+    if os.path.exists(path):
+        os.replace(path, path + ".1")
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, b"\n")  # a full disk often takes a file, but nothing in it
+        os.ftruncate(fd, 0)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 class Shim:
     def __init__(self, order: Order) -> None:
         self.order = order
+        self.step = "setup"
         self.leader = 0
         self.stopper = 0
         self.log = Log(order["log"], order["log_limit"])
@@ -186,13 +211,15 @@ class Shim:
     def start(self, argv: list[str]) -> int:
         """Runs `argv` in a session of its own and returns its pid. Raises OSError when it can't be executed."""
         me = os.getpid()
+        self.step = "fork"
         verdict, tell = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
             try:
                 self.become(argv, me)
             except OSError as error:
-                os.write(tell, b"%d %b" % (error.errno or errno.EINVAL, os.fsencode(error.filename or "")))
+                code, path = error.errno or errno.EINVAL, os.fsencode(error.filename or "")
+                os.write(tell, b"%d %b %b" % (code, self.step.encode(), path))
             finally:
                 os._exit(127)
         os.close(tell)
@@ -200,11 +227,13 @@ class Shim:
         os.close(verdict)
         if said:
             os.waitpid(pid, 0)
-            code, _, path = said.partition(b" ")
-            raise OSError(int(code), os.strerror(int(code)), os.fsdecode(path))
+            number, step, path = said.split(b" ", 2)
+            self.step = step.decode()
+            raise OSError(int(number), os.strerror(int(number)), os.fsdecode(path))
         return pid
 
     def become(self, argv: list[str], parent: int) -> None:
+        self.step = "setup"
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -218,8 +247,10 @@ class Shim:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(self.log.fd, 1)
         os.dup2(self.log.fd, 2)
+        self.step = "cwd"
         if self.order["cwd"]:
             os.chdir(self.order["cwd"])
+        self.step = "exec"
         os.execvpe(argv[0], argv, self.order["env"])
 
     def serve(self) -> None:
@@ -328,14 +359,18 @@ def main() -> None:
     order = read_order()
     if order is None or os.getppid() != order["parent"]:
         return
+    shim = None
     try:
         shim = Shim(order)
         shim.leader = shim.start(order["argv"])
     except OSError as error:
-        report(failed=error.errno, text=str(error))
+        report(failed=error.errno, step=shim.step if shim else "setup", text=str(error))
         return
     order["env"] = order["env"] if order["stop_argv"] else {}
-    report(pid=shim.leader)
+    if shim.log.trouble:
+        report(pid=shim.leader, unlogged=shim.log.trouble)
+    else:
+        report(pid=shim.leader)
     shim.serve()
     shim.kill_all()
     shim.log.look()

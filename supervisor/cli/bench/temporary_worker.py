@@ -101,7 +101,7 @@ async def running(
 
 
 def _ended(crash: Crash | None, device: DeviceInfo) -> BenchError:
-    summary = crash.summary if crash is not None else "it ended"
+    summary = crash.told if crash is not None else "it ended"
     return BenchError(f"On {device.id}: {summary}", detail=crash.log_tail if crash is not None else ())
 
 

@@ -87,8 +87,8 @@ def _lines(file: Path) -> Iterator[bytes]:
 def record(file: Path, seconds: int | None, daemon: Client, as_json: bool) -> None:
     """Record every event and decision of the scheduler into FILE, until Ctrl-C.
 
-    The daemon spends nothing on it while nobody records. FILE has the names of models and devices and the reasons of
-    decisions, and neither prompts nor keys.
+    The daemon spends nothing on it while nobody records. FILE has the names of models and devices, the reasons of
+    decisions, and the last log lines of workers that crashed, but no keys.
     """
     events = write(daemon, file, seconds)
     if as_json:

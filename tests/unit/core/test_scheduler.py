@@ -29,7 +29,7 @@ from supervisor.core.types import (
     Policy,
     RejectCode,
 )
-from tests.support.simulation import GPU, World, model
+from tests.support.simulation import GPU, World, load, model, record
 
 
 class TestColdModel:
@@ -294,9 +294,10 @@ class TestEviction:
 
 
 class TestCrash:
-    """Crashes are classified, retried with backoff, and given up with the last lines in every answer."""
+    """Crashes are classified, retried with backoff, and given up with the class in every answer."""
 
-    unknown = Crash(CrashClass.UNKNOWN, "exited with 3", ("last line",), 3)
+    unknown = Crash(CrashClass.UNKNOWN, "exited with 3", ("last line",), 3, "exited with 3: last line")
+    refused = Crash(CrashClass.HOST, "no processes left")
 
     def test_five_in_ten_minutes_are_a_failure(self, world):
         world.crash_on_start = lambda _model: self.unknown
@@ -306,8 +307,74 @@ class TestCrash:
         assert world.starts == ["a"] * 5
         assert world.rejected[ticket].code is RejectCode.MODEL_FAILED
         at_once = world.request("a")
-        assert world.rejected[at_once].detail == ("last line",)
+        assert "exited with 3. " in world.rejected[at_once].message
         assert "llmux load a" in world.rejected[at_once].message
+        assert "last line" not in str(world.rejected), "a log is for operators"
+        assert "last line" in record(world, "a").life.reason
+
+    def test_a_failed_model_is_tried_again_once_each_pause(self, world):
+        world.crash_on_start = lambda _model: self.unknown
+        world.configure(model("a", 4000))
+        world.request("a")
+        world.run(60)
+        told = world.rejected[world.request("a")]
+        assert "tried again in 9 min" in told.message
+        assert 500 < told.retry_after_s < 600
+        world.run(1200)
+        assert world.starts == ["a"] * 7, "one start each ten minutes, though nobody asked"
+        assert world.state("a") == "failed"
+        assert [kind for kind, _ in world.reasons("a")].count("retry") == 2
+        world.crash_on_start = lambda _model: None
+        world.run(600)
+        assert world.state("a") == "ready"
+        world.crash("a", self.unknown)
+        assert world.state("a") == "backoff", "what served has another five"
+
+    def test_a_failed_model_that_nobody_asked_for_evicts_nobody(self, world):
+        world.crash_on_start = lambda name: self.unknown if name == "a" else None
+        world.configure(model("a", 10000), model("b", 10000))
+        world.request("a")
+        world.run(60)
+        assert world.state("a") == "failed"
+        load(world, "b")
+        world.run(700)
+        assert world.loaded() == {"b"}
+        assert world.starts.count("a") == 5
+
+    def test_a_request_after_the_pause_starts_it(self, world):
+        world.crash_on_start = lambda name: self.unknown if name == "a" else None
+        world.configure(model("a", 10000), model("b", 10000))
+        world.request("a")
+        world.run(60)
+        load(world, "b")
+        world.run(700)
+        world.crash_on_start = lambda _model: None
+        ticket = world.request("a")
+        world.run(5)
+        assert ticket in world.dispatched
+
+    def test_an_unload_ends_the_tries(self, world):
+        world.crash_on_start = lambda _model: self.unknown
+        world.configure(model("a", 4000))
+        world.request("a")
+        world.run(60)
+        world.post(UnloadAsked(ModelId("a")))
+        world.run(2000)
+        assert world.starts == ["a"] * 5
+
+    def test_what_the_host_refuses_is_not_counted(self, world):
+        world.load_s = 0.1
+        world.crash_on_start = lambda _model: self.refused
+        world.configure(model("a", 4000), limits=Limits(backoff_max_s=4.0))
+        ticket = world.request("a")
+        world.run(60)
+        assert 12 < len(world.starts) < 30, "the pause grows to its limit"
+        assert world.state("a") in {"backoff", "starting"}
+        assert ticket in world.open
+        world.crash_on_start = lambda _model: None
+        world.run(6)
+        assert ticket in world.dispatched
+        assert record(world, "a").crashes.refusals == 0
 
     def test_a_failed_model_is_reset_by_load(self, world):
         world.crash_on_start = lambda _model: self.unknown
@@ -323,9 +390,10 @@ class TestCrash:
         world.crash_on_start = lambda _model: Crash(CrashClass.BAD_ARGUMENTS, "unknown argument --x")
         world.configure(model("a", 4000))
         ticket = world.request("a")
-        world.run(60)
+        world.run(2000)
         assert world.starts == ["a"]
         assert "unknown argument --x" in world.rejected[ticket].message
+        assert record(world, "a").crashes.retry_at is None
 
     def test_a_missing_runtime_is_refused_with_its_remedy_and_tried_again_next_time(self, world):
         world.crash_on_start = lambda _model: Crash(CrashClass.NOT_INSTALLED, "Remedy: llmux runtimes install x")

@@ -87,4 +87,4 @@ class TestCheck:
         subject.crashes = replace(subject.crashes, last=Crash(CrashClass.UNKNOWN, "x"))
         assert "a start forgets the last crash" in self.breaches(busy)
         subject.crashes = replace(subject.crashes, last=None, retry_at=1.0)
-        assert "a time to retry iff BACKOFF" in self.breaches(busy)
+        assert "a time to retry only after a crash" in self.breaches(busy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -117,21 +118,19 @@ class TestNotStarted:
                 Crash(CrashClass.NOT_INSTALLED, "not there. Remedy: make it"),
             ),
             (ModelUnusableError("no file"), Crash(CrashClass.BAD_ARGUMENTS, "no file")),
-            (SpawnError("no program"), Crash(CrashClass.BAD_ARGUMENTS, "no program")),
-            (OSError("no memory"), Crash(CrashClass.UNKNOWN, "can't be started now: no memory")),
+            (SpawnError("no program", CrashClass.BAD_ARGUMENTS), Crash(CrashClass.BAD_ARGUMENTS, "no program")),
+            (SpawnError("no processes"), Crash(CrashClass.HOST, "no processes")),
+            (OSError("odd"), Crash(CrashClass.UNKNOWN, "can't be started now: odd")),
+            (
+                OSError(errno.EMFILE, "none"),
+                Crash(CrashClass.HOST, f"can't be started now: [Errno {errno.EMFILE}] none"),
+            ),
         ],
     )
     async def test_no_start(self, bench, error, crash):
         bench.launcher.refuse_start = error
         bench.start()
         assert await bench.end() == crash
-
-    async def test_the_kernel_refused_us(self, bench):
-        error = SpawnError("no descriptors")
-        error.__cause__ = OSError()
-        bench.launcher.refuse_start = error
-        bench.start()
-        assert await bench.end() == Crash(CrashClass.UNKNOWN, "no descriptors")
 
 
 class TestOwner:
@@ -199,7 +198,8 @@ class TestWatched:
         bench.start(startup_timeout_s=0.01)
         crash = await bench.end()
         assert crash.kind is CrashClass.START_TIMEOUT
-        assert crash.summary.endswith("its health check says: HTTP 503")
+        assert crash.told.endswith("its health check says: HTTP 503")
+        assert "HTTP" not in crash.summary, "what a worker says is for operators"
 
     async def test_a_mistake_in_watching(self, bench):
         await bench.start_ready()

@@ -1,0 +1,22 @@
+"""Work in a thread, where the machine allows one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_REFUSED = "can't start new thread"
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """What `work` returns. Raises OSError where no thread can be started: Python reports that as a RuntimeError."""
+    try:
+        return await asyncio.to_thread(work)
+    except RuntimeError as error:
+        if str(error) != _REFUSED:
+            raise
+        raise OSError(errno.EAGAIN, _REFUSED) from error
