@@ -96,13 +96,22 @@ class CancelOnDisconnect:
             assert task is not None
             ours = task.uncancel() <= self._cancelling
             if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise self._ending from error
+                raise self._taken() from error
+            self._ending = None
 
     def interrupt(self, error: Exception) -> None:
         """End the block with `error`. Does nothing outside the block, or if it is ending already."""
         if self._task is not None and self._ending is None:
             self._ending = error
             self._task.cancel()
+
+    def _taken(self) -> Exception:
+        """What the block is left with, once: kept here or in a local variable, it would keep the frames that it passes."""
+        assert self._ending is not None
+        try:
+            return self._ending
+        finally:
+            self._ending = None
 
     def _leave(self) -> None:
         self.interrupt(ClientDisconnectedError())
