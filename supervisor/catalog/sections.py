@@ -177,6 +177,19 @@ class LimitsConfig(Section):
         default_factory=dict, description="Models of a type that may be loaded at once.", examples=[{"llm": 1}]
     )
     body_mib: int = Field(default=32, ge=1, le=4096, description="Largest request body, in MiB.")
+    bodies_mib: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Memory for the bodies of all requests, in MiB. Default: an eighth of main memory, at most 1024.",
+        examples=[1024],
+    )
+    spill_mib: int = Field(
+        default=4096,
+        ge=0,
+        le=1_048_576,
+        description="Disk for large bodies of requests that wait, in MiB, in the state directory; 0: none.",
+    )
     header_kib: int = Field(default=64, ge=1, le=1024, description="Largest request head, in KiB.")
     header_s: Seconds = Field(default=10.0, description="Time a client has to send its head.")
     connect_s: Seconds = Field(default=2.0, description="Time to connect to a worker.")
@@ -198,6 +211,11 @@ class LimitsConfig(Section):
         """What the scheduler takes of them."""
         numbers = {field.name: getattr(self, field.name) for field in fields(Limits)}
         return Limits(**numbers | {"drain_s": drain_seconds(self.drain_s)})
+
+    def bodies_bytes(self, memory_mib: int) -> int:
+        """What all bodies may take together on a machine with so much memory: never less than the largest takes."""
+        share_mib = min(memory_mib // 8, 1024) if self.bodies_mib is None else self.bodies_mib
+        return max(share_mib, self.body_mib) << 20
 
     def policy(self) -> Policy:
         """How models compete for memory."""

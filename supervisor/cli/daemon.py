@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import os
@@ -48,6 +49,7 @@ BACKLOG = 2048
 OWN_STOP_S = 20.0  # of the end, besides requests and graces: unkillable workers are waited for, too
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections: whoever closes first must not be us, while they send
 DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
+MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
 WORKER_HOST = "127.0.0.1"
 LOGS = "logs"
 
@@ -183,6 +185,7 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
     loop.add_signal_handler(signal.SIGHUP, reloader.begin, "SIGHUP")
     engine.start()
     _settle_garbage_collector()
+    _return_freed_memory()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     background = [asyncio.create_task(_feed_watchdog()), asyncio.create_task(reloader.watch())]
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
@@ -208,6 +211,15 @@ def _settle_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def _return_freed_memory() -> None:
+    """Keep glibc from raising the size above which it maps memory: it keeps what it doesn't map, so bodies would stay for good."""
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    with contextlib.suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(m_mmap_threshold, MAPPED_ABOVE)
+        mallopt(m_trim_threshold, 4 * MAPPED_ABOVE)
 
 
 async def _feed_watchdog() -> None:

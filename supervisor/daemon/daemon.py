@@ -18,6 +18,8 @@ from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
 from supervisor.fleet.fleet import Fleet
+from supervisor.io.held_body import BodyBudget
+from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
 
 
@@ -32,6 +34,7 @@ class Daemon:
     keyring: Keyring = field(default_factory=Keyring)
     hub: Hub = field(default_factory=Hub)
     history: History = field(default_factory=History)
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     requests: InFlight = field(init=False)
     pipeline: Pipeline = field(init=False)
     feed: Feed = field(init=False)
@@ -39,6 +42,7 @@ class Daemon:
     learned: Callable[[], Learned] = dict  # the footprints that the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     started: float = field(default_factory=time.monotonic)
+    _memory_mib: int = field(default_factory=lambda: HostMemory().physical_mib)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
 
     def __post_init__(self) -> None:
@@ -50,7 +54,13 @@ class Daemon:
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:
         """Serve new requests with these; running ones keep what they began with."""
         self.catalog, self.keyring = catalog, keyring
-        self.pipeline = Pipeline(self.engine, catalog, self.requests)
+        limits = catalog.limits
+        self.bodies.configure(
+            limit=limits.bodies_bytes(self._memory_mib),
+            disk_limit=limits.spill_mib << 20,
+            folder=catalog.server.state_dir,
+        )
+        self.pipeline = Pipeline(self.engine, catalog, self.requests, self.bodies)
         for listener in self.on_configure:
             listener()
 

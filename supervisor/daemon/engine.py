@@ -232,7 +232,7 @@ class Engine:
     def _reject(self, effect: Reject) -> None:
         ticket = self._tickets.get(effect.ticket)
         if ticket is not None:
-            ticket.rejection = rejection(effect)
+            ticket.rejection = effect
             ticket.wake()
 
     # ------------------------------------------------------------------------------------------------------- requests
@@ -261,7 +261,7 @@ class Engine:
                 raise
         if ticket.rejection is not None:
             del self._tickets[ticket_id]
-            raise ticket.rejection
+            raise rejection(ticket.rejection)
         return ticket
 
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:

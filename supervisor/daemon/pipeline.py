@@ -28,6 +28,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError
+from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import permission
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.dialect import Dialect
@@ -53,7 +54,7 @@ class Target:
 
     model: ModelId
     path: bytes  # the worker's path and query
-    body: bytes | bytearray
+    body: HeldBody
     translation: Translation | None = None  # of the answer
 
 
@@ -62,10 +63,11 @@ class Pipeline:
 
     _numbers = itertools.count(1)  # not the client's x-request-id, which may repeat
 
-    def __init__(self, engine: Engine, catalog: Catalog, requests: InFlight) -> None:
+    def __init__(self, engine: Engine, catalog: Catalog, requests: InFlight, bodies: BodyBudget) -> None:
         self._engine = engine
         self._catalog = catalog
         self._requests = requests
+        self._bodies = bodies
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
         self._table = endpoint_table(catalog)
@@ -87,11 +89,9 @@ class Pipeline:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         """Serve one request. Raises LlmuxError if nothing was sent yet; for later failures see `forward`."""
         context.path = scope["path"]
+        held = HeldBody(self._bodies)
         try:
-            # 1.
-            body = await _open(await read_body(scope, receive, self._body_limit), scope)
-            # 2.
-            target = await self._target(scope, body, context)
+            target = await self._opened(scope, receive, context, held)
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
             cancelling = CancelOnDisconnect(scope)
@@ -109,11 +109,19 @@ class Pipeline:
             raise
         finally:
             # 6.
+            held.release()
             self._requests.finished(context)
+
+    async def _opened(self, scope: Scope, receive: Receive, context: RequestContext, held: HeldBody) -> Target:
+        """The first two steps. What they need of the body besides `held` ends with them."""
+        # 1.
+        body = await _open(await read_body(scope, receive, self._body_limit, held), scope)
+        # 2.
+        return await self._target(scope, body, context, held)
 
     # ------------------------------------------------------------------------------------------------------------ target
 
-    async def _target(self, scope: Scope, body: Body, context: RequestContext) -> Target:
+    async def _target(self, scope: Scope, body: Body, context: RequestContext, held: HeldBody) -> Target:
         """The model, whether this request is allowed for it, and what to send it. Raises LlmuxError."""
         translation = context.dialect.translation(scope["method"], context.path)
         public_path = context.path
@@ -135,7 +143,8 @@ class Pipeline:
         path = (endpoint.upstream_path or public_path).encode()
         if scope["query_string"]:
             path += b"?" + scope["query_string"]
-        return Target(model, path, await body.rewritten(route.rewrite, endpoint), translation)
+        held.keep(await body.rewritten(route.rewrite, endpoint))
+        return Target(model, path, held, translation)
 
     def _unnamed(self, scope: Scope) -> str | None:
         """The model of a request whose body names none."""
@@ -201,7 +210,7 @@ class Pipeline:
         keepalive: Keepalive,
     ) -> None:
         # 4.
-        ticket = context.ticket = await self._admitted(context, target.model, client, keepalive)
+        ticket = context.ticket = await self._admitted(context, target, client, keepalive)
         assert ticket.upstream is not None
         try:
             # 5.
@@ -225,17 +234,19 @@ class Pipeline:
             self._engine.finish(ticket)
 
     async def _admitted(
-        self, context: RequestContext, model: ModelId, client: CancelOnDisconnect, keepalive: Keepalive
+        self, context: RequestContext, target: Target, client: CancelOnDisconnect, keepalive: Keepalive
     ) -> Ticket:
         assert context.ticket_id is not None
         context.ticket = ticket = None
+        target.body.wait()
         try:
             async with keepalive:
-                ticket = await self._engine.admit(context.ticket_id, model, client=client)
+                ticket = await self._engine.admit(context.ticket_id, target.model, client=client)
         except BaseException:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)
             raise
+        target.body.run()
         return ticket
 
 

@@ -59,7 +59,6 @@ class RequestContext:
     def record(self) -> Json:
         """The canonical record of it, when it has ended."""
         ticket, outcome = self.ticket, self.outcome
-        error = outcome.error
         return {
             "request_id": self.request_id.decode("latin-1"),
             "path": self.path,
@@ -67,7 +66,7 @@ class RequestContext:
             "worker": f"{ticket.model}:{ticket.generation}" if ticket is not None else None,
             "key": self.key.name if self.key is not None else None,
             "status": outcome.status or self.failed_status,
-            "error": error.code if error is not None else self.failure,
+            "error": outcome.error or self.failure,
             "cut": ticket.cut_reason if ticket is not None else None,
             "queue_ms": round(ticket.queued_s * 1000, 1) if ticket is not None else None,
             "first_byte_ms": round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,

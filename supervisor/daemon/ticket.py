@@ -23,8 +23,8 @@ class Ticket:
     generation: Generation | None = None
     upstream: Upstream | None = None
     admitted: float = 0.0
-    rejection: LlmuxError | None = None
     client: CancelOnDisconnect | None = None  # who waits for the answer, until it has ended
+    rejection: Reject | None = None  # no exception: that would keep the frames it passes, and they keep the ticket
     cut_reason: str | None = None
     waiter: asyncio.Future[None] | None = None
 

@@ -16,7 +16,7 @@ import contextlib
 import email.utils
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine
 from typing import Final, cast
 
 import httpx
@@ -24,6 +24,7 @@ import structlog
 
 from runtimes.base import RemoteSpec
 from supervisor.errors import LlmuxError, UnreachableError, UpstreamError, UpstreamTimeoutError
+from supervisor.io.held_body import HeldBody
 from supervisor.io.probe import OUR_OWN_TROUBLE, ProbeResult, causes, judged
 from supervisor.io.upstream import Body, Headers, UpstreamResponse
 
@@ -91,12 +92,15 @@ class RemotePool:
         """
         fields = [item for item in headers if item[0] in _REQUEST_FIELDS] + self._own
         path = target.partition(b"?")[0].removeprefix(b"/v1")
-        content = bytes(body) if isinstance(body, bytes | bytearray) else body
-        attempts = self.spec.max_retries if isinstance(content, bytes) else 0
+        if isinstance(body, bytes | bytearray):
+            body = HeldBody(data=body)
+        attempts = self.spec.max_retries if isinstance(body, HeldBody) else 0
+        if isinstance(body, HeldBody) and (body.size or method == "POST"):
+            fields.append((b"content-length", b"%d" % body.size))
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                response = await self._send(method, path, fields, content)
+                response = await self._send(method, path, fields, body)
             except UnreachableError as error:
                 if attempts == 0:
                     raise UpstreamError(error.message) from error  # only a worker's request may go to another
@@ -104,6 +108,8 @@ class RemotePool:
             else:
                 wait_s = _asked_wait_s(response.headers, pause_s)
                 if response.status not in _BUSY or attempts == 0 or wait_s > self.spec.retry_wait_s:
+                    if isinstance(body, HeldBody):
+                        body.release()
                     return self._checked(response)
                 why = f"HTTP {response.status}"
                 response.close()
@@ -117,7 +123,7 @@ class RemotePool:
         asked = f"{self.name} answers GET {self._base.path.rstrip('/')}/models with "
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                probe = await judged(await self._send("GET", b"/models", list(self._own), b""), asked)
+                probe = await judged(await self._send("GET", b"/models", list(self._own), HeldBody()), asked)
         except TimeoutError:
             return ProbeResult(False, None, f"{self.name} did not answer in {PROBE_TIMEOUT_S:g} s")
         except LlmuxError as error:
@@ -144,10 +150,15 @@ class RemotePool:
         task.add_done_callback(self._closing.discard)
 
     async def _send(
-        self, method: str, path: bytes, fields: Headers, content: bytes | AsyncIterator[bytes]
+        self, method: str, path: bytes, fields: Headers, body: HeldBody | AsyncIterator[bytes]
     ) -> RemoteResponse:
         url = self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path)
         timeouts = {"connect": self.spec.connect_s, "read": None, "write": None, "pool": None}
+        content: bytes | AsyncIterable[bytes] = b""
+        if not isinstance(body, HeldBody):
+            content = body
+        elif body.size:
+            content = cast("AsyncIterable[bytes]", body.pieces())  # httpx joins them: any buffer will do
         request = httpx.Request(method, url, headers=fields, content=content, extensions={"timeout": timeouts})
         try:
             async with asyncio.timeout(self.spec.connect_s + self._first_byte_s):

@@ -13,6 +13,7 @@ import asyncio
 from typing import Final, Protocol
 
 from supervisor.errors import UnreachableError
+from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream_response import Headers, UpstreamResponse, WorkerResponse
 from supervisor.io.upstream_wire import HOP_BY_HOP, Body, Connection
 
@@ -32,7 +33,8 @@ class Upstream(Protocol):
         """Send a request and wait for the response's head. Cancellation closes the connection.
 
         `target` is path and query as they go on the wire; `headers` must not contain Host, Content-Length,
-        Transfer-Encoding or Authorization, which are added here. A body of unknown length goes out chunked.
+        Transfer-Encoding or Authorization, which are added here. A body of unknown length goes out chunked. A `HeldBody` is
+        released once it can't be needed again.
         Raises UpstreamError (UnreachableError while nothing was sent), UpstreamTimeoutError.
         """
         ...
@@ -84,10 +86,12 @@ class UpstreamPool:
         parts = [method.encode("ascii"), b" ", target, self._own_fields]
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
-        if not isinstance(body, bytes | bytearray):
+        if isinstance(body, bytes | bytearray):
+            body = HeldBody(data=body)
+        if not isinstance(body, HeldBody):
             parts.append(b"transfer-encoding: chunked\r\n\r\n")
-        elif body or method in ("POST", "PUT", "PATCH"):
-            parts.append(b"content-length: %d\r\n\r\n" % len(body))
+        elif body.size or method in ("POST", "PUT", "PATCH"):
+            parts.append(b"content-length: %d\r\n\r\n" % body.size)
         else:
             parts.append(b"\r\n")
         connection = self._take_idle() or await self._connect()

@@ -82,13 +82,13 @@ class WorkerResponse(UpstreamResponse):
         """Wait for status and headers. Raises UpstreamError or UpstreamTimeoutError."""
         while not self.head_done:
             if self._error is not None:
-                raise self._error
+                raise self._failure()
             await self._wait()
 
     async def next_chunk(self) -> bytes:
         while not self._chunks:
             if self._error is not None:
-                raise self._error
+                raise self._failure()
             if self.complete:
                 return b""
             await self._wait()
@@ -142,6 +142,14 @@ class WorkerResponse(UpstreamResponse):
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _failure(self) -> Exception:
+        """The error, once: kept here, it would keep the frames that it passes, and they the request's body."""
+        assert self._error is not None
+        try:
+            return self._error
+        finally:
+            self._error = UpstreamError("The response has failed before.")
 
     async def _wait(self) -> None:
         assert self._waiter is None, "one consumer"

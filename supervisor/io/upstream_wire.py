@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Final
 import httptools
 
 from supervisor.errors import UpstreamError, UpstreamTimeoutError
+from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream_response import Headers, WorkerResponse
 
 if TYPE_CHECKING:
     from supervisor.io.upstream import UpstreamPool
 
-Body = bytes | bytearray | AsyncIterator[bytes]
+Body = bytes | bytearray | HeldBody | AsyncIterator[bytes]
 
 HEAD_LIMIT: Final = 64 * 1024
-SLICE: Final = 256 * 1024  # written in one loop iteration
 JOIN_BELOW: Final = 64 * 1024  # smaller bodies are written together with their head: one packet wakes the worker once
 
 HOP_BY_HOP: Final = frozenset(
@@ -119,36 +119,36 @@ class Connection(asyncio.Protocol):
 
     # sending
 
-    def begin(self, head: bytes, body: Body, *, bodiless: bool, first_byte_s: float) -> WorkerResponse:
+    def begin(
+        self, head: bytes, body: HeldBody | AsyncIterator[bytes], *, bodiless: bool, first_byte_s: float
+    ) -> WorkerResponse:
         self._response = response = WorkerResponse(self)
         self._reset()
         self._bodiless = bodiless
         self._quiet_since = self._loop.time()
         self._quiet_limit_s = first_byte_s
-        if not isinstance(body, bytes | bytearray):
-            self._transport.write(head)
-            self._pump = self._loop.create_task(self._send(body, response, chunked=True))
-        elif len(body) < JOIN_BELOW:
-            self._pool.write_soon(self._transport, head + body)
+        if isinstance(body, HeldBody) and body.size < JOIN_BELOW:
+            self._pool.write_soon(self._transport, head + body.take())
         else:
             self._transport.write(head)
-            self._pump = self._loop.create_task(self._send(_slices(body), response, chunked=False))
+            self._pump = self._loop.create_task(self._send(body, response))
         return response
 
-    async def _send(
-        self, pieces: AsyncIterator[bytes] | AsyncIterator[memoryview], response: WorkerResponse, *, chunked: bool
-    ) -> None:
+    async def _send(self, body: HeldBody | AsyncIterator[bytes], response: WorkerResponse) -> None:
+        chunked = not isinstance(body, HeldBody)
         try:
-            async for piece in pieces:
+            async for piece in body.pieces() if isinstance(body, HeldBody) else body:
                 await self._writable.wait()
                 if piece:
                     self._quiet_since = self._loop.time()
                     framed = (b"%x\r\n" % len(piece), piece, b"\r\n") if chunked else (piece,)
                     self._transport.writelines(framed)
-            if chunked:
+            if isinstance(body, HeldBody):
+                body.release()
+            else:
                 self._transport.write(b"0\r\n\r\n")
         except Exception as error:  # noqa: BLE001  # whoever awaits the response gets what the body's source raises
-            response.fail(error)
+            response.fail(error.with_traceback(None))
             self.abort()
         finally:
             self._pump = None
@@ -265,12 +265,3 @@ class Connection(asyncio.Protocol):
             self._informational = False
         else:
             self._message_done = True
-
-
-async def _slices(body: bytes | bytearray) -> AsyncIterator[memoryview]:
-    """A large body in slices: the kernel takes megabytes at once, and everybody else would wait meanwhile."""
-    whole = memoryview(body)
-    for start in range(0, len(body), SLICE):
-        if start:
-            await asyncio.sleep(0)
-        yield whole[start : start + SLICE]

@@ -9,10 +9,11 @@ from typing import Final
 from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
+from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
 from supervisor.proxy.translation import Translation
 
-Bytes = bytes | bytearray
+__all__ = ["Body", "Bytes", "content_type_of", "read_body", "refuse_other_charset"]
 
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
@@ -49,26 +50,33 @@ class Body:
         return b""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> Bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody | None = None) -> Bytes:
     """The whole body. The protocol disconnects a client that stalls.
 
-    Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon
+    `held` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon
     after the answer), and ClientDisconnectedError.
     """
     for name, value in scope["headers"]:
-        if name == b"content-length" and int(value) > limit:
-            raise _too_large(limit)
+        if name == b"content-length":
+            if int(value) > limit:
+                raise _too_large(limit)
+            if held is not None:
+                held.expect(int(value))
     body, more = await _next(receive)
     if len(body) > limit:
         raise _too_large(limit)
+    if held is not None:
+        held.grow(len(body))
     if not more:
         return body
     grown = bytearray(body)  # grows in place: joining pieces at the end would copy everything in one turn of the loop
     while more:
         body, more = await _next(receive)
-        grown += body
-        if len(grown) > limit:
+        if len(grown) + len(body) > limit:
             raise _too_large(limit)
+        if held is not None:
+            held.grow(len(body))
+        grown += body
     return grown
 
 

@@ -99,7 +99,8 @@ class CancelOnDisconnect:
             assert task is not None
             ours = task.uncancel() <= self._cancelling
             if ours and kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise self._ending from error
+                raise self._taken() from error
+            self._ending = None
 
     def interrupt(self, error: Exception) -> None:
         """End the block with `error`. Does nothing outside the block, or if it is ending already."""
@@ -110,6 +111,14 @@ class CancelOnDisconnect:
     def read_while_held_up(self) -> int | None:
         """How many bytes of its connection the client has read so far; None unless it holds the answer up now."""
         return self._disconnect.read_while_held_up()
+
+    def _taken(self) -> Exception:
+        """What the block is left with, once: kept here or in a local variable, it would keep the frames that it passes."""
+        assert self._ending is not None
+        try:
+            return self._ending
+        finally:
+            self._ending = None
 
     def _leave(self) -> None:
         self.interrupt(ClientDisconnectedError())

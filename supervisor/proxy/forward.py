@@ -77,7 +77,7 @@ class Outcome:
     status: int = 0  # 0: no answer came
     bytes_sent: int = 0  # of the body
     first_byte_s: float | None = None  # from sending the request to the first piece of the body
-    error: LlmuxError | None = None
+    error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
     started: bool = False  # the client has the response's head
     sse: bool = False
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
@@ -170,7 +170,7 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Di
 
     Raises ResponseBrokenError.
     """
-    outcome.error = error
+    outcome.error = error.code
     if outcome.sse:
         event = error_event(error, dialect) if outcome.ends_event() else b"\n\n" + error_event(error, dialect)
         await send({"type": "http.response.body", "body": event, "more_body": True})

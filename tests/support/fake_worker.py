@@ -15,7 +15,8 @@ The usual suspects:
   ignores SIGTERM and keeps our stdout open), `--respawn` (that grandchild forks away from whoever looks at it);
   `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
 - `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
-- `--die-after 2`: SIGKILL itself after two SSE chunks; `--hang`: accept requests but never answer them
+- `--die-after 2`: SIGKILL itself after two SSE chunks; `--hang`: accept requests but never answer them;
+  `--hang-up`: close the connection instead
 - `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers; `--mute-while PATH`: while it is there
 - `--flood`: writes without end; `--take-mib 100` of memory; `--grow-mib 5` a second
 - `--reuseport`: share the port; `--no-listen`: never open one
@@ -61,6 +62,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--log-env", action="store_true", help="print the environment as JSON at start")
     flags.add_argument("--die-after", type=int, default=-1, help="SIGKILL itself after this many SSE chunks")
     flags.add_argument("--hang", action="store_true")
+    flags.add_argument("--hang-up", action="store_true", help="close the connection instead of an answer")
     flags.add_argument("--lie", action="store_true")
     flags.add_argument("--mute", action="store_true")
     flags.add_argument("--mute-while")
@@ -193,6 +195,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return
         while options.hang:
             time.sleep(3600)
+        if options.hang_up:
+            raise ConnectionResetError
         if options.lie:
             self.send_json(500, {"error": {"message": "I only pretend to be healthy", "type": "server_error"}})
             return

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -21,7 +24,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
-from supervisor.errors import UnavailableError
+from supervisor.errors import NotFoundError, UnavailableError
 from tests.support.simulation import GPU, model
 
 A, B = ModelId("a"), ModelId("b")
@@ -136,6 +139,24 @@ class TestRequests:
         assert ticket.upstream == "a:1"
         bench.engine.finish(ticket)
         assert bench.left_behind() == (0, 0, 0)
+
+    async def test_a_rejection_keeps_nothing_of_its_request(self, bench):
+        class Body:
+            pass
+
+        async def ask(body: object) -> None:
+            await bench.engine.admit(TicketId("1"), ModelId("nobody"))
+
+        body = Body()
+        kept = weakref.ref(body)
+        gc.disable()
+        try:
+            with contextlib.suppress(NotFoundError):
+                await ask(body)
+            del body
+            assert kept() is None
+        finally:
+            gc.enable()
 
     async def test_leaving_while_queued(self, bench):
         asked = bench.ask()

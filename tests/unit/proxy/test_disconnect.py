@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 
 import pytest
 
@@ -53,3 +56,26 @@ class TestCancelOnDisconnect:
         disconnect, _ = connection()
         with pytest.raises(KeyError), CancelOnDisconnect(scope_of(disconnect)):
             raise KeyError
+
+    async def test_nothing_of_the_request_is_kept(self):
+        class Body:
+            pass
+
+        async def serve(body: object) -> None:
+            disconnect, _ = connection()
+            cancelling = CancelOnDisconnect(scope_of(disconnect))  # as the pipeline: others may interrupt it
+            asyncio.get_running_loop().call_soon(disconnect.happened)
+            with cancelling:
+                await asyncio.Event().wait()
+
+        body = Body()
+        kept = weakref.ref(body)
+        gc.disable()
+        try:
+            with contextlib.suppress(ClientDisconnectedError):
+                await serve(body)
+            del body
+            await asyncio.sleep(0)  # this turn of the loop keeps the cancellation that began it
+            assert kept() is None
+        finally:
+            gc.enable()

@@ -1,0 +1,215 @@
+"""What is kept of requests' bodies: one budget of memory for all of them, and files for those that wait for long.
+
+A body counts from its first byte until it was sent, or until its request ends. A large one whose request waits for its model
+is written to an unlinked file, off the loop, and no longer counts; its worker gets it from there. Where the disk takes no
+more, it stays in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from supervisor.errors import UnavailableError
+
+log = structlog.get_logger("llmux.bodies")
+
+Bytes = bytes | bytearray
+
+SLICE: Final = 256 * 1024  # of a body in memory, sent in one turn of the loop
+ALWAYS_TAKEN: Final = 64 * 1024  # bytes: a short question is not refused because of others' pictures
+SPILL_ABOVE: Final = 1024 * 1024  # bytes
+SPILL_AFTER_S: Final = 1.0  # of waiting; the disk has no part in a request that is served at once
+BUSY_S: Final = 5.0  # until a refused client should try again
+_FILE_SLICE: Final = 1024 * 1024
+
+
+class BodyBudget:
+    """What all bodies together may take, in bytes; the daemon has one. Use from one event loop."""
+
+    def __init__(self) -> None:
+        self.limit = 1 << 30
+        self.used = 0
+        self.disk_limit = 0
+        self.disk_used = 0
+        self.folder: Path | None = None
+        self.writer = ThreadPoolExecutor(1, "bodies")  # one: a disk gets no faster by several
+        self.spilling: set[asyncio.Task[None]] = set()
+        self._disk_refuses = False
+
+    def configure(self, *, limit: int, disk_limit: int, folder: Path) -> None:
+        """From now on; what is kept already stays."""
+        self.limit, self.disk_limit, self.folder = limit, disk_limit, folder
+
+    def tell_disk(self, error: OSError | None) -> None:
+        """Log it when the disk begins to refuse bodies, and when it takes them again."""
+        if (error is not None) != self._disk_refuses:
+            self._disk_refuses = error is not None
+            if error is not None:
+                log.warning("bodies.kept_in_memory", folder=str(self.folder), reason=error.strerror)
+            else:
+                log.info("bodies.spilled_again", folder=str(self.folder))
+
+
+_UNBOUNDED: Final = BodyBudget()
+_UNBOUNDED.limit = 1 << 62
+
+
+class _File:
+    """An unlinked file, closed with the last reference: a thread may still read it when its request has ended."""
+
+    def __init__(self, folder: Path, closer: ThreadPoolExecutor) -> None:
+        try:
+            self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:  # a file system that can't
+            self._fd, path = tempfile.mkstemp(dir=folder)
+            Path(path).unlink()
+        self._closer = closer
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, RuntimeError):  # it could not be made; the interpreter ends
+            self._closer.submit(os.close, self._fd)  # which frees its pages: milliseconds
+
+    def append(self, data: memoryview) -> None:
+        """Raises OSError, such as ENOSPC."""
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def read(self, start: int) -> bytes:
+        """A slice; less only at the end. Raises UnavailableError if the disk can't give it back."""
+        try:
+            return os.pread(self._fd, _FILE_SLICE, start)
+        except OSError as error:
+            raise UnavailableError(f"The request's body can't be read back from disk ({error.strerror}).") from error
+
+
+class HeldBody:
+    """One request's body. `release` it when its request ends, however it ends."""
+
+    __slots__ = ("_budget", "_counted", "_data", "_file", "_on_disk", "_timer", "_waits", "size")
+
+    def __init__(self, budget: BodyBudget = _UNBOUNDED, data: Bytes = b"") -> None:
+        self._budget = budget
+        self._data: Bytes | None = data
+        self._file: _File | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits = False
+        self._counted = 0  # bytes of the budget's memory
+        self._on_disk = 0  # bytes of its disk
+        self.size = len(data)
+
+    def expect(self, size: int) -> None:
+        """Raises UnavailableError if the budget has no room for `size` bytes more."""
+        if self._counted + size > ALWAYS_TAKEN and self._budget.used + size > self._budget.limit:
+            raise UnavailableError(
+                "llmux keeps as many request bodies as it may (limits.bodies_mib).", code="busy", retry_after_s=BUSY_S
+            )
+
+    def grow(self, size: int) -> None:
+        """Count `size` bytes that have arrived. Raises UnavailableError."""
+        self.expect(size)
+        self._counted += size
+        self._budget.used += size
+
+    def keep(self, data: Bytes) -> None:
+        """Make `data` the body."""
+        self.size = len(data)
+        self._data = data
+        self._budget.used += self.size - self._counted
+        self._counted = self.size
+
+    def take(self) -> Bytes:
+        """All of it, and let go of it. For a small one, which is never on disk."""
+        data = self._data
+        assert data is not None, "sent or released before"
+        self.release()
+        return data
+
+    def release(self) -> None:
+        """Let go of it. Does nothing the second time."""
+        self.run()
+        self._budget.used -= self._counted
+        self._budget.disk_used -= self._on_disk
+        self._counted = self._on_disk = 0
+        self._data = self._file = None
+
+    async def pieces(self) -> AsyncIterator[Bytes | memoryview]:
+        """In slices: the kernel takes megabytes at once, and everybody else would wait meanwhile.
+
+        Raises UnavailableError if it can't be read back from disk.
+        """
+        file, start = self._file, 0
+        if file is not None:
+            while start < self.size:
+                piece = await asyncio.to_thread(file.read, start)
+                if not piece:
+                    raise UnavailableError("The request's body on disk is shorter than it was.")
+                start += len(piece)
+                yield piece
+            return
+        assert self._data is not None, "sent or released before"
+        whole = memoryview(self._data)
+        for start in range(0, self.size, SLICE):
+            if start:
+                await asyncio.sleep(0)
+            yield whole[start : start + SLICE]
+
+    # while its request waits
+
+    def wait(self) -> None:
+        """The request waits from now on: a large body goes to disk soon."""
+        if self.size > SPILL_ABOVE and self._file is None:
+            self._waits = True
+            self._timer = asyncio.get_running_loop().call_later(SPILL_AFTER_S, self._spill_soon)
+
+    def run(self) -> None:
+        """The request waits no longer."""
+        self._waits = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _spill_soon(self) -> None:
+        self._timer = None
+        task = asyncio.get_running_loop().create_task(self._spill())
+        self._budget.spilling.add(task)
+        task.add_done_callback(self._budget.spilling.discard)
+
+    async def _spill(self) -> None:
+        budget = self._budget
+        if self._data is None or self._on_disk or budget.disk_used + self.size > budget.disk_limit:
+            return
+        self._on_disk = self.size
+        budget.disk_used += self._on_disk
+        file = None
+        try:
+            file = await asyncio.get_running_loop().run_in_executor(budget.writer, self._written, self._data)
+        except OSError as error:
+            budget.tell_disk(error)
+        if file is not None and self._waits:
+            budget.tell_disk(None)
+            self._file, self._data = file, None
+            budget.used -= self._counted
+            self._counted = 0
+        else:
+            budget.disk_used -= self._on_disk
+            self._on_disk = 0
+
+    def _written(self, data: Bytes) -> _File | None:
+        """In the writer's thread. None: the request waits no longer. Raises OSError."""
+        assert self._budget.folder is not None
+        file = _File(self._budget.folder, self._budget.writer)
+        with memoryview(data) as whole:
+            for start in range(0, len(whole), _FILE_SLICE):
+                if not self._waits:
+                    return None
+                file.append(whole[start : start + _FILE_SLICE])
+        return file

@@ -1,0 +1,139 @@
+"""Clients that are slow, many, or send much: what they may take is bounded, and those who behave are served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon, fake, running, wait_until
+from tests.support.held import held
+
+MIB = 1024 * 1024
+BUDGET_MIB = 96
+BODY = 31 * MIB
+GATE = "slow-may-load"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slow-and-many")
+    endpoints = ["/echo", "/v1/chat/completions"]
+    models = {"plain": fake(endpoints=endpoints), "slow": held(folder / GATE, endpoints=endpoints)}
+    with running(folder, {"models": models, "limits": {"bodies_mib": BUDGET_MIB, "loads_per_device": 8}}) as daemon:
+        daemon.post("/v1/admin/models/plain/load").raise_for_status()
+        yield daemon
+
+
+def rss_mib(daemon: Daemon) -> float:
+    assert daemon.process is not None
+    text = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def head(size: int, *fields: str, path: str = "/echo") -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {size}", *fields, "", "")
+    return "\r\n".join(lines).encode()
+
+
+def body(model: str, size: int) -> bytes:
+    """JSON of about `size` bytes, not twice the same."""
+    return json.dumps({"model": model, "input": random.Random().randbytes(size // 2).hex()}).encode()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(wait_until, condition)
+
+
+@asynccontextmanager
+async def connected(daemon: Daemon) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.port, limit=64 * MIB)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of an answer with a length."""
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0)))
+
+
+class TestManyLargeBodies:
+    """All bodies together take no more memory than `bodies_mib`."""
+
+    async def test_unfinished_ones(self, daemon):
+        """Whoever has no room is told at once, with what to do, and short questions are still answered."""
+        before = rss_mib(daemon)
+        refused = Counter[str]()
+        peak = 0.0
+        leave = asyncio.Event()
+
+        async def send() -> None:
+            async with connected(daemon) as (reader, writer):
+                with contextlib.suppress(ConnectionError):  # refused while it sends
+                    writer.write(head(BODY))
+                    for _ in range(30):
+                        writer.write(bytes(MIB))
+                        await writer.drain()
+                reply = asyncio.create_task(answer(reader))
+                await asyncio.wait({reply, asyncio.create_task(leave.wait())}, return_when=asyncio.FIRST_COMPLETED)
+                if not reply.done():
+                    reply.cancel()
+                elif reply.exception() is not None:
+                    refused["cut"] += 1  # it sent on for too long
+                else:
+                    status, headers, content = reply.result()
+                    assert (status, "retry-after" in headers) == (503, True)
+                    refused[json.loads(content)["error"]["code"]] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(30):
+                group.create_task(send())
+            await until(lambda: refused.total() >= 20)
+            assert refused["busy"]
+            peak = rss_mib(daemon)
+            assert (await asyncio.to_thread(daemon.chat, "plain")).status_code == 200
+            leave.set()
+        assert peak - before < BUDGET_MIB * 9 / 8 + 60, "an eighth more while they grow, and what connections read"
+        await until(lambda: rss_mib(daemon) - before < 20)
+
+    async def test_those_that_wait_are_on_disk(self, daemon):
+        """More requests can wait than fit into memory, and each body reaches its worker as it came."""
+        before = rss_mib(daemon)
+        count, size = 12, 20 * MIB
+        waiting = asyncio.Semaphore(2)
+
+        async def ask() -> None:
+            sent = body("slow", size)
+            digest = hashlib.sha256(sent).digest()
+            async with connected(daemon) as (reader, writer):
+                async with waiting:
+                    writer.write(head(len(sent), "Connection: close") + sent)
+                    await writer.drain()
+                    del sent
+                    while await asyncio.to_thread(rss_mib, daemon) - before > 30:
+                        await asyncio.sleep(0.05)
+                status, _, content = await answer(reader)
+                assert (status, hashlib.sha256(content).digest()) == (200, digest)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(ask())
+            await until(lambda: len(daemon.get("/v1/admin/requests").json()["data"]) == count)
+            await until(lambda: rss_mib(daemon) - before < 30)
+            assert not [
+                entry for entry in daemon.state_dir.iterdir() if entry.is_file() and entry.stat().st_size > size
+            ]
+            (daemon.folder / GATE).touch()
+        await until(lambda: rss_mib(daemon) - before < 30)
