@@ -3,14 +3,16 @@
 Runtimes fetch the `http:` URLs and open the `file:` URLs and paths in a prompt. So a client could reach what only this
 machine can reach, or read its files. A prompt with any such reference is therefore rejected before a worker sees it.
 
-Text may contain URLs. A reference is the value of a key whose name means loading, outside of texts, tools and their calls,
-citations and the like.
+Text may contain URLs. A reference is the value of a key whose name means loading, in any part of a prompt, whatever the
+part's `type`: some workers look at nothing but the key. What only speaks of addresses may contain them: tools and their
+calls, citations, search results, and names such as `callback_url`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -19,18 +21,27 @@ from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
 _LOADED: Final = re.compile(
-    r"(?:.*_)?(?:ur[li]|data|image|audio|video|file|path|mask)s?(?:\[\])?|.*(?:Ur[li]|Data|Image|Audio|Video|File|Path)s?",
+    r"(?!(?:callback|notification|redirect|return|status|webhook)_?ur[li]s?$)(?:.*_)?"
+    r"(?:ur[li]|src|data|media|image|audio|video|file|path|mask)s?(?:\[\])?"
+    r"|(?!(?:callback|notification|redirect|return|status|webhook)Ur[li]s?$)"
+    r".*(?:Ur[li]|Src|Data|Media|Image|Audio|Video|File|Path)s?",
     re.DOTALL,
 )
 _PATH: Final = re.compile(r"(?:.*_)?paths?|.*Paths?", re.DOTALL)
+_DATA: Final = re.compile(r"(?:.*_)?data|.*Data", re.DOTALL)
 _SCHEME: Final = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,30}):")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/=_\s-]*+", re.ASCII)
 _INERT_FIELDS: Final = frozenset(
     {
         "tools",
         "tool_choice",
         "functions",
         "function_call",
+        "mcp_servers",
         "response_format",
+        "structured_outputs",
+        "guided_json",
+        "output_config",
         "text",
         "json_schema",
         "grammar",
@@ -42,11 +53,18 @@ _INERT_TYPE: Final = re.compile(
     r"(?:input_|output_)?text|refusal|(?:redacted_)?thinking|reasoning|web_(?:search|fetch)_result|.*(?:_call|tool_use)",
     re.DOTALL,
 )
-_INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "metadata"})
-_NESTING_KEYS: Final = ("content", "output")  # a prompt's parts may lie below these, whatever a type claims
+"""Parts in which nothing lies deeper that is loaded, except below `_NESTING_KEYS` and keys that mean loading."""
+_INERT_KEYS: Final = frozenset({"annotations", "citations", "tool_calls", "tools", "metadata"})
+_NESTING_KEYS: Final = frozenset({"content", "output"})  # a prompt's parts may lie below these, whatever a type claims
+_SAID: Final = MappingProxyType(
+    {"url": re.compile(r"web_(?:search|fetch)_result"), "data": re.compile(r"redacted_thinking|reasoning\..*")}
+)
+"""Keys that mean no loading in parts of these types."""
 _SHORTEST: Final = len('{"url":"a:"}')
 _NUMBERS: Final = re.compile(rb"[\[\s]*[-\d]")
 _USUAL: Final = frozenset({"role", "content", "type", "text", "name", "id"})  # no need to look at these closely
+_STEPS: Final = 1000  # values looked at between two turns of the loop
+_LARGE: Final = 64 * 1024  # a field that takes a noticeable time to decode
 _USUAL_FIELDS: Final = frozenset(
     [
         "model",
@@ -88,30 +106,38 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
 _texts: Final = msgspec.json.Decoder(list[_Message]).decode
 
 
-def refuse_references(fields: Fields, value: Callable[[str], Any]) -> None:
-    """Raises InvalidRequestError if a JSON request would make a worker load something from elsewhere.
+def refuse_references(fields: Fields, value: Callable[[str], Any]) -> Iterator[None]:
+    """Look at a JSON request in slices; other tasks may run after each.
 
-    `fields` are its top-level fields, `value` decodes one of them.
+    `fields` are its top-level fields, `value` decodes one of them. Raises InvalidRequestError if the request would make a
+    worker load something from elsewhere.
     """
-    values: list[Any] = []
+    values: list[tuple[str, bool, Any]] = []  # its key, whether that means loading, itself
     for key, raw in fields.items():
         if key in _USUAL_FIELDS and len(raw) < _SHORTEST:
             continue
+        if len(raw) > _LARGE:
+            yield
         is_nested = memoryview(raw)[0] in b"[{"
         if key in _USUAL_FIELDS and (not is_nested or (key == "messages" and is_text(raw))):
             continue
         if key in _INERT_FIELDS or (is_nested and _NUMBERS.match(raw) and b'"' not in bytes(raw)):
             continue
-        if key not in _USUAL_FIELDS and _LOADED.fullmatch(key):
-            _refuse(key, value(key))
-        if is_nested:
-            values.append(value(key))
+        is_loaded = key not in _USUAL_FIELDS and _LOADED.fullmatch(key) is not None
+        if is_loaded or is_nested:
+            values.append((key, is_loaded, value(key)))
+    steps = 0
     while values:
-        item = values.pop()
-        if isinstance(item, list):
-            values += [inner for inner in item if isinstance(inner, list | dict)]
-        elif isinstance(item, dict):
-            values += _parts(item)
+        key, is_loaded, item = values.pop()
+        found = _entries(key, item) if isinstance(item, dict) else _items(key, item, is_loaded=is_loaded)
+        for inner_key, is_inner_loaded, inner in found:
+            steps += 1
+            if steps % _STEPS == 0:
+                yield
+            if isinstance(inner, list | dict):
+                values.append((inner_key, is_inner_loaded, inner))
+            elif is_inner_loaded:
+                _refuse(inner_key, inner)
 
 
 def is_text(messages: msgspec.Raw) -> bool:
@@ -123,31 +149,57 @@ def is_text(messages: msgspec.Raw) -> bool:
     return True
 
 
-def _parts(part: dict[str, Any]) -> list[Any]:
-    """The values below `part` still to check. Raises InvalidRequestError for a reference in it."""
+def _items(key: str, value: object, *, is_loaded: bool) -> Iterator[tuple[str, bool, Any]]:
+    """The items of a list, or a value by itself; what the key of a list means holds for its items."""
+    for item in value if isinstance(value, list) else (value,):
+        yield key, is_loaded, item
+
+
+def _entries(name: str, part: dict[str, Any]) -> Iterator[tuple[str, bool, Any]]:
+    """The values of an object that matter, with their keys, and whether these mean loading. `name` is its own key."""
     kind = part.get("type")
-    if isinstance(kind, str) and _INERT_TYPE.fullmatch(kind):
-        return [part[key] for key in _NESTING_KEYS if isinstance(part.get(key), list | dict)]
-    below = []
+    is_inert = isinstance(kind, str) and _INERT_TYPE.fullmatch(kind) is not None
     for key, value in part.items():
-        if isinstance(value, list | dict) and key not in _INERT_KEYS:
-            below.append(value)
-        if key not in _USUAL and _LOADED.fullmatch(key):
-            _refuse(key, value)
-    return below
+        is_loaded = key not in _USUAL and _LOADED.fullmatch(key) is not None and not _only_says(name, kind, key)
+        if is_loaded or key in _NESTING_KEYS or not (is_inert or key in _INERT_KEYS):
+            yield key, is_loaded, value
+
+
+def _only_says(name: str, kind: object, key: str) -> bool:
+    """An address or a text stands there to be read: a search result's `url`, a text document's `data`."""
+    if not isinstance(kind, str) or key not in _SAID:
+        return False
+    return _SAID[key].fullmatch(kind) is not None or (name == "source" and kind == "text" and key == "data")
+
+
+def is_content(key: str, text: str) -> bool:
+    """Is this content itself, a `data:` URL or base64, and no reference to it? `key` means loading."""
+    if text[:64].lstrip()[:5].lower() == "data:":
+        return True
+    if _BASE64.fullmatch(text) is None:  # a parser of URLs passes over tabs and the like in `ht\tp:`
+        return False
+    text = text.lstrip()
+    if _PATH.fullmatch(key):
+        return not text
+    # A path has base64's characters, too. JPEG begins with `/9j/`, MP3 with `//`.
+    return (
+        not text.startswith("/") or text.startswith("/9j/") or (text[1:2] == "/" and _DATA.fullmatch(key) is not None)
+    )
 
 
 def _refuse(key: str, value: object) -> None:
-    """Raises InvalidRequestError for a reference, or a list with one. Base64 has no colon, and `data:` is no reference."""
-    for text in value if isinstance(value, list) else (value,):
-        if not isinstance(text, str) or text[:64].lstrip()[:5].lower() == "data:":
-            continue
-        if ":" in text or (_PATH.fullmatch(key) and text):  # parsers of URLs pass over tabs and the like in `ht\ttp:`
-            scheme = _SCHEME.match(text)
-            what = f"a {scheme[1][:10]}: address" if scheme is not None else "something"
-            raise InvalidRequestError(
-                f"{key[:50]} refers to {what}, which is not loaded for clients. "
-                f"Send the content itself, as data:<type>;base64,<content>.",
-                code="remote_media_refused",
-                param=key[:50],
-            )
+    """Raises InvalidRequestError for a reference."""
+    if isinstance(value, str) and not is_content(key, value):
+        raise refusal(key, value)
+
+
+def refusal(key: str, text: str) -> InvalidRequestError:
+    """The error for a reference."""
+    scheme = _SCHEME.match(text)
+    what = f"a {scheme[1][:10]}: address" if scheme is not None else "something"
+    return InvalidRequestError(
+        f"{key[:50]} refers to {what}, which is not loaded for clients. "
+        f"Send the content itself, as data:<type>;base64,<content>.",
+        code="remote_media_refused",
+        param=key[:50],
+    )

@@ -1,11 +1,13 @@
-"""The outline of a large body: the same JSON with its long strings cut short, so that scanning it is fast.
+"""The outline of a large body: the same JSON without most of its bulk, so that parsing it is fast.
 
-Megabytes of a body are pictures, which are not needed to find the model, to look for references, or to change a field. A
-cut part has no quote and no backslash, so every parser sees it within its string. It has no colon either, so it can't contain
-the sign of a reference (see `media`). A mark replaces it until the body is restored. Text with these characters is not
-cut, and neither is a body with many strings: that is scanned as a whole.
+Long strings keep their beginning, long lists of numbers their ends, long stretches of blanks one blank. What is left has a
+bounded number of values; a body with more is refused before anything is built from it. A mark stands for each part that
+was cut out, until the body is restored.
 
-Other tasks run every few hundred microseconds during the search.
+A mark shows whether the part can have been plain base64: `media` refuses anything else where something is loaded. No key
+can hide in a cut part, because it is within one string, or between two commas of a list.
+
+Other tasks run after each slice of work.
 """
 
 from __future__ import annotations
@@ -15,10 +17,28 @@ import os
 import re
 from typing import Final
 
-_SLICE: Final = 2 * 1024 * 1024  # bytes between two turns of the loop; a byte is found at some gigabytes a second
-_LONG: Final = 64 * 1024
-_KEPT: Final = 1024  # of a string's beginning and of its end
-_MOST_QUOTES: Final = 1000
+from supervisor.errors import InvalidRequestError
+
+MOST_VALUES: Final = 100_000
+"""Strings, commas and opening brackets of an outline: what is built from so many takes some 10 ms."""
+_SLICE: Final = 128 * 1024  # bytes handled between two turns of the loop: a millisecond
+_STRING: Final = 256  # a string costs as much time as so many bytes
+_VALUE: Final = 64  # so many bytes of the outline count as a value
+_LONG: Final = 128
+_KEPT: Final = 64  # of a long string
+_FIRST_LOOK: Final = 256  # a string's end is looked for in pieces that grow from this
+_MOST_DIGITS: Final = 100  # the time to read a number grows with the square of its length
+
+_NO_VALUES: Final = bytes(set(range(256)) - set(b",[{"))
+_BLANK: Final = b" \t\r\n"
+_BACKSLASH: Final = ord("\\")
+_KINDS: Final = bytes(ord("n" if c in b"-+0123456789.eE" else "_" if c in b", \t\r\n" else "x") for c in range(256))
+_RUN: Final = 64  # bytes of numbers and blanks, at least
+_PLAIN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\" + _BLANK
+_UNSPLIT: Final = re.compile(
+    rb"(?:[^\\]|\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*+", re.DOTALL
+)
+"""Whole escapes, and both halves of a character that has two."""
 
 Bytes = bytes | bytearray
 
@@ -26,77 +46,139 @@ Bytes = bytes | bytearray
 class Outline:
     """`text` is the outline; `restored` gives back what was cut."""
 
-    def __init__(self, body: Bytes, cuts: list[tuple[int, int]]) -> None:
+    def __init__(self, body: Bytes) -> None:
+        self.text: Bytes = bytearray()
         self._body = body
-        self._cuts = cuts
-        self._mark = os.urandom(8).hex().encode()  # nobody can guess it
-        pieces, start = list[Bytes](), 0
-        for number, (first, last) in enumerate(cuts):
-            pieces += (body[start:first], b"%b-%d-" % (self._mark, number))
-            start = last
-        self.text: Bytes = b"".join((*pieces, body[start:])) if cuts else body
+        self._cuts = list[tuple[int, int, bool]]()  # from, to, is a list
+        self._mark = os.urandom(8).hex().encode() + b"-"  # nobody can guess it
+        self._values = 0
+        self._work = 0
 
     @classmethod
     async def of(cls, body: Bytes) -> Outline:
-        """The outline of probable JSON; of anything else, a text that is not JSON either."""
-        return cls(body, await _cuts(body))
+        """The outline of probable JSON; of anything else, a text that is not JSON either.
+
+        Raises InvalidRequestError for a body of too many values.
+        """
+        outline = cls(body)
+        at, end = 0, len(body)
+        while at < end:
+            stop = min(at + _SLICE, end)
+            quote = body.find(b'"', at, stop)
+            outline._add_structure(at, stop if quote < 0 else quote)
+            if outline._values > MOST_VALUES:
+                raise InvalidRequestError(
+                    f"The request body has more than {MOST_VALUES:,} values; long strings and lists of numbers count as one.",
+                    code="too_many_values",
+                )
+            if quote < 0:
+                await outline._worked(stop - at)
+                at = stop
+                continue
+            closing = await outline._closing(quote)
+            if closing < 0:
+                outline.text += b'"'
+                break
+            outline._values += 1 + min(closing - quote, _LONG) // _VALUE
+            if closing - quote <= _LONG:
+                outline.text += body[quote : closing + 1]
+            else:
+                await outline._add_long(quote, closing)
+            at = closing + 1
+            await outline._worked(_STRING)
+        outline.text = bytes(outline.text)
+        return outline
 
     async def restored(self, text: Bytes) -> Bytes:
         """`text` (the outline or a changed one) with its marks replaced by the cut parts."""
-        if not self._cuts:
-            return text
-        whole, rest = bytearray(), memoryview(self._body)
-        parts = re.split(rb"%b-(\d+)-" % self._mark, text)
-        for outlined, number in zip(parts[::2], [*parts[1::2], None], strict=True):
-            whole += outlined
-            if number is not None:
-                first, last = self._cuts[int(number)]
-                for start in range(first, last, _SLICE):
-                    whole += rest[start : min(start + _SLICE, last)]
-                    await asyncio.sleep(0)
+        whole, mark = bytearray(), self._mark
+        at = 0
+        while (found := text.find(mark, at)) >= 0:
+            digits = found + len(mark)
+            end = text.index(b"-", digits)
+            first, last, is_list = self._cuts[int(text[digits:end])]
+            whole += text[at : found - is_list]  # without the quotes
+            for start in range(first, last, _SLICE):
+                whole += self._body[start : min(start + _SLICE, last)]
+                await self._worked(_SLICE)
+            at = end + 1 + (is_list or text[end + 1 : end + 2] == b":")
+            await self._worked(_STRING)
+        for start in range(at, len(text), _SLICE):
+            whole += text[start : start + _SLICE]
+            await self._worked(_SLICE)
         return whole
 
+    async def _worked(self, size: int) -> None:
+        """Other tasks run after each slice."""
+        self._work += size
+        if self._work >= _SLICE:
+            self._work = 0
+            await asyncio.sleep(0)
 
-async def _cuts(body: Bytes) -> list[tuple[int, int]]:
-    """The ranges to cut; none where there are too many strings to go through them one by one."""
-    cuts = list[tuple[int, int]]()
-    opening = None
-    quote = -1
-    for _ in range(_MOST_QUOTES):
-        quote = await _find(body, b'"', quote + 1)
-        if quote < 0:
-            return cuts
-        if opening is None:
-            opening = quote
-            continue
-        before = body[max(opening + 1, quote - _KEPT) : quote]
-        backslashes = len(before) - len(before.rstrip(b"\\"))
-        if backslashes == _KEPT:
-            break  # nobody writes that, and counting them takes long
-        if backslashes % 2 == 0:
-            if quote - opening > _LONG:
-                first, last = _boundary(body, opening + _KEPT), _boundary(body, quote - _KEPT)
-                # An escape may begin six bytes before the cut.
-                if await _find(body, b"\\", first - 6, last) < 0 and await _find(body, b":", first, last) < 0:
-                    cuts.append((first, last))
-            opening = None
-    return []
+    def _cut(self, first: int, last: int, *, is_list: bool = False) -> bytes:
+        self._cuts.append((first, last, is_list))
+        return b"%b%d-" % (self._mark, len(self._cuts) - 1)
 
+    def _add_structure(self, at: int, end: int) -> None:
+        """What is between strings, without most of its numbers and blanks."""
+        text: Bytes = self._body[at:end]
+        if len(text) > _LONG:
+            text = self._thinned(text, at)
+        self._values += len(text.translate(None, _NO_VALUES)) + len(text) // _VALUE
+        self.text += text
 
-def _boundary(body: Bytes, at: int) -> int:
-    """`at`, or where the UTF-8 character ends that it is within."""
-    for _ in range(3):
-        at += body[at] & 0xC0 == 0x80
-    return at
+    def _thinned(self, text: Bytes, at: int) -> Bytes:
+        """`text`, which is the body's from `at`, without most of its numbers and blanks."""
+        kinds = text.translate(_KINDS)
+        if b"n" * (_MOST_DIGITS + 1) in kinds:
+            raise InvalidRequestError(f"A number in the request body has more than {_MOST_DIGITS} digits.")
+        kinds = kinds.replace(b"n", b"_")
+        thin, done = bytearray(), 0
+        while (start := kinds.find(b"_" * _RUN, done)) >= 0:
+            end = kinds.find(b"x", start)
+            end = len(text) if end < 0 else end
+            first, last = text.find(b",", start, end) + 1, text.rfind(b",", start, end)
+            if 0 < first < last:
+                thin += text[done:first] + b'"%b"' % self._cut(at + first, at + last, is_list=True) + text[last:end]
+            else:
+                thin += text[done:start] + b" ".join(text[start:end].split())
+            done = end
+        return thin + text[done:]
 
+    async def _closing(self, quote: int) -> int:
+        """Where the string ends that begins at `quote`; -1 if it doesn't."""
+        body, at, size = self._body, quote + 1, _FIRST_LOOK
+        while at < len(body):
+            stop = min(at + size, len(body))
+            found = body.find(b'"', at, stop)
+            if body[(found if found >= 0 else stop) - 1] == _BACKSLASH:
+                piece = body[at:stop].replace(b"\\\\", b"__").replace(b'\\"', b"__")
+                found = piece.find(b'"')
+                found = found if found < 0 else at + found
+                if piece.endswith(b"\\") and stop < len(body):
+                    stop -= 1  # half an escape
+            if found >= 0:
+                return found
+            await self._worked(stop - at)
+            at, size = stop, min(4 * size, _SLICE)
+        return -1
 
-async def _find(body: Bytes, byte: bytes, start: int, end: int | None = None) -> int:
-    """As `bytes.find`."""
-    end = len(body) if end is None else end
-    while start < end:
-        found = body.find(byte, start, min(start + _SLICE, end))
-        if found >= 0:
-            return found
-        start += _SLICE
-        await asyncio.sleep(0)
-    return -1
+    async def _add_long(self, quote: int, closing: int) -> None:
+        """A long string's beginning, and a mark, with a colon unless all that was cut can be base64."""
+        body, first = self._body, quote + 1 + _KEPT
+        if b"\\" in body[quote:first]:
+            found = _UNSPLIT.match(body, quote + 1, first)
+            assert found is not None  # it matches nothing as well
+            first = found.end()
+        for _ in range(3):
+            first += body[first] & 0xC0 == 0x80  # within a UTF-8 character
+        self.text += body[quote:first] + self._cut(first, closing)
+        at, size = first, _FIRST_LOOK
+        while at < closing and body[quote + 1 : quote + 6].lower() != b"data:":
+            part = body[at : min(at + size, closing)]
+            if part.translate(None, _PLAIN) or b"\\u" in part or part.endswith(b"\\"):
+                self.text += b":"
+                break
+            await self._worked(len(part))
+            at, size = at + size, min(4 * size, _SLICE)
+        self.text += b'"'

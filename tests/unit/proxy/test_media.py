@@ -1,4 +1,4 @@
-"""Prompts carry their media with them: references are refused before a worker could follow them."""
+"""Prompts carry their media with them: references are refused before a worker could follow them. More: tests/security."""
 
 from __future__ import annotations
 
@@ -82,7 +82,6 @@ class TestReferences:
             lambda url: {"image": [DATA, url], "prompt": "p"},
             lambda url: {"images": [{"image_url": url}], "prompt": "p"},
             lambda url: {"input": "say", "ref_audio": url},
-            lambda url: {"mcp_servers": [{"type": "url", "url": url}]},
             lambda url: {"data": {"data": url, "data_format": "url"}},
         ],
     )
