@@ -6,11 +6,11 @@ names for generative AI. State (memory, queues, models) is read through the read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from supervisor.core.effects import Decided, Effect, StopWorker
@@ -38,6 +38,7 @@ class Metrics:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self.dropped_lines: Callable[[], int] = lambda: 0  # of the log
         self.registry = registry = CollectorRegistry()
 
         def count(name: str, about: str, *labels: str) -> FastCounter:
@@ -127,7 +128,7 @@ class _States(Collector):
         self._daemon = daemon
         self._version = version()
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
         build.add_metric([self._version], 1)
         state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
@@ -137,7 +138,11 @@ class _States(Collector):
             state.add_metric([model.id, model.state.value], 1)
             queued.add_metric([model.id], model.queued)
             flight.add_metric([model.id], model.in_flight)
-        yield from (build, state, queued, flight, *self._memory())
+        dropped = CounterMetricFamily(
+            "llmux_log_lines_dropped", "Lines of the log that nobody read in time, or that failed."
+        )
+        dropped.add_metric([], self._daemon.metrics.dropped_lines())
+        yield from (build, state, queued, flight, dropped, *self._memory())
 
     def _memory(self) -> Iterator[GaugeMetricFamily]:
         devices = {
