@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -137,6 +138,10 @@ class Log:
         self.path = path
         self.limit = limit
         self.fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:  # noqa: SIM105  as above
+            fcntl.flock(self.fd, fcntl.LOCK_SH)  # shows that whoever inherits it belongs to the worker: see reap.py
+        except OSError:
+            pass  # a file system without locks
         self.size = 0
         self.pause_ms = LOOK_MIN_MS
         self.inotify = libc.inotify_init1(IN_NONBLOCK_CLOEXEC)
