@@ -24,6 +24,7 @@ from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
+from supervisor.cli.log_setup import dropped_lines
 from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId
@@ -111,6 +112,7 @@ async def serve(
         reloader = Reloader(daemon, configuration)
         application = Application(daemon, reloader)
         daemon.metrics.orphans(orphans)
+        daemon.metrics.dropped_lines = dropped_lines
         url = _url(*listener.getsockname()[:2])
         on_listening(url, len(keyring.keys))
         log.info("daemon.listening", url=url, keys=len(keyring.keys))

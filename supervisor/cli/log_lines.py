@@ -3,9 +3,10 @@
 A value may come from outside: it can't break a line, hide part of it, or make the code that logs fail. A line has at most
 `LONGEST` bytes; the middle of longer values is left out.
 
-A line that can't be written (full disk, reader gone) is lost: logging must not fail the code that logs. The lines of one
-turn of the event loop are written together at its end: at a thousand requests a second, a write for each line would take as
-long as making it.
+Logging must neither fail nor stop the code that logs. A line that can't be written (full disk, reader gone) is lost; while
+the reader is stuck (a stopped journal, a pager), lines wait in bounded memory, and the oldest are lost. Lost lines are
+counted, and a line says how many are missing. The lines of one turn of the event loop are written together at its end: at a
+thousand requests a second, a write for each line would take as long as making it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import select
+import socket
+import stat
 import threading
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 from structlog.typing import EventDict
 
 LONGEST: Final = 48_000  # systemd's journal breaks lines at 48 KiB
-MOST_WAITING: Final = 10_000  # lines, while a thread waits for a reader
+MOST_WAITING: Final = 1 << 20  # bytes that wait for a stuck reader, besides what a thread is writing
+LOOK_EVERY: Final = 100  # lines
+EXIT_WAIT_S: Final = 1.0  # for a stuck reader
 _SHORTER: Final = (8192, 512, 32)  # bytes of a value, until the line is short enough
 
 # Those beyond ASCII, which msgspec leaves as they are: C1, line separators, what turns the direction of text.
@@ -31,14 +40,32 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class Lines:
-    """The logger at the end of the pipeline, for any thread. It ignores write errors."""
+    """The logger at the end of the pipeline, for any thread. It never waits for the reader, and ignores write errors.
 
-    def __init__(self, descriptor: int) -> None:
+    While the reader takes nothing, a thread waits for it, and the newest lines are kept. `dropped_line` makes the line that
+    says where how many are missing.
+    """
+
+    def __init__(self, descriptor: int, dropped_line: Callable[[int], bytes] = b"%d lines dropped".__mod__) -> None:
         self._descriptor = descriptor
-        self._lines: list[bytes] = []
+        self._dropped_line = dropped_line
+        self._send = _without_waiting(descriptor)
+        self._lines: deque[bytes] = deque()
         self._due = False  # a write is scheduled
         self._writing = threading.Lock()
-        self._rest = b""  # of a line that was written in part
+        self._stuck = False  # a thread waits for the reader and writes
+        self._rest = b""  # taken from `_lines`, not yet written
+        self._torn = False  # a line was written in part
+        self._failed = 0  # lines that could not be written: counted by whoever holds `_writing`
+        self._shortening = threading.Lock()
+        self._overflowed = 0  # lines that nobody read in time: counted by whoever holds `_shortening`
+        self._next_look = LOOK_EVERY
+        self._told = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many lines were lost so far."""
+        return self._failed + self._overflowed
 
     def info(self, line: bytes) -> None:
         """Write the line at the end of the loop's turn; at once where no loop runs."""
@@ -53,29 +80,111 @@ class Lines:
     debug = warning = error = critical = info
 
     def write(self) -> None:
-        """Write the waiting lines.
+        """Write the waiting lines as far as the reader takes them.
 
         Never waits for the lock: garbage collection may log in the middle of this. Whoever holds it writes our lines, too.
         """
         self._due = False
-        while self._lines and self._writing.acquire(False):
+        while self._lines and not self._stuck and self._writing.acquire(False):
             try:
-                lines = self._lines[:]
-                del self._lines[: len(lines)]  # not a new list: a thread may be about to append to this one
-                self._write_all(b"\n".join([*lines, b""]))
+                self._stuck = not self._advance(self._send)
             finally:
                 self._writing.release()
-        del self._lines[:-MOST_WAITING]
+            if self._stuck:
+                self._begin_to_wait()
+        if self._lines:
+            self._shorten()
 
-    def _write_all(self, lines: bytes) -> None:
-        data, written = self._rest + lines, 0
+    def flush(self) -> None:
+        """At exit: write what is left, also what an ended loop left. Blocks for at most `EXIT_WAIT_S`."""
+        self.write()
+        deadline = time.monotonic() + EXIT_WAIT_S
+        while self._stuck and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _advance(self, send: Callable[[bytes], int] | None) -> bool:
+        """Write as much as there is room for; False: some is left. Only for the holder of `_writing`."""
+        if send is None:
+            return False
         try:
-            while written < len(data):
-                written += os.write(self._descriptor, data[written:])
-        except OSError:
+            while self._rest or self._take():
+                written = send(self._rest)
+                self._torn = self._rest[written - 1] != ord("\n")
+                self._rest = self._rest[written:]
+        except BlockingIOError:
+            return False
+        except OSError:  # a full disk, or the reader is gone
+            begun = self._rest.index(b"\n") + 1 if self._torn else 0
+            self._failed += self._rest.count(b"\n", begun)
+            self._rest = self._rest[:begun]
+        return True
+
+    def _take(self) -> bool:
+        """Move the waiting lines to `_rest`. False: there are none."""
+        lines = []
+        try:
+            while self._lines:
+                lines.append(self._lines.popleft())
+        except IndexError:  # `_shorten` took the last one
             pass
-        if written:
-            self._rest = b"" if data[written - 1] == ord("\n") else data[written : data.index(b"\n", written) + 1]
+        if lines and (missing := self.dropped - self._told):
+            self._told += missing
+            lines.insert(0, self._dropped_line(missing))
+        self._rest = b"\n".join([*lines, b""])
+        return bool(lines)
+
+    def _begin_to_wait(self) -> None:
+        try:
+            threading.Thread(target=self._wait_and_write, name="log", daemon=True).start()
+        except RuntimeError:  # no more threads: the next line tries again
+            self._stuck = False
+
+    def _wait_and_write(self) -> None:
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLOUT)
+        send = self._send or partial(os.write, self._descriptor)
+        while self._stuck:
+            poller.poll()
+            with self._writing:
+                self._stuck = not self._advance(send)
+        self._next_look = LOOK_EVERY
+        self.write()  # what came in the last moment
+
+    def _shorten(self) -> None:
+        """Drop the oldest lines beyond `MOST_WAITING`. Looks seldom, because adding up takes as long as making a line."""
+        if len(self._lines) < self._next_look or not self._shortening.acquire(False):
+            return
+        try:
+            size = sum(map(len, tuple(self._lines)))
+            while size > MOST_WAITING:
+                size -= len(self._lines.popleft())
+                self._overflowed += 1
+        except IndexError:  # the reader has taken them all
+            pass
+        finally:
+            self._next_look = len(self._lines) + LOOK_EVERY
+            self._shortening.release()
+
+
+def _without_waiting(descriptor: int) -> Callable[[bytes], int] | None:
+    """How to write to it so that BlockingIOError comes where the reader is stuck. None: only by waiting.
+
+    O_NONBLOCK would belong to everybody who shares the open file, such as the shell: so pipes and terminals are opened anew.
+    """
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:  # `2>&-`: every write fails
+        return partial(os.write, descriptor)
+    if stat.S_ISSOCK(mode):
+        connection = socket.socket(fileno=os.dup(descriptor))
+        return lambda data: connection.send(data, socket.MSG_DONTWAIT)
+    if stat.S_ISFIFO(mode) or os.isatty(descriptor):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            descriptor = os.open(f"/proc/self/fd/{descriptor}", flags)
+        except OSError:  # another user's
+            return None
+    return partial(os.write, descriptor)
 
 
 def json_line(fields: Mapping[str, object]) -> bytes:

@@ -6,16 +6,18 @@ In JSON each is one object on one line, with the traceback as a string. log_line
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, Processor
+from structlog.typing import EventDict, FilteringBoundLogger
 
 from supervisor.cli.log_lines import Lines, for_terminals, json_line, shown
 
@@ -24,14 +26,23 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("llmux.log")
 
+_Render = Callable[[object, str, EventDict], bytes]
+_lines: Lines | None = None
+
 
 def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     descriptor = sys.stderr.fileno() if sys.stderr is not None else -1  # `2>&-`
     terminal = os.isatty(descriptor)
-    stamp, lines = _Stamp(), Lines(descriptor)
+    stamp = _Stamp()
     as_json = form == "json" or (form == "auto" and not terminal)
-    render: Processor = (lambda _log, _method, event: json_line(event)) if as_json else _columns(colors=terminal)
+    render: _Render = (lambda _log, _method, event: json_line(event)) if as_json else _columns(colors=terminal)
+
+    def dropped_line(count: int) -> bytes:
+        return render(None, "warning", stamp(None, "warning", {"event": "log.dropped", "lines": count}))
+
+    global _lines  # noqa: PLW0603  # the pipeline is the process's
+    _lines = lines = Lines(descriptor, dropped_line)
     structlog.configure(
         processors=[stamp, structlog.processors.format_exc_info, render],
         wrapper_class=_json_logger(number, stamp, lines) if as_json else structlog.make_filtering_bound_logger(number),
@@ -43,6 +54,22 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     sys.unraisablehook = _unraisable
+
+
+def dropped_lines() -> int:
+    """How many lines of the log were lost: nobody read them in time, or they could not be written."""
+    return 0 if _lines is None else _lines.dropped
+
+
+def say(text: str) -> None:
+    """Print a line on stdout without waiting for whoever reads it."""
+    if sys.stdout is None:  # `>&-`
+        return
+    lines, descriptor = _lines, sys.stdout.fileno()
+    if lines is None or sys.stderr is None or not os.path.sameopenfile(descriptor, sys.stderr.fileno()):
+        lines = Lines(descriptor)
+        atexit.register(lines.flush)
+    lines.info(text.encode(errors="backslashreplace"))
 
 
 _MILLISECONDS = tuple(f"{number:03d}" for number in range(1000))  # formatting one would take as long as writing a line
@@ -86,7 +113,7 @@ def _json_logger(number: int, stamp: _Stamp, lines: Lines) -> type[FilteringBoun
     return JsonLogger
 
 
-def _columns(*, colors: bool) -> Processor:
+def _columns(*, colors: bool) -> _Render:
     # Not its usual tracebacks: they would show local variables, which hold prompts and keys.
     render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     return lambda logger, method, event: render(logger, method, for_terminals(event)).encode(
@@ -102,8 +129,8 @@ class _FromLogging(logging.Handler):
         self._lines = lines
 
     def flush(self) -> None:
-        """At exit: write what a loop that has ended left."""
-        self._lines.write()
+        """At exit."""
+        self._lines.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -14,8 +15,8 @@ from supervisor.catalog import Catalog, Configuration, find_config
 from supervisor.catalog.sections import state_dir
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
-from supervisor.cli.log_setup import configure
-from supervisor.cli.options import counted, print_json
+from supervisor.cli.log_setup import configure, say
+from supervisor.cli.options import counted
 
 DEMO_RUNTIME = "llama_server"
 
@@ -47,10 +48,8 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:
-        if as_json:
-            print_json(greeting(catalog, url, keys), indent=None)
-        else:
-            click.echo(welcome(catalog, url, keys))
+        told = json.dumps(greeting(catalog, url, keys)) if as_json else welcome(catalog, url, keys)
+        say(told)
 
     run(configuration, catalog, on_listening=on_listening)
 

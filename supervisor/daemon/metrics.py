@@ -7,11 +7,11 @@ names for generative AI. State (memory, queues, models) is read through the read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from supervisor.core.effects import Decided, Effect, StopWorker
@@ -39,6 +39,7 @@ class Metrics:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self.dropped_lines: Callable[[], int] = lambda: 0  # of the log
         self.registry = registry = CollectorRegistry()
 
         def count(name: str, about: str, *labels: str) -> FastCounter:
@@ -129,7 +130,7 @@ class _States(Collector):
         self._daemon = daemon
         self._version = version()
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         build = GaugeMetricFamily("llmux_build_info", "Always 1.", labels=["version"])
         build.add_metric([self._version], 1)
         state = GaugeMetricFamily("llmux_model_state", "1 for the state a model is in.", labels=["model", "state"])
@@ -140,7 +141,11 @@ class _States(Collector):
             queued.add_metric([model.id], model.queued)
             flight.add_metric([model.id], model.in_flight)
         tasks = GaugeMetricFamily("asyncio_tasks", "Tasks of the event loop.", value=len(asyncio.all_tasks()))
-        yield from (build, state, queued, flight, tasks, *self._memory())
+        dropped = CounterMetricFamily(
+            "llmux_log_lines_dropped", "Lines of the log that nobody read in time, or that failed."
+        )
+        dropped.add_metric([], self._daemon.metrics.dropped_lines())
+        yield from (build, state, queued, flight, tasks, dropped, *self._memory())
 
     def _memory(self) -> Iterator[GaugeMetricFamily]:
         devices = {

@@ -2,8 +2,8 @@
 
 Each worker runs below a shim (see shim.py), which takes commands on stdin and reports on stdout. `WorkerProcess.wait()`
 resolves only when the last process of the tree is dead: the shim says so once the kernel says that it has no children. If
-the shim itself is killed, the worker's leader dies by its parent-death signal, the rest falls to the daemon
-(`become_subreaper`), and a hunt by the worker's mark kills it.
+the shim itself is killed, the worker's leader dies by its parent-death signal, and the rest falls to the daemon
+(`become_subreaper`). A hunt kills it: what carries the worker's mark, and every child that the daemon did not start itself.
 
 Everything here runs in the event loop's thread.
 """
@@ -20,7 +20,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -30,7 +30,7 @@ from supervisor.core.types import CrashClass
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup
 from supervisor.io.procfs import OUR_OWN_TROUBLE, Proc, ProcessTable, oom_kills, processes
-from supervisor.io.reap import Hunt, Mark, marked
+from supervisor.io.reap import Hunt, Mark, marked, worker_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
@@ -80,6 +80,10 @@ class ProcessExit:
 
 
 _tasks: set[asyncio.Task[object]] = set()
+_workers: set[WorkerProcess] = set()
+own_children: set[int] = set()
+"""Pids of processes that we started in a session of their own, besides shims: no hunt touches them."""
+_is_subreaper = False
 
 
 class WorkerProcess:
@@ -99,7 +103,7 @@ class WorkerProcess:
         self._mark = mark
         self._group = group
         self._shim = shim
-        self._shim_gone = False
+        self.shim_gone = False
         self._code: int | None = None
         self._gone = False
         self._told_to_end = False
@@ -118,6 +122,7 @@ class WorkerProcess:
             self._stdout.close()
             shim.wait()
             raise
+        _workers.add(self)
         self._loop.add_reader(self._stdout.fileno(), self._listen)
         self._loop.add_reader(self._pidfd, self._shim_ended)
 
@@ -152,7 +157,7 @@ class WorkerProcess:
         self.kill()
         if not await self.ends_within(kill_wait_s / 2):
             # A shim that is stopped or stuck hears nothing. Its death hands what is left to us.
-            if not self._shim_gone:
+            if not self.shim_gone:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             if not await self.ends_within(kill_wait_s / 2):
@@ -171,7 +176,7 @@ class WorkerProcess:
     def pids(self) -> tuple[int, ...]:
         """The living processes of the tree, the leader first. Blocks for milliseconds; safe in any thread."""
         below = ProcessTable.scan().tree((self.shim_pid,)) - {self.shim_pid}
-        if self._shim_gone:  # its pid may be anybody's by now
+        if self.shim_gone:  # its pid may be anybody's by now
             below = frozenset(proc.pid for proc in marked(self._mark))
         alive = (pid for pid in below if (proc := Proc.read(pid)) and proc.alive)
         return tuple(sorted(alive, key=lambda pid: (pid != self.pid, pid)))
@@ -226,6 +231,11 @@ class WorkerProcess:
             case {"gone": True}:
                 self._gone = True
 
+    def leader_died(self, code: int) -> None:
+        """We waited for it, because its shim could not."""
+        if self._code is None:
+            self._code = code
+
     def _fail(self, message: str, kind: CrashClass = CrashClass.HOST) -> None:
         if not self.running.done():
             self.running.set_exception(SpawnError(message, kind))
@@ -235,7 +245,7 @@ class WorkerProcess:
 
     def _shim_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        self._shim_gone = True
+        self.shim_gone = True
         self.leader_ended.set()
         self._listen()
         self._shim.wait()
@@ -247,36 +257,26 @@ class WorkerProcess:
             task.add_done_callback(_tasks.discard)
 
     async def _hunt(self) -> None:
-        """The shim was killed: find the rest by its mark, however long it takes."""
+        """The shim was killed: find the rest, however long it takes."""
         groups = () if self._group is None else (self._group,)
         with contextlib.closing(Hunt(self._mark, groups)) as hunt:
-            while await asyncio.to_thread(hunt.round, 0.5):
+            while await asyncio.to_thread(hunt.round, 0.5, await self._adopted()):
                 pass
-        while await asyncio.to_thread(self._collect, {self.pid, *hunt.commands}):  # noqa: ASYNC110  nobody tells us
+        while _collect(await asyncio.to_thread(processes)):
             await asyncio.sleep(_DYING_POLL_S)
         self._finish()
 
-    def _collect(self, struck: set[int]) -> bool:
-        """Reap the dead that fell to us as subreaper. True: others are still dying, which a hunt no longer recognises.
+    async def _adopted(self) -> list[Proc]:
+        """The living remnants of killed shims, whatever they did to their environment; not another worker's.
 
-        Only those that were struck, or that can't be anybody else's: asyncio and subprocess wait for their own children,
-        which have our session or one of their own.
+        Where one hides whose it is, every hunt kills it.
         """
-        dying = False
-        us, our_session = os.getpid(), os.getsid(0)
-        for proc in processes():
-            if proc.parent != us or not (proc.pid in struck or proc.session not in (our_session, proc.pid)):
-                continue
-            if proc.alive:
-                dying |= proc.dying
-                continue
-            with contextlib.suppress(ChildProcessError):
-                pid, status = os.waitpid(proc.pid, os.WNOHANG)
-                if pid == self.pid and self._code is None:
-                    self._code = os.waitstatus_to_exitcode(status)
-        return dying
+        table = await asyncio.to_thread(processes)
+        # Here, in the loop's thread, every shim that the table can show is one of `_workers`.
+        return [proc for proc in table if proc.alive and _is_adopted(proc) and worker_of(proc.pid) in (None, self.name)]
 
     def _finish(self) -> None:
+        _workers.discard(self)
         self._loop.remove_reader(self._stdout.fileno())
         self._stdin.close()
         self._stdout.close()
@@ -298,6 +298,30 @@ def _fault(step: str, code: int) -> CrashClass:
 
 def become_subreaper() -> None:
     """Let what escapes a killed shim fall to this process, so that it can be found and reaped. Raises OSError."""
+    global _is_subreaper  # noqa: PLW0603  # so is the process
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    _is_subreaper = True
+
+
+def _is_adopted(proc: Proc) -> bool:
+    """Did it fall to us as subreaper? Our own children have our session, but for shims. For the loop's thread."""
+    if not _is_subreaper or proc.parent != os.getpid() or proc.session == os.getsid(0) or proc.pid in own_children:
+        return False
+    return all(worker.shim_pid != proc.pid or worker.shim_gone for worker in _workers)
+
+
+def _collect(table: Iterable[Proc]) -> bool:
+    """Reap the dead that fell to us. True: others are still dying, which a hunt no longer recognises."""
+    dying = False
+    for proc in filter(_is_adopted, table):
+        if proc.alive:
+            dying |= proc.dying
+            continue
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(proc.pid, os.WNOHANG)
+            for worker in _workers:
+                if pid and worker.pid == pid:
+                    worker.leader_died(os.waitstatus_to_exitcode(status))
+    return dying

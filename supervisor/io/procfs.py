@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -127,6 +127,17 @@ def open_files(pid: int, *fds: int) -> Iterator[str]:
             yield os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115  # a hot path
         except OSError:
             continue
+
+
+def holds_lock(pid: int, wanted: Callable[[str], bool], *fds: int) -> bool:
+    """Is one of these descriptors, or of all, a wanted file that was locked (flock) where it was opened?
+
+    That was this process, or one that it inherited the open file from. Opening the same path again gives another open file.
+    """
+    for fd in fds or map(int, _names(f"/proc/{pid}/fd")):
+        if any(map(wanted, open_files(pid, fd))) and b"FLOCK" in read(f"/proc/{pid}/fdinfo/{fd}"):
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

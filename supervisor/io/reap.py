@@ -1,30 +1,35 @@
 """One daemon per state directory; at its start it kills what an earlier one left running.
 
+The instance is the file `instance.lock` itself: its id is made of the file's device and inode, so a copied directory is
+another instance, and as long as a daemon holds the file locked no other file can have them.
+
 Workers are recognised by marks in their environment, which every descendant inherits. A program that overwrites its
-environment to change its title (vLLM's engine does) is still recognised by its output, which goes to a worker's log file.
-Processes are signalled only through a pidfd, after their start time and mark were read again once it was open; so a
-reused pid can't get a signal meant for another.
+environment to change its title (vLLM's engine does) is still recognised by its output: its shim opened and locked the log
+file, and only a process that inherited this open file shows the lock. Whoever opens the log by its path doesn't. What is
+below a recognised process belongs to it; what belongs to a living daemon is left alone. Processes are signalled only through
+a pidfd, after their start time and mark were read again once it was open; so a reused pid can't get a signal meant for
+another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup, files, procfs
-from supervisor.io.procfs import Proc, processes
+from supervisor.io.procfs import Proc, ProcessTable, processes
 
 INSTANCE_VARIABLE = "LLMUX_INSTANCE"
 WORKER_VARIABLE = "LLMUX_WORKER"
+LOCK = "instance.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,8 @@ class Mark:
         environment = procfs.environment(pid)
         if any(entry.startswith(f"{INSTANCE_VARIABLE}=".encode()) for entry in environment):
             return all(f"{name}={value}".encode() in environment for name, value in self.environment().items())
-        return self.logs is not None and any(_is_log(target, self.logs) for target in procfs.open_files(pid, 1, 2))
+        logs = self.logs
+        return logs is not None and procfs.holds_lock(pid, lambda target: _is_log(target, logs), 1, 2)
 
 
 def worker_of(pid: int) -> str | None:
@@ -69,47 +75,72 @@ def marked(mark: Mark) -> list[Proc]:
     return [proc for pid, proc in table.items() if pid not in spared and proc.alive and mark.on(pid)]
 
 
-def open_same(proc: Proc, mark: Mark) -> int | None:
-    """A pidfd of exactly this process; None when it is gone, its pid was reused, or it lost the mark."""
+def open_same(proc: Proc, mark: Mark | None) -> int | None:
+    """A pidfd of exactly this process; None when it is gone, its pid was reused, or it lost the mark (if there is one)."""
     try:
         pidfd = os.pidfd_open(proc.pid)
     except OSError:
         return None
     now = Proc.read(proc.pid)
-    if now is not None and now.started == proc.started and mark.on(proc.pid):
+    if now is not None and now.started == proc.started and (mark is None or mark.on(proc.pid)):
         return pidfd
     os.close(pidfd)
     return None
 
 
+def below_daemon(pid: int) -> bool:
+    """Is it a living daemon (of another instance than ours), or below one?"""
+    while pid != os.getpid() and (proc := Proc.read(pid)) is not None:
+        if procfs.holds_lock(pid, lambda target: target.removesuffix(" (deleted)").endswith(f"/{LOCK}")):
+            return True
+        pid = proc.parent
+    return False
+
+
 class Hunt:
-    """Kills all that carry a mark, round by round, until the last of them is gone.
+    """Kills all that carry a mark and all below them, round by round, until the last of them is gone.
 
     A dying process loses its environment, and with it the mark, before it frees its memory and files. So each one found is
     held by a pidfd, which becomes readable only when the process is dead.
     """
 
-    def __init__(self, mark: Mark, groups: Iterable[Path] = ()) -> None:
+    def __init__(
+        self, mark: Mark, groups: Iterable[Path] = (), spare: Callable[[int], bool] = lambda _pid: False
+    ) -> None:
         self._mark = mark
         self._groups = tuple(groups)
+        self._spare = spare
         self._held: dict[tuple[int, int], int] = {}  # pid and start time → pidfd
         self.commands: dict[int, str] = {}  # of all that were found
 
-    def round(self, wait_s: float) -> bool:
-        """SIGKILL all, then wait at most `wait_s` until they are gone. False: none was left. Blocks."""
+    def round(self, wait_s: float, adopted: Iterable[Proc] = ()) -> bool:
+        """SIGKILL all, then wait at most `wait_s` until they are gone. False: none was left. Blocks.
+
+        `adopted` are killed too, with all below them, whether they carry the mark or not.
+        """
         for group in self._groups:
             cgroup.kill(group)
-        for proc in marked(self._mark):
-            key = proc.pid, proc.started
-            if key not in self._held and (pidfd := open_same(proc, self._mark)) is not None:
-                self._held[key] = pidfd
-                self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
+        roots = {proc.pid: (proc, self._mark) for proc in marked(self._mark)}
+        for proc, mark in [*roots.values(), *((proc, None) for proc in adopted if proc.pid not in roots)]:
+            self._hold(proc, mark)
+        table = {proc.pid: proc for proc in processes()}
+        known = [pid for pid, proc in table.items() if (pid, proc.started) in self._held]
+        for pid in ProcessTable({pid: proc.parent for pid, proc in table.items()}).tree(known):
+            self._hold(table[pid], None)
         found = bool(self._held)
         for pidfd in self._held.values():
             with contextlib.suppress(OSError):  # dead, or another user's by now
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self._wait(time.monotonic() + wait_s)
         return found
+
+    def _hold(self, proc: Proc, mark: Mark | None) -> None:
+        key = proc.pid, proc.started
+        if key in self._held or not proc.alive or self._spare(proc.pid):
+            return
+        if (pidfd := open_same(proc, mark)) is not None:
+            self._held[key] = pidfd
+            self.commands[proc.pid] = procfs.command(proc.pid)  # the dead have none
 
     def _wait(self, deadline: float) -> None:
         poller = select.poll()
@@ -152,7 +183,8 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
     """
     groups = cgroup.left_behind(instance_id)
     deadline = time.monotonic() + wait_s
-    with contextlib.closing(Hunt(Mark(instance_id, logs=logs), groups)) as hunt:
+    mark = Mark(instance_id, logs=None if logs is None else logs.resolve())
+    with contextlib.closing(Hunt(mark, groups, below_daemon)) as hunt:
         while hunt.round(0.25) and time.monotonic() < deadline:
             pass
         surviving = hunt.surviving
@@ -165,10 +197,10 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
 def instance_lock(state_dir: Path) -> Iterator[str]:
     """Hold a state directory within the block; the kernel releases it even after SIGKILL. Yields the instance's id.
 
-    The id is random, made once for the directory, and marks the processes of this instance. Raises LlmuxError when another
-    daemon holds the directory, or it can't be written.
+    The id marks the processes of this instance. Raises LlmuxError when another daemon holds the directory, or it can't be
+    written.
     """
-    path = state_dir / "instance.lock"
+    path = state_dir / LOCK
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(0o600)
@@ -177,14 +209,19 @@ def instance_lock(state_dir: Path) -> Iterator[str]:
     except OSError as error:
         raise LlmuxError(f"the state directory {state_dir} can't be used: {error}", code="state_dir") from error
     with file:
-        words = file.read(128).decode("ascii", "replace").split()
-        known, pid = words if len(words) == 2 else (None, "unknown")
+        pid = (file.read(128).decode("ascii", "replace").split() or ["unknown"])[-1]
         if not is_ours:
             raise LlmuxError(
                 f"another llmux (pid {pid}) runs on {state_dir}: stop it, or choose another state directory",
                 code="state_dir_in_use",
             )
-        instance = known or secrets.token_hex(8)
-        # In place, because a rename would lose the lock; a torn file only means a new id.
-        os.pwrite(file.fileno(), f"{instance} {os.getpid():<10}\n".encode(), 0)
+        instance = instance_of(file.fileno())
+        # In place, because a rename would lose the lock.
+        os.pwrite(file.fileno(), f"{instance} {os.getpid()}".ljust(64).encode() + b"\n", 0)
         yield instance
+
+
+def instance_of(lock: int) -> str:
+    """The id of the instance whose lock file is open here."""
+    status = os.fstat(lock)
+    return f"{status.st_dev:x}-{status.st_ino:x}"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import resource
@@ -188,6 +189,10 @@ def begin_log(path: str) -> int:
     except OSError:
         os.close(fd)
         raise
+    try:  # noqa: SIM105  as above
+        fcntl.flock(fd, fcntl.LOCK_SH)  # shows that whoever inherits it belongs to the worker: see reap.py
+    except OSError:
+        pass  # a file system without locks
     return fd
 
 

@@ -71,7 +71,7 @@ def _abandon(task: asyncio.Task[WorkerProcess]) -> None:
 
 
 async def _spawn(order: SpawnOrder) -> WorkerProcess:
-    mark = Mark(order.instance, order.worker, order.log)
+    mark = Mark(order.instance, order.worker, order.log.resolve())
     group = cgroup.create(f"{order.instance}-{order.worker}")
     launch = {
         "parent": os.getpid(),

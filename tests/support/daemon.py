@@ -75,17 +75,16 @@ class Daemon:
 
     # life
 
-    def start(self, *, wait: bool = True) -> Daemon:
+    def start(self, *, wait: bool = True, **streams: Any) -> Daemon:
+        """`streams`: other arguments of `Popen` than the log file for `stdout` and `stderr`."""
         self.config_path.write_text(yaml.safe_dump(self.config, sort_keys=False))
         env = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")} | self.env
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *self.program, "serve", "--config", str(self.config_path)],
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
                 cwd=REPOSITORY,
                 env=env,
+                **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **streams},
             )
         if wait:
             wait_until(self._answers, what=f"the daemon listens; its log: {self.log_path}")
