@@ -62,7 +62,11 @@ def place_wanted(state: SchedulerState, step: Step) -> None:
     for victim in claimed_before:
         victim.claimed_by = None
     round_ = _begin(state, step)
-    wanted = (state.models[model_id] for model_id in state.wanted)
+    wanted = [state.models[model_id] for model_id in state.wanted]
+    if state.handing_over:  # who waits goes on waiting: the successor plans
+        for model in wanted:
+            model.claims = ()
+        wanted = []
     for model in sorted(wanted, key=lambda model: (state.admission.rank_model(model, state.queue, step.now), model.id)):
         model.claims = ()
         if model.spec.remote:

@@ -26,6 +26,8 @@ from supervisor.core.effects import Effect
 from supervisor.core.events import (
     Configured,
     Event,
+    HandoverAsked,
+    HandoverEnded,
     LoadAsked,
     MemorySampled,
     PinAsked,
@@ -35,6 +37,7 @@ from supervisor.core.events import (
     ShutdownAsked,
     Tick,
     UnloadAsked,
+    WorkerAdopted,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
@@ -98,6 +101,12 @@ class Scheduler:
                 operators.configure(state, step, event)
             case ShutdownAsked():
                 operators.shut_down(state, step)
+            case HandoverAsked():
+                state.handing_over = True
+            case HandoverEnded():
+                state.handing_over = False
+            case WorkerAdopted():
+                reports.adopted(state, step, event)
             case Tick():
                 pass
             case _:

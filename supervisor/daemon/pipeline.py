@@ -25,6 +25,7 @@ from runtimes.base import Endpoint
 from supervisor.catalog import Catalog, Route
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, RequestCancelledError, UnreachableError
@@ -89,7 +90,8 @@ class Pipeline:
         context.path = scope["path"]
         try:
             # 1.
-            body = await _open(await read_body(scope, receive, self._body_limit), scope)
+            context.original = await read_body(scope, receive, self._body_limit)
+            body = await _open(context.original, scope)
             # 2.
             target = await self._target(scope, body, context)
             # 3.
@@ -106,6 +108,9 @@ class Pipeline:
             await break_off(send, context.outcome, error, context.dialect)
         except ClientDisconnectedError:
             context.failure = "client_gone"
+            raise
+        except HandedOverError:
+            context.failure = "handed_over"
             raise
         finally:
             # 6.
@@ -194,6 +199,7 @@ class Pipeline:
     ) -> None:
         # 4.
         ticket = context.ticket = await self._admitted(context, target.model, keepalive)
+        context.original = b""
         assert ticket.upstream is not None
         try:
             # 5.

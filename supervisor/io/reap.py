@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Self
 
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup, files, procfs
@@ -161,13 +162,41 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
     return [Reaped(pid, command, gone=pid not in surviving) for pid, command in hunt.commands.items()]
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceLock:
+    """A state directory that is ours until `close`, here and in a successor that got the descriptor.
+
+    The kernel releases it even after SIGKILL. The id is random, made once for the directory, and marks the processes of
+    this instance.
+    """
+
+    instance: str
+    file: BinaryIO
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> Self:
+        """The lock that the predecessor held. It belongs to the open file, so it never is anybody else's."""
+        file = os.fdopen(descriptor, "r+b", buffering=0)
+        instance = os.pread(file.fileno(), 128, 0).decode("ascii", "replace").split()[0]
+        return cls(instance, file)
+
+    def sign(self) -> None:
+        """Note who holds it. In place, because a rename would lose the lock; a torn file only means a new id."""
+        os.pwrite(self.file.fileno(), f"{self.instance} {os.getpid():<10}\n".encode(), 0)
+
+    def close(self) -> None:
+        self.file.close()
+
+
 @contextmanager
 def instance_lock(state_dir: Path) -> Iterator[str]:
-    """Hold a state directory within the block; the kernel releases it even after SIGKILL. Yields the instance's id.
+    """`take_lock` within the block; yields the instance's id."""
+    with contextlib.closing(take_lock(state_dir)) as lock:
+        yield lock.instance
 
-    The id is random, made once for the directory, and marks the processes of this instance. Raises LlmuxError when another
-    daemon holds the directory, or it can't be written.
-    """
+
+def take_lock(state_dir: Path) -> InstanceLock:
+    """Hold a state directory. Raises LlmuxError when another daemon holds it, or it can't be written."""
     path = state_dir / "instance.lock"
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -176,15 +205,14 @@ def instance_lock(state_dir: Path) -> Iterator[str]:
         is_ours = files.lock(file)
     except OSError as error:
         raise LlmuxError(f"the state directory {state_dir} can't be used: {error}", code="state_dir") from error
-    with file:
-        words = file.read(128).decode("ascii", "replace").split()
-        known, pid = words if len(words) == 2 else (None, "unknown")
-        if not is_ours:
-            raise LlmuxError(
-                f"another llmux (pid {pid}) runs on {state_dir}: stop it, or choose another state directory",
-                code="state_dir_in_use",
-            )
-        instance = known or secrets.token_hex(8)
-        # In place, because a rename would lose the lock; a torn file only means a new id.
-        os.pwrite(file.fileno(), f"{instance} {os.getpid():<10}\n".encode(), 0)
-        yield instance
+    words = file.read(128).decode("ascii", "replace").split()
+    known, pid = words if len(words) == 2 else (None, "unknown")
+    if not is_ours:
+        file.close()
+        raise LlmuxError(
+            f"another llmux (pid {pid}) runs on {state_dir}: stop it, or choose another state directory",
+            code="state_dir_in_use",
+        )
+    lock = InstanceLock(known or secrets.token_hex(8), file)
+    lock.sign()
+    return lock
