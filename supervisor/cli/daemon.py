@@ -25,12 +25,16 @@ from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
 from supervisor.cli.log_setup import dropped_lines
+from supervisor.cli.see_out import see_out
 from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
-from supervisor.core.types import DeviceId
+from supervisor.core.types import DeviceId, ModelSpec
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.estate import TakeoverError
+from supervisor.daemon.handover import SOCKET, STDERR, Handover, Holdings
 from supervisor.daemon.reload import Reloader
+from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
@@ -38,9 +42,10 @@ from supervisor.http.app import Application
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
 from supervisor.io.devices import Opened, open_sampler
+from supervisor.io.fd_channel import connect
 from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
-from supervisor.io.reap import instance_lock, reap_leftovers
+from supervisor.io.reap import InstanceLock, reap_leftovers, take_lock
 from supervisor.io.store import Footprints, Store
 from supervisor.io.venvs import sweep_aside
 
@@ -63,10 +68,10 @@ class CannotListenError(LlmuxError):
     code = "cannot_listen"
 
 
-def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening) -> None:
+def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening, takeover: bool = False) -> None:
     """Serve `catalog`, as it was read from `configuration`, until a signal ends it. `on_listening` gets the URL and how many keys there are.
 
-    Raises LlmuxError for what keeps it from starting.
+    With `takeover`, a daemon that runs on the same state directory hands over its workers and its socket first. Raises LlmuxError for what keeps it from starting.
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
@@ -78,59 +83,148 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         log.warning("keys.exposed", message=warning)
     raise_descriptor_limit()
     state_dir = catalog.server.state_dir
-    with instance_lock(state_dir) as instance:
-        orphans = reap_leftovers(instance, logs=state_dir / LOGS)
+    predecessor = connect(state_dir / SOCKET) if takeover else None
+    if predecessor is not None:
+        sweep_aside(catalog.server.runtimes_dir)
+        become_subreaper()
+        uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
+        return
+    with contextlib.closing(take_lock(state_dir)) as lock:
+        orphans = reap_leftovers(lock.instance, logs=state_dir / LOGS)
         for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
-            uvloop.run(serve(configuration, catalog, keyring, instance, listener, on_listening, orphans=len(orphans)))
+            uvloop.run(serve(configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans)))
 
 
 async def serve(
     configuration: Configuration,
     catalog: Catalog,
     keyring: Keyring,
-    instance: str,
+    lock: InstanceLock,
     listener: socket.socket,
     on_listening: OnListening,
     *,
     orphans: int = 0,
 ) -> None:
     """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
-    folder = catalog.server.state_dir
-    opened, footprints, state = await asyncio.gather(
-        open_sampler(catalog.wanted_devices),
-        Footprints.open(folder / "llmux.sqlite3"),
-        Store.open(folder / "state.sqlite3"),
-    )
+    opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
+    try:
+        daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
+        daemon.engine.post(configured)
+        daemon.metrics.orphans(orphans)
+        await _run(configuration, daemon, _holdings(catalog, lock, listener, launcher, stores), listener, on_listening)
+    finally:
+        for store in stores:
+            await store.close()
+
+
+async def take_over(
+    configuration: Configuration,
+    catalog: Catalog,
+    keyring: Keyring,
+    predecessor: socket.socket,
+    on_listening: OnListening,
+) -> None:
+    """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
+    opened = await _open_devices(catalog)
+    await _check_models(catalog, opened)
+    takeover = Takeover(predecessor)
+    inherited = await takeover.ask((catalog.server.host, catalog.server.port))
+    stores = await _open_stores(catalog)
+    try:
+        try:
+            for store in stores:
+                if store.trouble is not None:
+                    raise TakeoverError(f"{store.path} can't be used: {store.trouble}")
+            takeover.check(device.spec for device in opened.devices)
+            daemon, launcher, configured = await _assemble(catalog, keyring, inherited.lock.instance, opened, stores[0])
+        except LlmuxError as error:
+            await takeover.failed(str(error))
+            raise
+        await takeover.prepared()
+        _own_stderr()
+        takeover.adopt(daemon, launcher, configured)
+        holdings = _holdings(catalog, inherited.lock, inherited.listener, launcher, stores)
+        await _run(configuration, daemon, holdings, inherited.listener, on_listening, takeover)
+    finally:
+        for store in stores:
+            await store.close()
+
+
+def _own_stderr() -> None:
+    """The old daemon read ours so far, to tell why we can't start."""
+    descriptor = os.environ.pop(STDERR, None)
+    if descriptor is not None:
+        os.dup2(int(descriptor), 2)
+        os.close(int(descriptor))
+
+
+async def _open_devices(catalog: Catalog) -> Opened:
+    opened = await open_sampler(catalog.wanted_devices)
     for note in opened.notes:
         log.info("devices.note", message=note)
-    try:
-        daemon = await _assemble(catalog, keyring, instance, opened, footprints)
-        reloader = Reloader(daemon, configuration)
-        application = Application(daemon, reloader)
-        daemon.metrics.orphans(orphans)
-        daemon.metrics.dropped_lines = dropped_lines
-        url = _url(*listener.getsockname()[:2])
-        on_listening(url, len(keyring.keys))
-        log.info("daemon.listening", url=url, keys=len(keyring.keys))
-        await _until_stopped(daemon, application, reloader, listener)
-    finally:
-        await footprints.close()
-        await state.close()
+    return opened
+
+
+async def _open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
+    folder = catalog.server.state_dir
+    return await asyncio.gather(Footprints.open(folder / "llmux.sqlite3"), Store.open(folder / "state.sqlite3"))
+
+
+def _holdings(
+    catalog: Catalog,
+    lock: InstanceLock,
+    listener: socket.socket,
+    launcher: LocalLauncher,
+    stores: tuple[Store, ...],
+) -> Holdings:
+    host, port = listener.getsockname()[:2]
+    address = catalog.server.host, catalog.server.port
+    return Holdings(address, listener.fileno(), lock, launcher, stores, (_reachable(host), port))
+
+
+async def _run(
+    configuration: Configuration,
+    daemon: Daemon,
+    holdings: Holdings,
+    listener: socket.socket,
+    on_listening: OnListening,
+    takeover: Takeover | None = None,
+) -> None:
+    daemon.metrics.dropped_lines = dropped_lines
+    reloader = Reloader(daemon, configuration)
+    handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
+    application = Application(daemon, reloader, handover)
+    url, keys = _url(*holdings.answers_at), len(daemon.keyring.keys)
+    on_listening(url, keys)
+    log.info("daemon.listening", url=url, keys=keys)
+    await _until_stopped(daemon, application, reloader, listener, handover, takeover)
+
+
+def _reachable(host: str) -> str:
+    """Where this machine reaches it: what listens everywhere listens on loopback too."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
 
 
 def _url(host: str, port: int) -> str:
-    """Where this machine reaches it: what listens everywhere listens on loopback too."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _check_models(catalog: Catalog, opened: Opened, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
+    models = await asyncio.to_thread(catalog.model_specs, learned)
+    problems = check_devices(catalog, tuple(device.spec for device in opened.devices), models)
+    if problems:
+        raise ConfigError(problems)
+    return models
 
 
 async def _assemble(
     catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, footprints: Footprints
-) -> Daemon:
+) -> tuple[Daemon, LocalLauncher, Configured]:
+    """The parts, and the event that begins everything."""
     server, devices = catalog.server, opened.devices
     specs = tuple(device.spec for device in devices)
     keys = {DeviceId(device.id): device.key for device in devices}
@@ -144,10 +238,7 @@ async def _assemble(
     async def learn(found: Learn) -> None:
         await footprints.learn(found.footprint_key, keys[found.device], found.mib)
 
-    models = await asyncio.to_thread(catalog.model_specs, learned())
-    problems = check_devices(catalog, specs, models)
-    if problems:
-        raise ConfigError(problems)
+    models = await _check_models(catalog, opened, learned())
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
     launcher = LocalLauncher(
@@ -159,11 +250,18 @@ async def _assemble(
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
-    engine.post(Configured(models, specs, catalog.limits.limits(), catalog.limits.policy()))
-    return Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned)
+    configured = Configured(models, specs, catalog.limits.limits(), catalog.limits.policy())
+    return Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned), launcher, configured
 
 
-async def _until_stopped(daemon: Daemon, application: Application, reloader: Reloader, listener: socket.socket) -> None:
+async def _until_stopped(
+    daemon: Daemon,
+    application: Application,
+    reloader: Reloader,
+    listener: socket.socket,
+    handover: Handover,
+    takeover: Takeover | None,
+) -> None:
     engine, catalog = daemon.engine, daemon.catalog
     config = uvicorn.Config(
         application,
@@ -189,17 +287,31 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
     _settle_garbage_collector()
     _return_freed_memory()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    if takeover is not None:
+        await asyncio.wait({serving, asyncio.create_task(server.up.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await takeover.serves(daemon)
+    handover.listen()
     background = [asyncio.create_task(_feed_watchdog()), asyncio.create_task(reloader.watch())]
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
-    await asyncio.wait({serving, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
-    log.info("daemon.stopping")
-    # At most as long as the running requests, then the slowest worker, then what is ours.
-    graces = [model.config.grace_s for model in daemon.catalog.models.values()]
-    notify.stopping(daemon.engine.longest_drain_s() + max(graces, default=0.0) + OWN_STOP_S)
-    await engine.shutdown()
+    ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if not handover.done.is_set():
+        await handover.close()  # which may just have been committed
+    if handover.done.is_set():
+        for task in background:
+            task.cancel()
+        application.close()
+        await see_out(server, stopping, takeover)
+    else:
+        log.info("daemon.stopping")
+        # At most as long as the running requests, then the slowest worker, then what is ours.
+        graces = [model.config.grace_s for model in daemon.catalog.models.values()]
+        notify.stopping(engine.longest_drain_s() + max(graces, default=0.0) + OWN_STOP_S)
+        await engine.shutdown()
     application.close()
     server.should_exit = True
     await serving
+    await handover.close()
     for task in background:
         task.cancel()
     log.info("daemon.stopped")
@@ -240,7 +352,15 @@ def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: ours drain first."""
+    """uvicorn's server without its signal handlers: ours drain first. `up` is set once it accepts."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from supervisor.cli.options import counted
 DEMO_RUNTIME = "llama_server"
 
 
-def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_json: bool) -> None:
+def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeover: bool, as_json: bool) -> None:
     """Run until a signal. Without any configuration it serves the demo, and says so.
 
     With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
@@ -51,7 +51,7 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, as_js
         told = json.dumps(greeting(catalog, url, keys)) if as_json else welcome(catalog, url, keys)
         say(told)
 
-    run(configuration, catalog, on_listening=on_listening)
+    run(configuration, catalog, on_listening=on_listening, takeover=takeover)
 
 
 def greeting(catalog: Catalog, url: str, keys: int) -> dict[str, str | int | list[str]]:

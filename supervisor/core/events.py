@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from supervisor.core.types import Crash, DeviceId, DeviceSpec, Generation, Limits, ModelId, ModelSpec, Policy, TicketId
+from supervisor.core.types import (
+    Crash,
+    DeviceId,
+    Devices,
+    DeviceSpec,
+    Generation,
+    Limits,
+    ModelId,
+    ModelSpec,
+    Policy,
+    TicketId,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +159,38 @@ class ShutdownAsked:
     """Take nothing new, drain, stop everything."""
 
 
+@dataclass(frozen=True, slots=True)
+class HandoverAsked:
+    """A successor is to get the workers: begin no load and claim no memory until `HandoverEnded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverEnded:
+    """There is no successor after all."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAdopted:
+    """A ready worker of our predecessor is ours, with the predecessor's requests that run on it. Times on the core's clock.
+
+    `spec` is what it was started with. Its model must be configured, and have no worker.
+    """
+
+    spec: ModelSpec
+    generation: Generation
+    devices: Devices
+    mib: int  # leased on each of them
+    tickets: tuple[TicketId, ...] = ()
+    ready_at: float = 0.0
+    last_used: float = 0.0
+    load_s: float | None = None
+    is_unloaded: bool = False  # an operator unloads it: it ends after its requests
+
+    @property
+    def model(self) -> ModelId:
+        return self.spec.id
+
+
 Event = (
     Configured
     | RequestArrived
@@ -164,4 +207,7 @@ Event = (
     | MemorySampled
     | Tick
     | ShutdownAsked
+    | HandoverAsked
+    | HandoverEnded
+    | WorkerAdopted
 )

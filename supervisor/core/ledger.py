@@ -89,6 +89,12 @@ class Ledger:
         for device in devices:
             self._put(Lease(holder, device, Phase.STARTING, mib))
 
+    def adopt(self, holder: Holder, devices: Devices, mib: int, now: float) -> None:
+        """Its worker is ready and has had this lease since before we began, whatever is free now."""
+        assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
+        for device in devices:
+            self._put(Lease(holder, device, Phase.HELD, mib, since=now))
+
     def settle(self, holder: Holder, now: float) -> None:
         """Its worker is ready at `now`: the next sample shows, in its devices' free memory, what it took."""
         for lease in self.leases_of(holder):

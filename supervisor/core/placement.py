@@ -65,6 +65,10 @@ def place_wanted(state: SchedulerState, step: Step) -> None:
         victim.claimed_by = None
     round_ = _begin(state, step)
     wanted = [state.models[model_id] for model_id in state.wanted]
+    if state.handing_over:  # who waits goes on waiting: the successor plans
+        for model in wanted:
+            model.claims = ()
+        wanted = []
     wanted.sort(key=lambda model: (state.admission.rank_model(model, state.queue, step.now), model.id))
     for model in wanted:
         model.claims = ()

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all
 from supervisor.core.effects import Learn
-from supervisor.core.events import MemorySampled, WorkerReady, WorkerSample, WorkerUnready
+from supervisor.core.events import MemorySampled, WorkerAdopted, WorkerReady, WorkerSample, WorkerUnready
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.state import ModelState, SchedulerState, Step
-from supervisor.core.termination import finish_stop, forget
-from supervisor.core.types import RejectCode, WorkerState
+from supervisor.core.termination import finish_stop, forget, stop_worker
+from supervisor.core.types import Generation, RejectCode, StopCause, WorkerState
 
 REMOTE_RETRY_S = 10.0
 
@@ -33,6 +33,26 @@ def ready(state: SchedulerState, step: Step, event: WorkerReady) -> None:
         _loaded(state, step, model)
     model.set_worker(answering=True)
     dispatch(state, step, model)
+
+
+def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
+    """It is ready, as a predecessor left it. The predecessor's requests on it count until each is finished."""
+    model = state.models[event.model]
+    model.generation = Generation(event.generation - 1)
+    advance(model, Trigger.START, step.now, "handed over", devices=event.devices)
+    state.ledger.adopt(model.holder, event.devices, event.mib, step.now)
+    advance(model, Trigger.READY, step.now, f"handed over with {len(event.tickets)} running requests")
+    model.set_worker(answering=True)
+    model.ready_at, model.last_used, model.load_s = event.ready_at, event.last_used, event.load_s
+    for ticket in event.tickets:
+        model.in_flight[ticket] = None
+        state.tickets[ticket] = model.id
+    state.update_wanted(model)
+    step.decide("adopted", model.id, model.life.reason)
+    if event.is_unloaded:
+        stop_worker(state, step, model, StopCause.OPERATOR, "unloaded by an operator")
+    dispatch(state, step, model)
+    arm_keep_alive(state, model)
 
 
 def _loaded(state: SchedulerState, step: Step, model: ModelState) -> None:

@@ -28,6 +28,8 @@ from supervisor.core.events import (
     ClientsRead,
     Configured,
     Event,
+    HandoverAsked,
+    HandoverEnded,
     LoadAsked,
     MemorySampled,
     PinAsked,
@@ -37,6 +39,7 @@ from supervisor.core.events import (
     ShutdownAsked,
     Tick,
     UnloadAsked,
+    WorkerAdopted,
     WorkerExited,
     WorkerReady,
     WorkerUnkillable,
@@ -102,6 +105,12 @@ class Scheduler:
                 operators.configure(state, step, event)
             case ShutdownAsked():
                 operators.shut_down(state, step)
+            case HandoverAsked():
+                state.handing_over = True
+            case HandoverEnded():
+                state.handing_over = False
+            case WorkerAdopted():
+                reports.adopted(state, step, event)
             case Tick():
                 pass
             case _:

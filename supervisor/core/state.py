@@ -303,6 +303,7 @@ class SchedulerState:
     armed: set[tuple[float, ModelId]] = field(default_factory=set)  # what is in it: plans arm the same timer repeatedly
     last_forgotten: Generation = NEVER_STARTED  # no generation of a forgotten model was later
     shutting_down: bool = False
+    handing_over: bool = False  # a successor is to get the workers: no plans are made
 
     def __post_init__(self) -> None:
         self.queue = AdmissionQueue(self.admission)

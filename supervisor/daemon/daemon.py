@@ -21,6 +21,7 @@ from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
 from supervisor.io.memory import MemorySampler
+from supervisor.io.upstream import Upstream
 
 
 @dataclass(slots=True)
@@ -41,11 +42,14 @@ class Daemon:
     metrics: Metrics = field(init=False)
     learned: Callable[[], Learned] = dict  # the footprints that the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
+    successor: Upstream | None = None  # set iff another daemon has taken over: it answers what arrives now
     started: float = field(default_factory=time.monotonic)
     _memory_mib: int = field(default_factory=lambda: HostMemory().physical_mib)
     _epoch: float = field(default_factory=lambda: time.time() - time.monotonic())
 
     def __post_init__(self) -> None:
+        self.settled.set()
         self.requests = InFlight(self.hub, self.history)
         self.feed = Feed(self)
         self.metrics = Metrics(self)

@@ -47,6 +47,7 @@ from supervisor.core.events import (
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.state import ModelState
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
+from supervisor.daemon.leaving import HandedOverError, Leaving
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
@@ -64,7 +65,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
 
 
-class Engine:
+class Engine(Leaving):
     """Owns all scheduling state. Use from the event loop's thread only."""
 
     def __init__(
@@ -91,6 +92,7 @@ class Engine:
         self._sampling = Sampling(self.sample, self._scheduler.is_impatient)
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[asyncio.Future[None]] = []
+        self._finished: Callable[[TicketId], None] | None = None  # set iff a successor schedules
 
     # --------------------------------------------------------------------------------------------------------- events
 
@@ -99,9 +101,16 @@ class Engine:
 
         A bug in handling `event` is raised only after the events that followed from it were handled.
         """
-        self._events.append(event)
-        if self._handling:
+        if self._finished is not None:
+            if type(event) is RequestFinished:
+                self._finished(event.ticket)
             return
+        self._events.append(event)
+        if not self._handling:
+            self._handle(event)
+
+    def _handle(self, event: Event | None) -> None:
+        """Everything that is posted; raises a mistake only in handling `event`."""
         self._handling = True
         mistake: Exception | None = None
         settled = True
@@ -129,12 +138,15 @@ class Engine:
         if not settled:
             self._look_ahead()
         if self._watchers:
-            watchers, self._watchers = self._watchers, []
-            for watcher in watchers:
-                if not watcher.done():
-                    watcher.set_result(None)
+            self._wake_watchers()
         if mistake is not None:
             raise mistake
+
+    def _wake_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
 
     def _tell(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
         """Everybody who looks. A mistake of theirs must not stop the engine."""
@@ -253,6 +265,9 @@ class Engine:
             self.finish(ticket)
             raise
         if ticket.upstream is None and ticket.rejection is None:
+            if self._finished is not None:
+                del self._tickets[ticket_id]
+                raise HandedOverError
             ticket.waiter = asyncio.get_running_loop().create_future()
             try:
                 await ticket.waiter
@@ -262,6 +277,9 @@ class Engine:
         if ticket.rejection is not None:
             del self._tickets[ticket_id]
             raise rejection(ticket.rejection)
+        if ticket.upstream is None:
+            del self._tickets[ticket_id]
+            raise HandedOverError
         return ticket
 
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
@@ -269,6 +287,8 @@ class Engine:
 
         False for a request that was cut: it would reload a model that was just unloaded.
         """
+        if self._finished is not None:
+            return False
         models = self._scheduler.state.models
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
@@ -286,6 +306,10 @@ class Engine:
         del self._tickets[ticket.id]
         ticket.client = None
         self.post(RequestFinished(ticket.id))
+
+    def finish_adopted(self, ticket_id: TicketId) -> None:
+        """A request that the predecessor still served is over."""
+        self.post(RequestFinished(ticket_id))
 
     # ------------------------------------------------------------------------------------------------------- the read door
 
@@ -332,6 +356,7 @@ class Engine:
         """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only."""
         self.post(LoadAsked(model))
         while True:
+            self._check_handed_over()
             found = self._scheduler.state.models.get(model)
             if found is None:
                 raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
@@ -357,6 +382,7 @@ class Engine:
         before = models[model].generation if model in models else None
         self.post(UnloadAsked(model, force))
         while True:
+            self._check_handed_over()
             found = models.get(model)
             if found is None or found.generation != before or not found.has_worker or found.state is WorkerState.READY:
                 return

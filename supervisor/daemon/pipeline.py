@@ -25,6 +25,7 @@ from runtimes.base import Endpoint
 from supervisor.catalog import Catalog, Route
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
 from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError
@@ -92,6 +93,7 @@ class Pipeline:
         held = HeldBody(self._bodies)
         try:
             target = await self._opened(scope, receive, context, held)
+            held = target.body
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
             cancelling = CancelOnDisconnect(scope)
@@ -107,6 +109,10 @@ class Pipeline:
         except ClientDisconnectedError:
             context.failure = "client_gone"
             raise
+        except HandedOverError:
+            context.failure = "handed_over"
+            context.waiting, held = held, HeldBody()  # who sends it there releases it
+            raise
         finally:
             # 6.
             held.release()
@@ -115,7 +121,9 @@ class Pipeline:
     async def _opened(self, scope: Scope, receive: Receive, context: RequestContext, held: HeldBody) -> Target:
         """The first two steps. What they need of the body besides `held` ends with them."""
         # 1.
-        body = await _open(await read_body(scope, receive, self._body_limit, held), scope)
+        raw = await read_body(scope, receive, self._body_limit, held)
+        held.keep(raw)
+        body = await _open(raw, scope)
         # 2.
         return await self._target(scope, body, context, held)
 
@@ -143,8 +151,7 @@ class Pipeline:
         path = (endpoint.upstream_path or public_path).encode()
         if scope["query_string"]:
             path += b"?" + scope["query_string"]
-        held.keep(await body.rewritten(route.rewrite, endpoint))
-        return Target(model, path, held, translation)
+        return Target(model, path, held.changed(await body.rewritten(route.rewrite, endpoint)), translation)
 
     def _unnamed(self, scope: Scope) -> str | None:
         """The model of a request whose body names none."""

@@ -11,7 +11,7 @@ import json
 import pkgutil
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -191,6 +191,9 @@ def _unpack(value: Any, seen: dict[int, Any]) -> Any:
     made = kind.__new__(kind)
     if more:
         seen[more[0]] = made
+    for field in fields(kind) if is_dataclass(kind) else ():  # another version of llmux may have written it
+        if field.name not in content and field.default is not MISSING:
+            object.__setattr__(made, field.name, field.default)
     for attribute, item in content.items():
         object.__setattr__(made, attribute, _unpack(item, seen))
     return made

@@ -19,6 +19,7 @@ from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.daemon.ticket import Ticket
 from supervisor.errors import RequestCancelledError
+from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect
@@ -40,6 +41,7 @@ class RequestContext:
     key: Key | None = None
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""
+    waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
     name: str | None = None
     stream: bool = False
     ticket_id: TicketId | None = None  # once it is entered

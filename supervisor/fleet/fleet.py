@@ -14,8 +14,8 @@ from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import WorkerExited
-from supervisor.core.types import Crash, CrashClass, Generation, ModelId
-from supervisor.fleet.launcher import Launcher
+from supervisor.core.types import Crash, CrashClass, Devices, Generation, ModelId
+from supervisor.fleet.launcher import Launcher, Started
 from supervisor.fleet.remote import Remote
 from supervisor.fleet.replica import Post, Replica
 from supervisor.fleet.worker import Worker
@@ -65,11 +65,29 @@ class Fleet:
         override = self._overrides.get(model)
         return self._models[model] if override is None else override.model
 
+    def overrides(self) -> dict[ModelId, Override]:
+        """All of the operators' settings."""
+        return dict(self._overrides)
+
     def start(self, effect: StartWorker, post: Post) -> None:
         """Begin to start one; answers by events, the last of which is WorkerExited."""
-        key = (effect.model, effect.generation)
-        replica = self._replicas[key] = self._replica(effect, post)
-        task = asyncio.create_task(self._run(key, replica, post), name=f"worker {effect.model}:{effect.generation}")
+        self._begin((effect.model, effect.generation), self._replica(effect, post), post)
+
+    def adopt(self, key: WorkerKey, model: CatalogModel | None, devices: Devices, started: Started, post: Post) -> None:
+        """Go on with a worker that is ready and was handed over; events as after `start`, but for the first WorkerReady.
+
+        `model`: what is configured now, if anything.
+        """
+        self._begin(key, Worker(key, model, devices, self._launcher, self.limits, post, started), post)
+
+    def let_go(self) -> None:
+        """Every replica is a successor's now: look after none. Running requests go on."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin(self, key: WorkerKey, replica: Replica, post: Post) -> None:
+        self._replicas[key] = replica
+        task = asyncio.create_task(self._run(key, replica, post), name=f"worker {key[0]}:{key[1]}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

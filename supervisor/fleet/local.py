@@ -88,6 +88,21 @@ class LocalLauncher:
         log.info("worker.spawned", model=worker[0], generation=worker[1], pid=process.pid, port=context.port)
         if process.unlogged:
             log.warning("worker.unlogged", model=worker[0], generation=worker[1], reason=process.unlogged)
+        return self._look_after(worker, process, spec, environment)
+
+    def adopt(self, worker: WorkerKey, process: WorkerProcess, spec: LaunchSpec) -> Started:
+        """Look after one that a predecessor started; `spec` needs nothing that only a start takes."""
+        self.ports.adopt(worker, spec.port)
+        log.info("worker.adopted", model=worker[0], generation=worker[1], pid=process.pid, port=spec.port)
+        return self._look_after(worker, process, spec, None)
+
+    def running(self) -> Mapping[WorkerKey, tuple[WorkerProcess, LaunchSpec]]:
+        """The workers' processes, and how they are reached: what a successor gets."""
+        return {key: (running.process, running.spec) for key, running in self._running.items()}
+
+    def _look_after(
+        self, worker: WorkerKey, process: WorkerProcess, spec: LaunchSpec, environment: EnvLease | None
+    ) -> Started:
         gone = asyncio.create_task(self._until_gone(worker, process, environment))
         self._running[worker] = _Running(process, spec, gone, looked=time.monotonic())
         return Started(spec, process.leader_ended, gone)

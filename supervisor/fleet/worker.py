@@ -38,6 +38,7 @@ log = structlog.get_logger("llmux.worker")
 READINESS_TIMEOUT_S = 1.0  # or the interval, if that is shorter; likewise for liveness
 LIVENESS_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 20
+ADOPTED_GRACE_S = 10.0  # of a worker whose model isn't configured any more
 
 
 class Worker:
@@ -46,17 +47,21 @@ class Worker:
     def __init__(
         self,
         key: WorkerKey,
-        model: CatalogModel,
+        model: CatalogModel | None,
         devices: Devices,
         launcher: Launcher,
         limits: LimitsConfig,
         post: Post,
+        adopted: Started | None = None,
     ) -> None:
+        """`adopted`: it runs and is ready, as a predecessor left it; its model may not be configured any more."""
+        assert model is not None or adopted is not None
         loop = asyncio.get_running_loop()
         self.upstream: UpstreamPool | None = None
         self.metrics: tuple[UpstreamPool, str] | None = None
         self._key = key
         self._model = model
+        self._grace_s = model.config.grace_s if model is not None else ADOPTED_GRACE_S
         self._devices = devices
         self._launcher = launcher
         self._limits = limits
@@ -67,6 +72,10 @@ class Worker:
         self._started_at = time.monotonic()
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._forced: asyncio.Future[None] = loop.create_future()
+        self._adopted = adopted
+        if adopted is not None:
+            self._port = adopted.spec.port
+            self._connect(adopted.spec)
 
     # --------------------------------------------------------------------------------------------------- from outside
 
@@ -93,12 +102,15 @@ class Worker:
     # ----------------------------------------------------------------------------------------------------------- life
 
     async def run(self) -> Crash | None:
-        try:
-            context = self._launcher.place(self._key, self._devices)
-            self._port = context.port
-            started = await self._launcher.start(self._key, self._model, context)
-        except (RuntimeNotInstalledError, ModelUnusableError, LlmuxError, OSError) as error:
-            return _not_started(error)
+        started = self._adopted
+        if started is None:
+            assert self._model is not None
+            try:
+                context = self._launcher.place(self._key, self._devices)
+                self._port = context.port
+                started = await self._launcher.start(self._key, self._model, context)
+            except (RuntimeNotInstalledError, ModelUnusableError, LlmuxError, OSError) as error:
+                return _not_started(error)
         try:
             return await self._supervise(started)
         finally:
@@ -108,8 +120,13 @@ class Worker:
     async def _supervise(self, started: Started) -> Crash | None:
         watched = asyncio.create_task(self._watch(started.spec))
         exit_watch = asyncio.create_task(self._watch_exit(started))
-        await _any(started.gone, watched, self._stopped)
-        exit_watch.cancel()
+        try:
+            await _any(started.gone, watched, self._stopped)
+        except asyncio.CancelledError:  # it is a successor's now
+            watched.cancel()
+            raise
+        finally:
+            exit_watch.cancel()
         if started.gone.done():
             await _cancel(watched)
             self._mark_unready("it ended")
@@ -155,7 +172,7 @@ class Worker:
 
     async def _end(self, started: Started, *, at_once: bool) -> None:
         """Stop it and wait until the tree is gone. A forced stop cuts the grace short."""
-        grace_s = 0.0 if at_once or self._forced.done() else self._model.config.grace_s
+        grace_s = 0.0 if at_once or self._forced.done() else self._grace_s
         if grace_s > 0 and not started.gone.done():
             await self._launcher.stop(self._key, kill=False)
             await _any(started.gone, self._forced, timeout_s=grace_s)
@@ -174,9 +191,16 @@ class Worker:
 
     async def _watch(self, spec: LaunchSpec) -> Crash:
         """Probe it until it is ready, report that, and go on. Returns why it must be ended."""
-        crash = await self._until_ready(spec)
-        if crash is not None:
-            return crash
+        if self.upstream is None:
+            crash = await self._until_ready(spec)
+            if crash is not None:
+                return crash
+            self._connect(spec)
+            self._post(WorkerReady(*self._key))
+        assert self.upstream is not None
+        return await self._while_ready(spec, self.upstream)
+
+    def _connect(self, spec: LaunchSpec) -> None:
         limits = self._limits
         self.upstream = UpstreamPool(
             spec.host,
@@ -189,10 +213,9 @@ class Worker:
         if spec.metrics is not None:
             self.metrics = (self.upstream, spec.metrics)
         self._ready = True
-        self._post(WorkerReady(*self._key))
-        return await self._while_ready(spec, self.upstream)
 
     async def _until_ready(self, spec: LaunchSpec) -> Crash | None:
+        assert self._model is not None
         config = self._model.config
         patience = StartupPatience(config.startup_timeout_s, config.startup_limit_s, self._started_at)
         while True:

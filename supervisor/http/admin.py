@@ -13,15 +13,17 @@ from supervisor.core.events import PinAsked
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.handover import Handover
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.views import decision_view, memory_view, model_view
-from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.proxy.parameters import flag, json_object, number
 
 MAX_DECISIONS = 1000
+UPGRADE = "/v1/admin/upgrade"
 
 
-def routes(daemon: Daemon, reloader: Reloader) -> list[Route]:
+def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None) -> list[Route]:
     """What is below `/v1/admin` and answers at once, or when a load or unload is done."""
 
     def physical(request: Request) -> ModelId:
@@ -73,6 +75,11 @@ def routes(daemon: Daemon, reloader: Reloader) -> list[Route]:
         difference = await (reloader.preview(force=force) if dry_run else reloader.reload("asked by API", force=force))
         return JSONResponse(difference.view())
 
+    async def upgrade(_request: Request) -> Response:
+        if handover is None:
+            raise UnavailableError("This daemon can't be upgraded while it runs.", code="upgrade_failed")
+        return JSONResponse(await handover.upgrade())
+
     async def gpu_memory(_request: Request) -> Response:
         return JSONResponse(memory_view(daemon))
 
@@ -109,6 +116,7 @@ def routes(daemon: Daemon, reloader: Reloader) -> list[Route]:
         Route("/v1/admin/models/{name:path}/pin", pin, methods=["POST"]),
         Route("/v1/admin/models/{name:path}", model, methods=["GET"]),
         Route("/v1/admin/reload", reload, methods=["POST"]),
+        Route(UPGRADE, upgrade, methods=["POST"]),
         Route("/v1/admin/gpu-memory", gpu_memory, methods=["GET"]),
         Route("/v1/admin/decisions", decisions, methods=["GET"]),
         Route("/v1/admin/requests", requests, methods=["GET"]),

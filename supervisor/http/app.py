@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.handover import Handover
+from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
@@ -22,17 +24,22 @@ from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, metrics, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
+from supervisor.io.held_body import HeldBody
+from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import Message, Receive, Scope, Send
 from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import processing_ms
 
+SAFE = ("GET", "HEAD", "OPTIONS")
+
 
 class Application:
     """The daemon's ASGI application."""
 
-    def __init__(self, daemon: Daemon, reloader: Reloader) -> None:
+    def __init__(self, daemon: Daemon, reloader: Reloader, handover: Handover | None = None) -> None:
         self._daemon = daemon
         self._auth: Auth
         self._others = Starlette(
@@ -40,7 +47,7 @@ class Application:
                 admin.health(daemon),
                 *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
                 *watch.routes(daemon),
-                *admin.routes(daemon, reloader),
+                *admin.routes(daemon, reloader, handover),
                 metrics.route(daemon),
                 *ui.routes(),
             ],
@@ -65,6 +72,9 @@ class Application:
         dialect = dialect_of(scope["path"])
         context = RequestContext(scope["state"][STATE_KEY], asyncio.get_running_loop().time(), dialect)
         try:
+            if self._daemon.successor is not None:
+                await self._relay(scope, receive, send, context)
+                return
             context.extra = self._auth.cors(scope, dialect)
             if scope["method"] == "OPTIONS" and context.extra:
                 await Response(status_code=204)(scope, receive, _signed(send, context))
@@ -74,11 +84,36 @@ class Application:
             if pipeline.serves(scope["method"], scope["path"], dialect):
                 await pipeline(scope, receive, send, context)
             else:
-                await self._route(scope, receive, _signed(send, context))
+                await self._route(scope, receive, _signed(send, context), context)
+        except HandedOverError:
+            await self._relay(scope, receive, send, context)
         except LlmuxError as error:
             await error_response(error, dialect)(scope, receive, _signed(send, context))
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _relay(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        """The successor answers it, from the beginning."""
+        upstream, dialect = self._daemon.successor, context.dialect
+        assert upstream is not None
+        body = context.waiting
+        try:
+            if body is None:
+                body = HeldBody(self._daemon.bodies)
+                body.keep(await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, body))
+            original = body.source or body
+            await relay(scope, send, original, upstream, context.request_id, dialect, is_started=context.answering)
+        except LlmuxError as error:
+            await error_response(error, dialect)(scope, receive, _signed(send, context))
+        finally:
+            if body is not None:
+                body.release()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        if scope["method"] not in SAFE and scope["path"] != admin.UPGRADE:
+            # What changes something is for the daemon that goes on.
+            await self._daemon.settled.wait()
+            if self._daemon.successor is not None:
+                raise HandedOverError
+            receive = _keeping(receive, context)
         # Starlette's patterns ignore one at a path's end: it would serve another path than the authorised one.
         if "\n" in scope["path"]:
             raise self._nothing_at(scope)
@@ -97,6 +132,20 @@ class Application:
         if allowed:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
         return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.")
+
+
+def _keeping(receive: Receive, context: RequestContext) -> Receive:
+    """`receive`, which keeps the body: a successor may have to read it, too."""
+
+    read = bytearray()
+
+    async def kept() -> Message:
+        message = await receive()
+        read.extend(message.get("body", b""))
+        context.waiting = HeldBody(data=read)
+        return message
+
+    return kept
 
 
 def error_response(error: LlmuxError, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:

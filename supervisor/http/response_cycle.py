@@ -22,6 +22,8 @@ _BODILESS: Final = (204, 304)
 class ResponseCycle(RequestResponseCycle):
     """One for each request of a connection. Names of headers must be lowercase."""
 
+    leaving = False  # every connection ends after its response
+
     def __init__(self, protocol: HttpToolsProtocol, *, keep_alive: bool) -> None:
         super().__init__(
             scope=protocol.scope,
@@ -87,7 +89,7 @@ class ResponseCycle(RequestResponseCycle):
             b"".join([value for _, value in headers])
         ):
             raise RuntimeError(f"These headers can't be sent: {headers!r}")
-        self.keep_alive = self.keep_alive and not closes and not self.more_body
+        self.keep_alive = self.keep_alive and not closes and not self.more_body and not self.leaving
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _BODILESS:

@@ -94,7 +94,7 @@ class _File:
 class HeldBody:
     """One request's body. `release` it when its request ends, however it ends."""
 
-    __slots__ = ("_budget", "_counted", "_data", "_file", "_on_disk", "_timer", "_waits", "size")
+    __slots__ = ("_budget", "_counted", "_data", "_file", "_on_disk", "_timer", "_waits", "size", "source")
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, data: Bytes = b"") -> None:
         self._budget = budget
@@ -105,6 +105,7 @@ class HeldBody:
         self._counted = 0  # bytes of the budget's memory
         self._on_disk = 0  # bytes of its disk
         self.size = len(data)
+        self.source: HeldBody | None = None  # what it was made of, as it came; kept as long
 
     def expect(self, size: int) -> None:
         """Raises UnavailableError if the budget has no room for `size` bytes more."""
@@ -126,6 +127,15 @@ class HeldBody:
         self._budget.used += self.size - self._counted
         self._counted = self.size
 
+    def changed(self, data: Bytes) -> HeldBody:
+        """What `data`, made of this body, is held in."""
+        if data is self._data:
+            return self
+        held = HeldBody(self._budget)
+        held.keep(data)
+        held.source = self
+        return held
+
     def take(self) -> Bytes:
         """All of it, and let go of it. For a small one, which is never on disk."""
         data = self._data
@@ -140,6 +150,8 @@ class HeldBody:
         self._budget.disk_used -= self._on_disk
         self._counted = self._on_disk = 0
         self._data = self._file = None
+        if self.source is not None:
+            self.source.release()
 
     async def pieces(self) -> AsyncIterator[Bytes | memoryview]:
         """In slices: the kernel takes megabytes at once, and everybody else would wait meanwhile.
@@ -166,6 +178,8 @@ class HeldBody:
 
     def wait(self) -> None:
         """The request waits from now on: a large body goes to disk soon."""
+        if self.source is not None:
+            self.source.wait()
         if self.size > SPILL_ABOVE and self._file is None:
             self._waits = True
             self._timer = asyncio.get_running_loop().call_later(SPILL_AFTER_S, self._spill_soon)
@@ -176,6 +190,8 @@ class HeldBody:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.source is not None:
+            self.source.run()
 
     def _spill_soon(self) -> None:
         self._timer = None

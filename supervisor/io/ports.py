@@ -69,10 +69,17 @@ class PortRange:
             code="no_free_port",
         )
 
+    def adopt(self, holder: Hashable, port: int) -> None:
+        """The holder has this port already, in the range or not: its worker was handed over to us."""
+        assert holder not in self._held, f"{holder} already holds port {self._held[holder]}"
+        if port in self._free:
+            self._free.remove(port)
+        self._held[holder] = port
+
     def release(self, holder: Hashable) -> None:
         """Give the holder's port back. Harmless when it has none."""
         port = self._held.pop(holder, None)
-        if port is not None:
+        if port is not None and self.first <= port <= self.last:
             self._free.append(port)
 
 

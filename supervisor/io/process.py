@@ -18,13 +18,12 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Protocol
 
 from supervisor.core.types import CrashClass
 from supervisor.errors import LlmuxError
@@ -86,10 +85,38 @@ own_children: set[int] = set()
 _is_subreaper = False
 
 
-class WorkerProcess:
-    """A running worker and everything below it. Made by `spawn.spawn`; use it in the loop's thread, but for `pids`."""
+class Shim(Protocol):
+    """A shim and our ends of its pipes: a child of ours (`subprocess.Popen`), or an `AdoptedShim`."""
 
-    def __init__(self, name: str, mark: Mark, group: Path | None, shim: subprocess.Popen[bytes]) -> None:
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def wait(self) -> int | None:
+        """Collect it once it has ended."""
+        ...
+
+
+class AdoptedShim:
+    """A shim that another daemon started and handed over. Its parent, or who inherits it, collects it."""
+
+    def __init__(self, pid: int, stdin: int, stdout: int, pidfd: int) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = os.fdopen(stdin, "wb", buffering=0)
+        self.stdout: IO[bytes] | None = os.fdopen(stdout, "rb", buffering=0)
+        self.pidfd = pidfd
+
+    def wait(self) -> int | None:
+        return None
+
+
+class WorkerProcess:
+    """A running worker and everything below it. Use it in the loop's thread, but for `pids`.
+
+    Made by `spawn.spawn`, or by `adopt` for one that another daemon handed over.
+    """
+
+    def __init__(self, name: str, mark: Mark, group: Path | None, shim: Shim) -> None:
         """Raises OSError."""
         self._loop = asyncio.get_running_loop()
         self.name = name
@@ -100,8 +127,8 @@ class WorkerProcess:
         self.leader_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
         self.running: asyncio.Future[None] = self._loop.create_future()
         self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
-        self._mark = mark
-        self._group = group
+        self.mark = mark
+        self.group = group
         self._shim = shim
         self.shim_gone = False
         self._code: int | None = None
@@ -116,15 +143,24 @@ class WorkerProcess:
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
         try:
-            self._pidfd = os.pidfd_open(shim.pid)
+            self._pidfd = shim.pidfd if isinstance(shim, AdoptedShim) else os.pidfd_open(shim.pid)
         except OSError:
             self._stdin.close()  # it ends at once: it has no order yet
             self._stdout.close()
             shim.wait()
             raise
         _workers.add(self)
-        self._loop.add_reader(self._stdout.fileno(), self._listen)
-        self._loop.add_reader(self._pidfd, self._shim_ended)
+        self.listen()
+
+    @classmethod
+    def adopt(
+        cls, name: str, mark: Mark, group: Path | None, shim: AdoptedShim, pid: int, heard: bytes
+    ) -> WorkerProcess:
+        """A worker that another daemon handed over; `heard` is the begin of a report that it had not read to its end."""
+        process = cls(name, mark, group, shim)
+        process.pid, process._heard = pid, heard
+        process.running.set_result(None)
+        return process
 
     # -------------------------------------------------------------------------------------------------------- controls
 
@@ -177,9 +213,42 @@ class WorkerProcess:
         """The living processes of the tree, the leader first. Blocks for milliseconds; safe in any thread."""
         below = ProcessTable.scan().tree((self.shim_pid,)) - {self.shim_pid}
         if self.shim_gone:  # its pid may be anybody's by now
-            below = frozenset(proc.pid for proc in marked(self._mark))
+            below = frozenset(proc.pid for proc in marked(self.mark))
         alive = (pid for pid in below if (proc := Proc.read(pid)) and proc.alive)
         return tuple(sorted(alive, key=lambda pid: (pid != self.pid, pid)))
+
+    # ------------------------------------------------------------------------------------------------------ hand-over
+
+    @property
+    def descriptors(self) -> tuple[int, int, int]:
+        """The shim's stdin and stdout and a pidfd of it: what a successor needs."""
+        return self._stdin.fileno(), self._stdout.fileno(), self._pidfd
+
+    @property
+    def heard(self) -> bytes:
+        """The begin of a report whose rest has not come."""
+        return self._heard
+
+    def listen(self) -> None:
+        """Hear its reports, and see its end."""
+        self._loop.add_reader(self._stdout.fileno(), self._listen)
+        self._loop.add_reader(self._pidfd, self._shim_ended)
+
+    def pause(self) -> None:
+        """Read no reports and see no end until `listen`: they are the successor's."""
+        self._loop.remove_reader(self._stdout.fileno())
+        self._loop.remove_reader(self._pidfd)
+
+    def let_go(self) -> None:
+        """It is the successor's from now on. A child of ours is collected when it ends."""
+        self._stdin.close()
+        self._stdout.close()
+        self._loop.add_reader(self._pidfd, self._collect_child)
+
+    def _collect_child(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._shim.wait()
 
     # ------------------------------------------------------------------------------------------------------- the shim
 
@@ -258,8 +327,8 @@ class WorkerProcess:
 
     async def _hunt(self) -> None:
         """The shim was killed: find the rest, however long it takes."""
-        groups = () if self._group is None else (self._group,)
-        with contextlib.closing(Hunt(self._mark, groups)) as hunt:
+        groups = () if self.group is None else (self.group,)
+        with contextlib.closing(Hunt(self.mark, groups)) as hunt:
             while await asyncio.to_thread(hunt.round, 0.5, await self._adopted()):
                 pass
         while _collect(await asyncio.to_thread(processes)):
@@ -281,8 +350,8 @@ class WorkerProcess:
         self._stdin.close()
         self._stdout.close()
         os.close(self._pidfd)
-        if self._group is not None:
-            cgroup.remove(self._group)
+        if self.group is not None:
+            cgroup.remove(self.group)
         self._fail(f"{self.name} can't be started: its shim was killed")
         asked_for = self._killed or self._code != -signal.SIGKILL
         oom_killed = not asked_for and oom_kills() > self._oom_kills

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, Self
 
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup, files, procfs
@@ -193,13 +194,38 @@ def reap_leftovers(instance_id: str, *, logs: Path | None = None, wait_s: float 
     return [Reaped(pid, command, gone=pid not in surviving) for pid, command in hunt.commands.items()]
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceLock:
+    """A state directory that is ours until `close`, here and in a successor that got the descriptor.
+
+    The kernel releases it even after SIGKILL. The id marks the processes of this instance.
+    """
+
+    instance: str
+    file: BinaryIO
+
+    @classmethod
+    def inherited(cls, descriptor: int) -> Self:
+        """The lock that the predecessor held. It belongs to the open file, so it never is anybody else's."""
+        return cls(instance_of(descriptor), os.fdopen(descriptor, "r+b", buffering=0))
+
+    def sign(self) -> None:
+        """Note who holds it. In place, because a rename would lose the lock."""
+        os.pwrite(self.file.fileno(), f"{self.instance} {os.getpid()}".ljust(64).encode() + b"\n", 0)
+
+    def close(self) -> None:
+        self.file.close()
+
+
 @contextmanager
 def instance_lock(state_dir: Path) -> Iterator[str]:
-    """Hold a state directory within the block; the kernel releases it even after SIGKILL. Yields the instance's id.
+    """`take_lock` within the block; yields the instance's id."""
+    with contextlib.closing(take_lock(state_dir)) as lock:
+        yield lock.instance
 
-    The id marks the processes of this instance. Raises LlmuxError when another daemon holds the directory, or it can't be
-    written.
-    """
+
+def take_lock(state_dir: Path) -> InstanceLock:
+    """Hold a state directory. Raises LlmuxError when another daemon holds it, or it can't be written."""
     path = state_dir / LOCK
     try:
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -208,17 +234,16 @@ def instance_lock(state_dir: Path) -> Iterator[str]:
         is_ours = files.lock(file)
     except OSError as error:
         raise LlmuxError(f"the state directory {state_dir} can't be used: {error}", code="state_dir") from error
-    with file:
+    if not is_ours:
         pid = (file.read(128).decode("ascii", "replace").split() or ["unknown"])[-1]
-        if not is_ours:
-            raise LlmuxError(
-                f"another llmux (pid {pid}) runs on {state_dir}: stop it, or choose another state directory",
-                code="state_dir_in_use",
-            )
-        instance = instance_of(file.fileno())
-        # In place, because a rename would lose the lock.
-        os.pwrite(file.fileno(), f"{instance} {os.getpid()}".ljust(64).encode() + b"\n", 0)
-        yield instance
+        file.close()
+        raise LlmuxError(
+            f"another llmux (pid {pid}) runs on {state_dir}: stop it, or choose another state directory",
+            code="state_dir_in_use",
+        )
+    lock = InstanceLock(instance_of(file.fileno()), file)
+    lock.sign()
+    return lock
 
 
 def instance_of(lock: int) -> str:

@@ -5,7 +5,11 @@ argv (the label is for `ps`). It is the subreaper of the worker's tree: whatever
 becomes its child, and the kernel's "no children" proves that all of it is gone.
 
 The daemon holds the other end of stdin. The line `term` asks the tree to end (or runs the configured stop program);
-`kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. Reports are JSON lines
+`kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything.
+
+A daemon that hands its workers over to a successor gives it stdin and stdout as they are, so one of the two always holds
+the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long,
+and `adopt PID` says whose death counts from then on. Without an `adopt` in time the old daemon's death counts again. Reports are JSON lines
 on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "step": …, "text": …}`; `{"exited": code}` for the
 leader (a negative code is a signal); `{"gone": true}` when no process of the tree is left. The step is `setup` or `fork`
 where the machine refused something, `cwd` or `exec` where the order may be wrong.
@@ -26,6 +30,7 @@ import resource
 import select
 import signal
 import sys
+import time
 
 TYPE_CHECKING = False  # typing's would cost a tenth of this program's memory
 if TYPE_CHECKING:
@@ -202,10 +207,14 @@ class Shim:
         self.step = "setup"
         self.leader = 0
         self.stopper = 0
+        self.poller = select.poll()
         self.log = Log(order["log"], order["log_limit"])
         self.wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self.told_to_end = False
+        self.unfinished = b""  # of a command
+        self.kept_until: float | None = None  # set iff the parent's death doesn't count now, and nobody else's does
+        self.daemon = -1  # a pidfd of the daemon that adopted this worker
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self.end)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -260,7 +269,7 @@ class Shim:
 
     def serve(self) -> None:
         """Obeys, reaps and bounds the log until the leader ends or everything has to."""
-        poller = select.poll()
+        poller = self.poller
         poller.register(0, select.POLLIN)
         poller.register(self.wakeup, select.POLLIN)
         watching = self.log.inotify >= 0
@@ -268,11 +277,12 @@ class Shim:
             poller.register(self.log.inotify, select.POLLIN)
         timeout = None if watching else LOOK_MAX_MS
         while not self.told_to_end and self.reap() and self.leader:
-            ready = {fd for fd, _ in poller.poll(timeout)}
+            ready = {fd for fd, _ in poller.poll(self.at_most(timeout))}
             if self.wakeup in ready:
                 drain(self.wakeup)
             if 0 in ready:
-                self.obey(os.read(0, 4096))
+                self.listen(os.read(0, 4096))
+            self.look_after_daemon(died=self.daemon in ready)
             if self.log.inotify in ready:
                 drain(self.log.inotify)
                 self.log.look()
@@ -285,18 +295,75 @@ class Shim:
                     poller.register(self.log.inotify, select.POLLIN)
                     watching, timeout = True, None
 
-    def obey(self, said: bytes) -> None:
-        if not said or b"kill" in said:
+    def listen(self, said: bytes) -> None:
+        if not said:
             self.told_to_end = True
-        elif b"term" in said:
-            self.stopper = 0
-            if self.order["stop_argv"]:
+        *commands, self.unfinished = (self.unfinished + said).split(b"\n")
+        for command in commands:
+            self.obey(*command.split())
+
+    def obey(self, command: bytes, argument: bytes = b"") -> None:
+        if command == b"kill":
+            self.told_to_end = True
+        elif command == b"term":
+            self.ask_to_end()
+        elif command == b"keep":
+            self.watch_daemon(False)
+            self.kept_until = time.monotonic() + float(argument)
+        elif command == b"adopt":
+            self.adopt(int(argument))
+
+    def ask_to_end(self) -> None:
+        self.stopper = 0
+        if self.order["stop_argv"]:
+            try:  # noqa: SIM105  as above
+                self.stopper = self.start(self.order["stop_argv"])
+            except OSError:
+                pass
+        if not self.stopper:
+            signal_tree(signal.SIGTERM)
+
+    def adopt(self, pid: int) -> None:
+        """The death of this process ends everything from now on, that of another daemon does not."""
+        try:
+            daemon = os.pidfd_open(pid)
+        except OSError:  # dead already
+            self.told_to_end = True
+            return
+        self.watch_daemon(False)
+        if self.daemon >= 0:
+            os.close(self.daemon)
+        self.daemon, self.kept_until = daemon, None
+        self.watch_daemon(True)
+
+    def watch_daemon(self, watch: bool) -> None:
+        """Whether the daemon's death counts: as a signal where it is the parent, else by its pidfd."""
+        if self.daemon >= 0:
+            if watch:
+                self.poller.register(self.daemon, select.POLLIN)
+            else:
                 try:  # noqa: SIM105  as above
-                    self.stopper = self.start(self.order["stop_argv"])
-                except OSError:
+                    self.poller.unregister(self.daemon)
+                except KeyError:
                     pass
-            if not self.stopper:
-                signal_tree(signal.SIGTERM)
+            return
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM if watch else 0)
+        if watch and os.getppid() != self.order["parent"]:
+            self.told_to_end = True
+
+    def at_most(self, timeout: int | None) -> int | None:
+        """How long to wait: not beyond the time that the parent's death doesn't count."""
+        if self.kept_until is None:
+            return timeout
+        left = max(0, int((self.kept_until - time.monotonic()) * 1000) + 1)
+        return left if timeout is None else min(left, timeout)
+
+    def look_after_daemon(self, *, died: bool) -> None:
+        if died:
+            self.told_to_end = True
+        if self.kept_until is not None and time.monotonic() >= self.kept_until:
+            self.kept_until = None  # nobody has adopted the worker
+            self.watch_daemon(True)
 
     def reap(self) -> bool:
         """Collects the dead. False when no child is left, dead or alive: the whole tree is gone."""

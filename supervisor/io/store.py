@@ -96,12 +96,15 @@ class Store:
     async def open(cls, path: Path) -> Self:
         """Open or create. Never fails: where the file can't be used, `trouble` says why, and nothing is saved."""
         opened = cls(path)
-        try:
-            opened._file = await opened._do(opened._open)
-        except (sqlite3.Error, OSError, _UnusableError) as error:
-            opened.trouble = str(error)
-            log.warning("store.unusable", path=str(path), reason=str(error), consequence="nothing is remembered")
+        await opened._try_open()
         return opened
+
+    async def _try_open(self) -> None:
+        try:
+            self._file = await self._do(self._open)
+        except (sqlite3.Error, OSError, _UnusableError) as error:
+            self.trouble = str(error)
+            log.warning("store.unusable", path=str(self.path), reason=str(error), consequence="nothing is remembered")
 
     async def close(self) -> None:
         """Wait for pending writes and unlock the file."""
@@ -110,6 +113,19 @@ class Store:
             await self._do(lambda: self._copy(file))
             await self._do(file.close)
         self._thread.shutdown(wait=False)
+
+    async def lend(self) -> None:
+        """Unlock the file for a successor. Nothing is saved from now on."""
+        file, self._file = self._file, None
+        if file is not None:
+            self.trouble = "a successor has it"
+            await self._do(file.close)
+
+    async def take_back(self) -> None:
+        """Open it again after `lend`, with what is in it now. Never fails, as `open`."""
+        if self._file is None and self.trouble == "a successor has it":
+            self.trouble = None
+            await self._try_open()
 
     def get(self, collection: str, key: str) -> JsonValue:
         """None where there is none."""

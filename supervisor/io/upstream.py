@@ -43,7 +43,7 @@ class Upstream(Protocol):
 class UpstreamPool:
     """Connections to one worker. Use from one event loop; `close` it when the worker ends.
 
-    `auth` is the Authorization header sent with every request. `idle_s` is how long an unused connection is kept when the
+    `auth` is the Authorization header sent with every request; with `names_host` off requests bring their own Host. `idle_s` is how long an unused connection is kept when the
     worker sends no `Keep-Alive: timeout=N`: half of uvicorn's default.
     """
 
@@ -57,6 +57,7 @@ class UpstreamPool:
         idle_s: float = 2.5,
         first_byte_s: float = 300.0,
         stream_idle_s: float = 120.0,
+        names_host: bool = True,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.idle_s = idle_s
@@ -65,7 +66,8 @@ class UpstreamPool:
         self._connect_s = connect_s
         self._address = (host, port)
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        own = f" HTTP/1.1\r\nhost: {authority}\r\n" + (f"authorization: {auth}\r\n" if auth else "")
+        own = " HTTP/1.1\r\n" + (f"host: {authority}\r\n" if names_host else "")
+        own += f"authorization: {auth}\r\n" if auth else ""
         self._own_fields = own.encode("latin-1")
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()

@@ -8,33 +8,41 @@ import click
 
 from supervisor.cli.options import Flags, config_path, json_option, server_options
 
+takeover_option = click.option(
+    "--takeover",
+    is_flag=True,
+    help="Take over from the daemon that runs on the same state directory, if one does: no request fails, no model reloads.",
+)
+
 
 @click.command()
 @config_path
 @click.option(
     "--demo", is_flag=True, help="Serve tiny scripted models; installs the embedded llama.cpp runtime if needed."
 )
+@takeover_option
 @server_options
 @json_option
-def serve(config: Path | None, demo: bool, flags: Flags, as_json: bool) -> None:
+def serve(config: Path | None, demo: bool, takeover: bool, flags: Flags, as_json: bool) -> None:
     """Run the daemon until it is told to stop. --json prints its address as a line of JSON."""
     if demo and config is not None:
         raise click.UsageError("--demo has a configuration of its own: leave out --demo, or --config.")
-    _run(config, flags, demo=demo, as_json=as_json)
+    _run(config, flags, demo=demo, takeover=takeover, as_json=as_json)
 
 
 @click.command()
+@takeover_option
 @server_options
 @json_option
-def demo(flags: Flags, as_json: bool) -> None:
+def demo(takeover: bool, flags: Flags, as_json: bool) -> None:
     """Serve tiny scripted models to see how everything works; the same as serve --demo."""
-    _run(None, flags, demo=True, as_json=as_json)
+    _run(None, flags, demo=True, takeover=takeover, as_json=as_json)
 
 
-def _run(config: Path | None, flags: Flags, *, demo: bool, as_json: bool) -> None:
+def _run(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_json: bool) -> None:
     from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
     refuse_name_clashes()  # before `runtimes` is imported: it might be another package's
     from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415
 
-    run_daemon(config, flags, demo=demo, as_json=as_json)
+    run_daemon(config, flags, demo=demo, takeover=takeover, as_json=as_json)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from supervisor.cli.options import config_path, json_option, print_json
+from supervisor.cli.client import Client
+from supervisor.cli.options import config_path, daemon_options, json_option, print_json
 
 
 @click.group()
@@ -42,6 +43,24 @@ def service_install(config: Path | None, linger: bool, no_start: bool, address: 
         as_json,
         lambda echo: systemd.install(echo, config=config, linger=linger, start=not no_start, address=listen),
     )
+
+
+@service.command("upgrade")
+@daemon_options
+def service_upgrade(daemon: Client, as_json: bool) -> None:
+    """Replace the running daemon by the llmux that is installed now, without a failed request or a reloaded model.
+
+    It starts with its present configuration. If it can't, the old daemon goes on.
+    """
+    if not as_json:
+        click.echo("starting the new daemon; loads that are under way end first")
+    answer = daemon.post("/v1/admin/upgrade")
+    if as_json:
+        print_json(answer)
+        return
+    click.echo(f"the new daemon serves (pid {answer.get('pid')})")
+    if answer.get("running"):
+        click.echo(f"the old one ends after the requests that run on it: {answer.get('running')}")
 
 
 @service.command("uninstall")

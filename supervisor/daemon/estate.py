@@ -1,0 +1,158 @@
+"""What an old daemon gives to its successor, as messages: each worker, and what belongs to none.
+
+A message carries plain JSON and open descriptors. Another version of llmux may read it: fields that it doesn't know are an
+error, which makes the successor give up; fields that are missing have their default.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from runtimes.base import HealthCheck, LaunchSpec
+from supervisor.core.events import WorkerAdopted
+from supervisor.core.types import ModelId, TicketId
+from supervisor.daemon.recording import packed, unpacked
+from supervisor.errors import LlmuxError
+from supervisor.io.fd_channel import Json, Message
+from supervisor.io.memory import WorkerKey
+from supervisor.io.process import AdoptedShim, WorkerProcess
+from supervisor.io.reap import InstanceLock, Mark
+
+VERSION: Final = 1  # of these messages
+
+
+class TakeoverError(LlmuxError):
+    """There is no hand-over; the message says why."""
+
+    code = "upgrade_failed"
+
+
+@dataclass(slots=True)
+class Inheritance:
+    """What a successor has got so far."""
+
+    lock: InstanceLock
+    listener: socket.socket
+    pins: Mapping[ModelId, bool]
+    overrides: Mapping[ModelId, Mapping[str, JsonValue]]
+    workers: dict[WorkerKey, InheritedWorker] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InheritedWorker:
+    """A worker whose descriptors we hold, and which the predecessor still looks after."""
+
+    adopted: WorkerAdopted
+    facts: Json
+    descriptors: tuple[int, ...]
+
+    @property
+    def spec(self) -> LaunchSpec:
+        """How it is reached; nothing that only a start needs."""
+        spec = self.facts["spec"]
+        path, then, interval_s = spec["health"]
+        return LaunchSpec(
+            argv=(),
+            health=HealthCheck(path, then, interval_s),
+            auth=spec["auth"],
+            metrics=spec["metrics"],
+            stop_argv=None if spec["stop_argv"] is None else tuple(spec["stop_argv"]),
+            host=spec["host"],
+            port=spec["port"],
+        )
+
+    def process(self, instance: str, heard: bytes) -> WorkerProcess:
+        """Its processes, ours to hear from now on."""
+        name = f"{self.adopted.model}:{self.adopted.generation}"
+        stdin, stdout, pidfd = self.descriptors
+        group = self.facts["group"]
+        return WorkerProcess.adopt(
+            name,
+            Mark(instance, name, Path(self.facts["log"])),
+            None if group is None else Path(group),
+            AdoptedShim(self.facts["shim_pid"], stdin, stdout, pidfd),
+            self.facts["pid"],
+            heard,
+        )
+
+    def forget(self) -> None:
+        """It ended before it was ours."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def general_message(pins: Mapping[ModelId, bool], overrides: Mapping[ModelId, Any], workers: int) -> Json:
+    """With the listening socket and the lock."""
+    values = {model: dict(override.values) for model, override in overrides.items()}
+    return {"general": {"pins": dict(pins), "overrides": values, "workers": workers}}
+
+
+def read_general(message: Message) -> tuple[Inheritance, int]:
+    """Also says how many workers follow."""
+    listener, lock = message.descriptors
+    general = message.content["general"]
+    inherited = socket.socket(fileno=listener)
+    inherited.setblocking(False)
+    return (
+        Inheritance(InstanceLock.inherited(lock), inherited, general["pins"], general["overrides"]),
+        general["workers"],
+    )
+
+
+def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchSpec) -> Json:
+    """With the process's descriptors."""
+    return {
+        "worker": {
+            "adopted": packed(replace(adopted, tickets=())),
+            "pid": process.pid,
+            "shim_pid": process.shim_pid,
+            "group": None if process.group is None else str(process.group),
+            "log": str(process.mark.logs),
+            "spec": {
+                "host": spec.host,
+                "port": spec.port,
+                "auth": spec.auth,
+                "metrics": spec.metrics,
+                "health": [spec.health.path, spec.health.then, spec.health.interval_s],
+                "stop_argv": spec.stop_argv,
+            },
+        }
+    }
+
+
+def read_worker(message: Message) -> InheritedWorker:
+    """Raises InvalidRequestError for what this version can't know."""
+    facts = message.content["worker"]
+    return InheritedWorker(_adopted(facts["adopted"]), facts, message.descriptors)
+
+
+def last_message(adopted: WorkerAdopted, heard: bytes) -> Json:
+    """What a worker is like at the moment of the hand-over."""
+    return {"last": {"adopted": packed(adopted), "heard": base64.b64encode(heard).decode()}}
+
+
+def read_last(content: Json, predecessor: int) -> tuple[WorkerAdopted, bytes]:
+    """The requests' ids as they are called here: the predecessor's own would be taken for ours."""
+    last = content["last"]
+    adopted = _adopted(last["adopted"])
+    tickets = tuple(foreign(predecessor, ticket) for ticket in adopted.tickets)
+    return replace(adopted, tickets=tickets), base64.b64decode(last["heard"])
+
+
+def foreign(predecessor: int, ticket: str) -> TicketId:
+    """What a predecessor's request is called here."""
+    return TicketId(f"{predecessor}:{ticket}")
+
+
+def _adopted(content: Any) -> WorkerAdopted:
+    adopted = unpacked(content)
+    assert isinstance(adopted, WorkerAdopted)
+    return adopted

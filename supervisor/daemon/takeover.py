@@ -1,0 +1,168 @@
+"""The successor's side of an upgrade: everything is checked first, then asked for, and nothing is ours before the commit.
+
+See `handover` for the other side and the steps. While the predecessor may still take everything back, the end of the
+messages means that there is no hand-over. Once it has committed, their end means that the predecessor is dead, and with it
+its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import replace
+
+import structlog
+
+from supervisor.catalog.overrides import Override, overridden
+from supervisor.core.events import Configured, PinAsked, WorkerAdopted
+from supervisor.core.types import DeviceSpec, ModelSpec, TicketId
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.estate import (
+    VERSION,
+    Inheritance,
+    TakeoverError,
+    foreign,
+    read_general,
+    read_last,
+    read_worker,
+)
+from supervisor.errors import InvalidRequestError
+from supervisor.fleet.local import LocalLauncher
+from supervisor.io.fd_channel import ChannelClosedError, FdChannel, Message
+from supervisor.io.process import WorkerProcess
+
+log = structlog.get_logger("llmux.upgrade")
+
+
+class Takeover:
+    """A connection to the predecessor. Make it in the event loop's thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._channel = FdChannel(connection)
+        self._inheritance: Inheritance
+        self._last: list[tuple[WorkerAdopted, bytes]] = []
+        self._processes: list[WorkerProcess] = []
+        self._running: set[TicketId] = set()  # the predecessor's requests
+        self._following: asyncio.Task[None] | None = None
+
+    async def ask(self, address: tuple[str, int]) -> Inheritance:
+        """Ask for everything; returns with copies of it. The predecessor may first wait for loads that are under way.
+
+        Raises TakeoverError.
+        """
+        try:
+            await self._channel.send({"version": VERSION, "address": address})
+            self._inheritance, count = read_general(await self._receive())
+            for _ in range(count):
+                worker = read_worker(await self._receive())
+                self._inheritance.workers[worker.adopted.model, worker.adopted.generation] = worker
+        except ChannelClosedError as error:
+            raise TakeoverError("The running llmux ended before it handed anything over.") from error
+        except (LookupError, TypeError, ValueError, AssertionError, InvalidRequestError) as error:
+            raise await self.failed(f"the state of the running llmux can't be read: {error!r}") from error
+        return self._inheritance
+
+    def check(self, devices: Iterable[DeviceSpec]) -> None:
+        """Raises TakeoverError for a worker that can't be looked after here."""
+        known = {device.id for device in devices}
+        for worker in self._inheritance.workers.values():
+            missing = sorted(set(worker.adopted.devices) - known)
+            if missing:
+                raise TakeoverError(
+                    f"{worker.adopted.model} is loaded on {', '.join(missing)}, which the new configuration doesn't have: "
+                    "unload it first, or restart."
+                )
+
+    async def failed(self, why: str) -> TakeoverError:
+        """Tell the predecessor to go on; the error to raise."""
+        with contextlib.suppress(ChannelClosedError):
+            await self._channel.send({"failed": why})
+        return TakeoverError(why)
+
+    async def prepared(self) -> None:
+        """Everything is ready here; returns when it is ours. Raises TakeoverError if it stays with the predecessor."""
+        try:
+            await self._channel.send({"prepared": True})
+            while "commit" not in (content := (await self._receive()).content):
+                self._last.append(read_last(content, self._channel.pid))
+        except ChannelClosedError as error:
+            raise TakeoverError("The running llmux did not hand over, or has ended.") from error
+
+    async def _receive(self) -> Message:
+        message = await self._channel.receive()
+        if "refused" in message.content:
+            raise TakeoverError(str(message.content["refused"]))
+        return message
+
+    def adopt(self, daemon: Daemon, launcher: LocalLauncher, configured: Configured) -> None:
+        """Go on with the workers, then apply the configuration as a reload would. Does not wait."""
+        workers, lock = self._inheritance.workers, self._inheritance.lock
+        lock.sign()
+        specs = tuple(adopted.spec for adopted, _ in self._last)
+        daemon.engine.post(replace(configured, models=specs))
+        for adopted, heard in self._last:
+            worker = workers.pop((adopted.model, adopted.generation))
+            process = worker.process(lock.instance, heard)
+            key = adopted.model, adopted.generation
+            started = launcher.adopt(key, process, worker.spec)
+            daemon.fleet.adopt(
+                key, daemon.fleet.models.get(adopted.model), adopted.devices, started, daemon.engine.post
+            )
+            daemon.engine.post(adopted)
+            self._processes.append(process)
+            self._running.update(adopted.tickets)
+        for worker in workers.values():
+            worker.forget()
+        models = tuple(self._overridden(daemon, spec) for spec in configured.models)
+        daemon.engine.post(replace(configured, models=models))
+        for model, pin in self._inheritance.pins.items():
+            daemon.engine.post(PinAsked(model, pin))
+
+    def _overridden(self, daemon: Daemon, spec: ModelSpec) -> ModelSpec:
+        """With an operator's settings, if they are still possible. Without them, a worker that has them is replaced."""
+        values = self._inheritance.overrides.get(spec.id)
+        if values is None:
+            return spec
+        learned, runtimes_dir = daemon.learned(), daemon.catalog.server.runtimes_dir
+        try:
+            model = overridden(daemon.catalog.models[spec.id], values, runtimes_dir=runtimes_dir)
+            override = Override(model, values, model.spec(learned), spec)
+        except InvalidRequestError as error:
+            log.warning("upgrade.override_dropped", model=spec.id, reason=error.message)
+            return spec
+        daemon.fleet.override(spec.id, override)
+        return override.spec
+
+    async def serves(self, daemon: Daemon) -> None:
+        """We listen. Returns when the predecessor has let go, or is dead."""
+        try:
+            await self._channel.send({"serving": True})
+            await self._channel.receive()
+        except ChannelClosedError:
+            log.warning("upgrade.predecessor_gone", predecessor=self._channel.pid)
+        for process in self._processes:
+            process.tell(b"adopt %d\n" % os.getpid())
+        self._following = asyncio.create_task(self._follow(daemon), name="predecessor")
+
+    @property
+    def running(self) -> int:
+        """How many of the predecessor's requests still run."""
+        return len(self._running)
+
+    async def _follow(self, daemon: Daemon) -> None:
+        """Learn which of the predecessor's requests ended; at the end of its messages all have."""
+        try:
+            while True:
+                content = (await self._channel.receive()).content
+                ticket = foreign(self._channel.pid, content["finished"])
+                if ticket in self._running:
+                    self._running.remove(ticket)
+                    daemon.engine.finish_adopted(ticket)
+        except ChannelClosedError:
+            for ticket in self._running:
+                daemon.engine.finish_adopted(ticket)
+            self._running.clear()
+        log.info("upgrade.predecessor_ended", predecessor=self._channel.pid)

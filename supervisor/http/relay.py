@@ -1,0 +1,61 @@
+"""A request that another daemon answers: it goes there as it came, and its response comes back as it is.
+
+After an upgrade the old daemon still has its clients' connections. What arrives on them, and what waits for a model, goes
+to the successor, which authorises and answers it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from supervisor.errors import LlmuxError
+from supervisor.io.held_body import HeldBody
+from supervisor.io.upstream import HOP_BY_HOP, Headers, Upstream, UpstreamResponse
+from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
+from supervisor.proxy.error_response import error_event
+from supervisor.proxy.forward import ERROR_LIMIT
+from supervisor.proxy.upstream_error import worker_error
+
+_FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}
+
+
+async def relay(
+    scope: Scope, send: Send, body: HeldBody, upstream: Upstream, request_id: bytes, dialect: Dialect, *, is_started: bool
+) -> None:
+    """Ask `upstream` instead. `is_started`: the client has the head of an event stream already, so errors go into it.
+
+    Raises UpstreamError while nothing was sent, ResponseBrokenError later, ClientDisconnectedError.
+    """
+    headers = [item for item in scope["headers"] if item[0] not in _FRAMING]
+    headers.append((b"x-request-id", request_id))
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    is_event_stream = is_started
+    with CancelOnDisconnect(scope):
+        response: UpstreamResponse | None = None
+        try:
+            response = await upstream.request(scope["method"], target, headers, body)
+            if is_started and response.status >= 400:
+                raise worker_error(response.status, b"application/json", await response.read(ERROR_LIMIT))
+            if not is_started:
+                start = {"type": "http.response.start", "status": response.status, "headers": response.headers}
+                await send(start)
+                is_started = True
+            while chunk := await response.next_chunk():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except LlmuxError as error:
+            if not is_started:
+                raise
+            is_stream = is_event_stream or (response is not None and _is_event_stream(response.headers))
+            if is_stream:
+                event = b"\n\n" + error_event(error, dialect)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            raise ResponseBrokenError(error.message, told=is_stream) from error
+        finally:
+            if response is not None:
+                response.close()
+
+
+def _is_event_stream(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)

@@ -1,0 +1,151 @@
+"""Messages between an old and a new daemon: JSON objects over a unix socket, and with each a few open descriptors.
+
+SOCK_SEQPACKET keeps messages apart. A descriptor is passed as it is (SCM_RIGHTS): sender and receiver share one open file,
+so a listening socket goes on listening, a lock stays held, and a pipe has no end while either holds it, or the message.
+The socket lies in the state directory, which only its user may enter; who connects must be the same user.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+MESSAGE_BYTES: Final = 1024 * 1024
+DESCRIPTORS: Final = 16  # in one message
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+Json = dict[str, Any]
+
+
+class ChannelClosedError(Exception):
+    """The other side is gone, or has nothing more to say."""
+
+
+class Message(NamedTuple):
+    content: Json
+    descriptors: tuple[int, ...]  # the receiver's to close
+
+
+class FdChannel:
+    """One end of a connection. Use from the event loop's thread; one coroutine at a time receives, and one sends."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, side, MESSAGE_BYTES)
+        self._socket = connection
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid, self.uid, _ = _CREDENTIALS.unpack(credentials)
+
+    async def send(self, content: Json, descriptors: Sequence[int] = ()) -> None:
+        """Raises ChannelClosedError."""
+        data = json.dumps(content, separators=(",", ":")).encode()
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        while True:
+            try:
+                self._socket.sendmsg([data], passed)
+            except BlockingIOError:
+                await self._ready(asyncio.get_running_loop().add_writer, asyncio.get_running_loop().remove_writer)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            else:
+                return
+
+    async def receive(self) -> Message:
+        """The next message. Cancelling it loses none. Raises ChannelClosedError."""
+        space = socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize)
+        while True:
+            try:
+                data, passed, _flags, _ = self._socket.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await self._ready(asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            else:
+                break
+        descriptors = array.array("i")
+        for _, _, packed in passed:
+            descriptors.frombytes(packed[: len(packed) // descriptors.itemsize * descriptors.itemsize])
+        if not data:
+            raise ChannelClosedError("end of messages")
+        return Message(json.loads(data), tuple(descriptors))
+
+    async def _ready(self, watch: Callable[..., object], unwatch: Callable[[int], object]) -> None:
+        ready = asyncio.Event()
+        watch(self._socket.fileno(), ready.set)
+        try:
+            await ready.wait()
+        finally:
+            unwatch(self._socket.fileno())
+
+    def close(self) -> None:
+        """Harmless when repeated."""
+        self._socket.close()
+
+
+def connect(path: Path) -> socket.socket | None:
+    """A connection to who listens there; None when nobody does."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with _short(path) as address:
+            connection.connect(address)
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+class FdListener:
+    """Listens on a unix socket; `accepted` gets a channel for each connection of our own user."""
+
+    def __init__(self, path: Path, accepted: Callable[[FdChannel], object]) -> None:
+        """Replaces a socket that is there. Raises OSError."""
+        self._accepted = accepted
+        self._loop = asyncio.get_running_loop()
+        self._path: Path | None = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        path.unlink(missing_ok=True)
+        with _short(path) as address:
+            self._socket.bind(address)
+        path.chmod(0o600)
+        self._socket.listen(4)
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            channel = FdChannel(self._socket.accept()[0])
+            if channel.uid == os.getuid():
+                self._accepted(channel)
+            else:
+                channel.close()
+
+    def leave(self) -> None:
+        """Listen no more; the path is somebody else's now."""
+        self._path = None
+
+    def close(self) -> None:
+        """Harmless when repeated."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """The same place by a name that fits into a socket's address, which takes 107 bytes."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
