@@ -136,7 +136,6 @@ class Application:
 
 def _keeping(receive: Receive, context: RequestContext) -> Receive:
     """`receive`, which keeps the body: a successor may have to read it, too."""
-
     read = bytearray()
 
     async def kept() -> Message:

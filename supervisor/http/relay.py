@@ -21,7 +21,14 @@ _FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}
 
 
 async def relay(
-    scope: Scope, send: Send, body: HeldBody, upstream: Upstream, request_id: bytes, dialect: Dialect, *, is_started: bool
+    scope: Scope,
+    send: Send,
+    body: HeldBody,
+    upstream: Upstream,
+    request_id: bytes,
+    dialect: Dialect,
+    *,
+    is_started: bool,
 ) -> None:
     """Ask `upstream` instead. `is_started`: the client has the head of an event stream already, so errors go into it.
 
