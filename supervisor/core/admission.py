@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from supervisor.core.types import Eviction, Limits, ModelId, Policy
+from supervisor.core.types import Eviction, Limits, ModelId, ModelSpec, Policy
 
 if TYPE_CHECKING:
     from supervisor.core.queue import AdmissionQueue, Waiting
@@ -89,18 +89,18 @@ class AdmissionPolicy:
 
     # ----------------------------------------------------------------------------------------- how long requests may run
 
-    def drain_s(self, model: ModelState) -> float | None:
+    def drain_s(self, spec: ModelSpec) -> float | None:
         """What the configuration says about its running requests; None: nothing."""
-        return self.limits.drain_s if model.spec.drain_s is None else model.spec.drain_s
+        return self.limits.drain_s if spec.drain_s is None else spec.drain_s
 
-    def ordered_drain_s(self, model: ModelState) -> float:
+    def ordered_drain_s(self, spec: ModelSpec) -> float:
         """How long they may run before an unload, a change or the shutdown. Never without end: somebody ordered it."""
-        drain_s = self.drain_s(model)
+        drain_s = self.drain_s(spec)
         return ORDERED_DRAIN_S if drain_s is None or math.isinf(drain_s) else drain_s
 
     def drains_until(self, victim: ModelState, since: float, urgent_since: float | None) -> float:
         """Until when they may run before an eviction; `urgent_since`: since when a model of higher priority waits."""
-        drain_s = self.drain_s(victim)
+        drain_s = self.drain_s(victim.spec)
         if drain_s is not None:
             return since + drain_s
         longest = since + LONGEST_DRAIN_S
@@ -108,7 +108,7 @@ class AdmissionPolicy:
 
     def looks_again_at(self, victim: ModelState, now: float) -> float | None:
         """When to look (again) whether the clients of a worker that drains for another model still read; None: never."""
-        return now + LOOK_S if self.drain_s(victim) is None else None
+        return now + LOOK_S if self.drain_s(victim.spec) is None else None
 
     def has_stopped_reading(self, read: int) -> bool:
         """Is so little all that a client has read since the last look, although more was there for it?"""

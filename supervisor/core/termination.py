@@ -36,7 +36,7 @@ def stop_worker(
             step.emit(StopWorker(model.id, model.generation, cause, reason, force=True))
         return
     if model.in_flight and not force:
-        until = step.now + state.admission.ordered_drain_s(model)
+        until = step.now + state.admission.ordered_drain_s(model.spec)
         state.wake(until, model.id)
         drain = Drain(cause, reason, step.now, until)
         if model.state is WorkerState.READY:

@@ -404,7 +404,7 @@ class Engine(Leaving):
     def longest_drain_s(self) -> float:
         """How long running requests get at the most when all workers are stopped."""
         state = self._scheduler.state
-        return max(map(state.admission.ordered_drain_s, state.models.values()), default=0.0)
+        return max((state.admission.ordered_drain_s(model.spec) for model in state.models.values()), default=0.0)
 
     async def shutdown(self) -> None:
         """Drain and stop every worker; returns when each has ended or can't be killed. Does not wait for their memory."""

@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.events import Configured
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.types import ModelId, ModelSpec, WorkerState
@@ -270,7 +271,7 @@ class Reloader:
     def _stops(self, prepared: _Prepared) -> Iterator[Stop]:
         """The workers that can't go on as they are."""
         before, after = self._daemon.catalog.models, prepared.catalog.models
-        drain_s = prepared.catalog.limits.drain_s
+        admission = AdmissionPolicy(prepared.catalog.limits.limits())
         specs = {spec.id: spec for spec in prepared.specs}
         for status in self._daemon.engine.models():
             if not status.has_worker or status.state is WorkerState.STOPPING or status.id not in before:
@@ -280,6 +281,7 @@ class Reloader:
                 or may_keep_worker(status.spec, status.devices, specs[status.id])
             ):
                 continue
+            drain_s = admission.ordered_drain_s(status.spec)
             yield Stop(status.id, status.state, status.in_flight, status.queued, status.pinned, drain_s)
 
 
