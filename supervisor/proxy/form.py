@@ -1,5 +1,5 @@
-"""Multipart forms: the positions of their fields, and the values that decide where a form goes. Nothing else is decoded,
-especially no files.
+"""Multipart forms: the positions of their fields, the values that decide where a form goes, and those that a worker could
+load something by (see `media`). Nothing else is decoded, especially no files.
 
 To change a form for a virtual model, removed fields are cut out, new ones are put in front, and every other byte stays
 unchanged.
@@ -20,11 +20,15 @@ from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
 from supervisor.proxy.body import Body, Bytes
 from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.media import is_content, means_loading, refusal
 from supervisor.proxy.translation import Translation
 
 PARTS_LIMIT: Final = 64
 VALUE_LIMIT: Final = 512  # of the fields that are read
-SLICE: Final = 256 * 1024  # parsed between two turns of the loop
+PARAMETERS_LIMIT: Final = 100  # of a header in it
+TYPE_LIMIT: Final = 1024  # of the Content-Type
+SLICE: Final = 128 * 1024  # parsed or copied between two turns of the loop
+_BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_ \t\r\n"
 
 
 async def read_form(body: Bytes, content_type: bytes) -> Form:
@@ -32,6 +36,8 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
 
     Raises InvalidRequestError for what is not a form, has too many parts, or names the model twice.
     """
+    if len(content_type) > TYPE_LIMIT:
+        raise InvalidRequestError(f"The Content-Type is longer than {TYPE_LIMIT} bytes.")
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if not boundary:
@@ -73,14 +79,18 @@ class Form(Body):
         self._parts = 0
         self._fields: list[tuple[str, int]] = []  # name, and where the part's first header begins
         self._begin: int | None = None
+        self._is_named = False
         self._header_name = b""
         self._header_value = b""
         self._reading = b""  # the field that is being read
+        self._loaded = ""  # the field that a worker could load something by
         self._value = bytearray()
+        self._is_base64 = True
 
     def part_begin(self) -> None:
         self._parts += 1
         self._begin = None
+        self._is_named = False
         if self._parts > PARTS_LIMIT:
             raise InvalidRequestError(f"The form has more than {PARTS_LIMIT} parts.")
 
@@ -98,15 +108,27 @@ class Form(Body):
     def header_end(self) -> None:
         if self._header_name.lower() != b"content-disposition":
             return
+        if self._is_named:
+            raise InvalidRequestError("A part of the form has two Content-Disposition headers.")
+        self._is_named = True
+        if self._header_value.count(b";") > PARAMETERS_LIMIT:
+            raise InvalidRequestError("A Content-Disposition header in the form has too many parameters.")
         _, options = parse_options_header(self._header_value)
         name = options.get(b"name", b"")
         assert self._begin is not None
-        self._fields.append((name.decode("utf-8", "replace"), self._begin))
+        text = name.decode("utf-8", "replace")
+        self._fields.append((text, self._begin))
         if name in (b"model", b"stream", b"allow_remote"):
             self._reading = name
+        elif b"filename" not in options and means_loading(text):
+            self._loaded = text
 
     def part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._reading:
+        if self._loaded:
+            piece = data[start:end]
+            self._value += piece[: VALUE_LIMIT - len(self._value)] if len(self._value) < VALUE_LIMIT else b""
+            self._is_base64 = self._is_base64 and not piece.translate(None, _BASE64)
+        elif self._reading:
             self._value += data[start:end]
             if len(self._value) > VALUE_LIMIT:
                 name = self._reading.decode()
@@ -124,7 +146,11 @@ class Form(Body):
             self.stream = bytes(self._value).lower() == b"true"
         elif self._reading == b"allow_remote":
             self.allow_remote = self._value.decode("utf-8", "replace")
-        self._reading = b""
+        elif self._loaded:
+            text = self._value.decode("utf-8", "replace")
+            if not is_content(self._loaded, text if self._is_base64 else f"{text}:"):
+                raise refusal(self._loaded, text)
+        self._reading, self._loaded, self._is_base64 = b"", "", True
         self._value.clear()
 
     @property
@@ -149,26 +175,42 @@ class Form(Body):
         fields = rewrite.form_fields(self.names, endpoint)
         if self.allow_remote is not None:
             fields[permission.FIELD] = ()
-        return self._changed(fields)
+        return await self._changed(fields)
 
-    def _changed(self, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
+    async def _changed(self, fields: Mapping[str, tuple[str, ...]]) -> Bytes:
         """The form with other values for these fields; an empty list removes a field."""
         body = self._body
         if not fields or not self._fields:
             return body
         # The delimiter is directly before the first header, with nothing else in between.
         begins = [body.rfind(self._delimiter, 0, begin) for _, begin in self._fields]
-        closing = body.find(b"\r\n" + self._delimiter + b"--", begins[-1]) + 2
-        ends = [*begins[1:], closing if closing >= 2 else len(body)]
-        pieces: list[bytes | memoryview] = [memoryview(body)[: begins[0]]]
-        pieces += [self._part(name, value) for name, values in fields.items() for value in values]
-        pieces += [
-            memoryview(body)[begin:end]
-            for (name, _), begin, end in zip(self._fields, begins, ends, strict=True)
-            if name not in fields
+        closing = await self._closing(begins[-1])
+        ends = [*begins[1:], closing]
+        kept = [
+            (begin, end) for (name, _), begin, end in zip(self._fields, begins, ends, strict=True) if name not in fields
         ]
-        pieces.append(memoryview(body)[ends[-1] :])
-        return b"".join(pieces)
+        added = b"".join(self._part(name, value) for name, values in fields.items() for value in values)
+        changed = bytearray()
+        await self._copy(changed, 0, begins[0])
+        changed += added
+        for begin, end in (*kept, (closing, len(body))):
+            await self._copy(changed, begin, end)
+        return changed
+
+    async def _copy(self, changed: bytearray, begin: int, end: int) -> None:
+        for start in range(begin, end, SLICE):
+            changed += self._body[start : min(start + SLICE, end)]
+            await asyncio.sleep(0)
+
+    async def _closing(self, begin: int) -> int:
+        """Where the last delimiter begins; the body's end if there is none. `begin` is before it."""
+        sign = b"\r\n" + self._delimiter + b"--"
+        for start in range(begin, len(self._body), SLICE):
+            found = self._body.find(sign, start, start + SLICE + len(sign))
+            if found >= 0:
+                return found + 2
+            await asyncio.sleep(0)
+        return len(self._body)
 
     def _part(self, name: str, value: str) -> bytes:
         quoted = name.replace("\\", "\\\\").replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")

@@ -28,7 +28,6 @@ _LOADED: Final = re.compile(
     re.DOTALL,
 )
 _PATH: Final = re.compile(r"(?:.*_)?paths?|.*Paths?", re.DOTALL)
-_DATA: Final = re.compile(r"(?:.*_)?data|.*Data", re.DOTALL)
 _SCHEME: Final = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/=_\s-]*+", re.ASCII)
 _INERT_FIELDS: Final = frozenset(
@@ -123,7 +122,7 @@ def refuse_references(fields: Fields, value: Callable[[str], Any]) -> Iterator[N
             continue
         if key in _INERT_FIELDS or (is_nested and _NUMBERS.match(raw) and b'"' not in bytes(raw)):
             continue
-        is_loaded = key not in _USUAL_FIELDS and _LOADED.fullmatch(key) is not None
+        is_loaded = key not in _USUAL_FIELDS and means_loading(key)
         if is_loaded or is_nested:
             values.append((key, is_loaded, value(key)))
     steps = 0
@@ -160,7 +159,7 @@ def _entries(name: str, part: dict[str, Any]) -> Iterator[tuple[str, bool, Any]]
     kind = part.get("type")
     is_inert = isinstance(kind, str) and _INERT_TYPE.fullmatch(kind) is not None
     for key, value in part.items():
-        is_loaded = key not in _USUAL and _LOADED.fullmatch(key) is not None and not _only_says(name, kind, key)
+        is_loaded = key not in _USUAL and means_loading(key) and not _only_says(name, kind, key)
         if is_loaded or key in _NESTING_KEYS or not (is_inert or key in _INERT_KEYS):
             yield key, is_loaded, value
 
@@ -172,6 +171,11 @@ def _only_says(name: str, kind: object, key: str) -> bool:
     return _SAID[key].fullmatch(kind) is not None or (name == "source" and kind == "text" and key == "data")
 
 
+def means_loading(key: str) -> bool:
+    """Would a worker load something by this key's value?"""
+    return _LOADED.fullmatch(key) is not None
+
+
 def is_content(key: str, text: str) -> bool:
     """Is this content itself, a `data:` URL or base64, and no reference to it? `key` means loading."""
     if text[:64].lstrip()[:5].lower() == "data:":
@@ -181,10 +185,8 @@ def is_content(key: str, text: str) -> bool:
     text = text.lstrip()
     if _PATH.fullmatch(key):
         return not text
-    # A path has base64's characters, too. JPEG begins with `/9j/`, MP3 with `//`.
-    return (
-        not text.startswith("/") or text.startswith("/9j/") or (text[1:2] == "/" and _DATA.fullmatch(key) is not None)
-    )
+    # A path may have only base64's characters, too. JPEG begins with `/9j/`; MP3 with `//`, and as `data` alone.
+    return not text.startswith("/") or text.startswith("/9j/") or (key == "data" and text.startswith("//"))
 
 
 def _refuse(key: str, value: object) -> None:

@@ -172,9 +172,10 @@ _OTHER_SPELLINGS = {
 _OWN_OPTIONS = """
 --host --port --reuse-port --api-prefix --api-key --api-key-file --model -m --alias -a --ssl-key-file --ssl-cert-file
 --model-url -mu --docker-repo -dr --hf-repo -hf -hfr --hf-file -hff --models-dir --models-preset --sleep-idle-seconds
+--media-path
 """
 OWN_OPTIONS = frozenset(_OWN_OPTIONS.split())
-"""Options that decide who reaches the worker, or what it loads: llmux's alone."""
+"""Options that decide who reaches the worker, what it loads, or what files a request can read: llmux's alone."""
 
 KEY_OF_OPTION = MappingProxyType(keys_of(FLAGS) | _OTHER_SPELLINGS)
 """Every spelling of an option that has a key of its own."""

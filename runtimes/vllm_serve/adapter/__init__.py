@@ -42,6 +42,7 @@ from runtimes.vllm_serve.adapter.config import FLAGS, SPECULATIVE, VllmServeConf
 PROGRAM: Final = "vllm"
 KEY_VARIABLE: Final = "VLLM_API_KEY"
 NAME: Final = "model"  # the name in requests to vLLM, which refuses unknown names
+NO_DOMAIN: Final = "none.invalid"  # nobody can own it (RFC 6761); an empty list would allow every domain
 OWN_VARIABLES: Final = {
     KEY_VARIABLE: "is set by llmux",
     **dict.fromkeys(visibility_variables(), "is set by llmux"),
@@ -110,6 +111,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
             "served_model_name": [config.served_model_name or context.model, NAME],
             "host": context.host,
             "port": context.port,
+            "allowed_media_domains": [NO_DOMAIN],
         }
         if kind(config) in ("embeddings", "classes"):
             values["runner"] = "pooling"

@@ -166,7 +166,7 @@ _KEYS = VllmServeConfig.model_fields.keys() - ModelConfig.model_fields.keys() - 
 
 FLAGS: Options = MappingProxyType(
     {
-        **of_keys(sorted(_KEYS | {"host", "port", "speculative_config"})),
+        **of_keys(sorted(_KEYS | {"host", "port", "speculative_config", "allowed_media_domains"})),
         "trust_remote_code": ("--trust-remote-code", None),
         "enforce_eager": ("--enforce-eager", None),
         "enable_prefix_caching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
@@ -179,11 +179,11 @@ _OWN_OPTIONS = """
 --model --host --port --uds --api-key --root-path --config --hf-token --headless --grpc --grpc-port --ssl-keyfile
 --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-ciphers --enable-ssl-refresh --middleware --enable-sleep-mode
 --device-ids --nnodes -n --node-rank -r --master-addr --master-port --data-parallel-size -dp --data-parallel-rank -dpn
---data-parallel-address -dpa --data-parallel-rpc-port -dpp --allowed-local-media-path --pipeline-parallel-size -pp
---enable-elastic-ep --distributed-executor-backend
+--data-parallel-address -dpa --data-parallel-rpc-port -dpp --allowed-local-media-path --allowed-media-domains
+--pipeline-parallel-size -pp --enable-elastic-ep --distributed-executor-backend
 """
 OWN_OPTIONS: Final = frozenset(_OWN_OPTIONS.split())
-"""Options that decide who reaches the worker, what it loads, where it runs, or what files a request can read."""
+"""Options that decide who reaches the worker, what it loads, where it runs, or what a request can make it read or fetch."""
 
 _OTHER_SPELLINGS: Final = {
     "-q": "quantization",

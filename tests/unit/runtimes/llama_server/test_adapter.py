@@ -179,10 +179,11 @@ class TestCheck:
 
     def test_options_that_are_llmuxs_are_refused_by_name(self, path_with):
         path_with("llama-server")
-        assert check(extra_args=["--host", "0.0.0.0", "--api-key=x", "-m", "other.gguf"]) == (
+        assert check(extra_args=["--host", "0.0.0.0", "--api-key=x", "-m", "other.gguf", "--media-path", "/"]) == (
             "extra_args: --host is set by llmux",
             "extra_args: --api-key is set by llmux",
             "extra_args: -m is set by llmux",
+            "extra_args: --media-path is set by llmux",
         )
 
     def test_options_that_have_a_key_are_pointed_to_it(self, path_with):

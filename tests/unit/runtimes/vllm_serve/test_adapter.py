@@ -106,6 +106,14 @@ class TestLaunch:
         assert (spec.env["CUDA_VISIBLE_DEVICES"], spec.env["HF_HUB_OFFLINE"]) == ("", "1")
         assert spec.env["PATH"].split(":")[0] == str(binary.parent)
 
+    def test_it_may_fetch_and_read_nothing_that_a_request_names(self, launch, check):
+        argv = launch().argv
+        assert argv[argv.index("--allowed-media-domains") + 1 :][:1] == ("none.invalid",)
+        assert "--allowed-local-media-path" not in argv
+        for option in ("--allowed-media-domains", "--allowed-local-media-path", "--allowed-media", "--allowed_local"):
+            (problem,) = check(extra_args=[option, "/"])
+            assert problem.endswith("is set by llmux")
+
     def test_its_cache_is_always_given_in_bytes_and_needs_no_free_share(self, launch):
         spec = launch()
         assert int(option(spec, "--kv-cache-memory-bytes")) > 0
@@ -190,6 +198,7 @@ class TestLaunch:
             "port",
             "speculative_config",
             "enable_auto_tool_choice",
+            "allowed_media_domains",
         }
 
     def test_speculation_is_one_json(self, launch):

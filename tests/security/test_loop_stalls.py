@@ -1,0 +1,246 @@
+"""No body holds the loop, whatever it consists of: all other requests would wait.
+
+The CPU time of the loop's thread between two turns is measured, which a busy machine hardly changes, unlike the time of day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+
+import pytest
+
+from runtimes.base import Endpoint
+from supervisor.catalog.rewrite import Rewrite
+from supervisor.errors import InvalidRequestError
+from supervisor.proxy import form, json_body, outline
+from supervisor.proxy.form import read_form
+from supervisor.proxy.json_body import JsonBody
+from tests.support.clients import times
+
+MIB = 1024 * 1024
+SIZE = times(12, 31) * MIB
+MOST_S = 0.02
+TRIES = 4  # a page fault, a collection or a neighbour may take its part of one
+CHAT = Endpoint("/v1/chat/completions")
+REWRITE = Rewrite.compile(
+    upstream_model="n",
+    strip=["user"],
+    defaults={"seed": 1},
+    force={"temperature": 0},
+    thinking={"chat_template_kwargs": {"enable_thinking": False}},
+    system_prompt_prefix="Be brief.",
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collector():
+    """As the daemon sets it: only what is new is collected."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+async def longest_turn(work) -> float:
+    """The most CPU seconds that `work` took between two turns of the loop."""
+    longest, is_done = 0.0, False
+
+    async def look() -> None:
+        nonlocal longest
+        before = time.thread_time()
+        while not is_done:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest, before = max(longest, now - before), now
+
+    looking = asyncio.create_task(look())
+    await asyncio.sleep(0)
+    try:
+        await work()
+    finally:
+        is_done = True
+        await looking
+    return longest
+
+
+async def assert_quick(work) -> None:
+    told = [await longest_turn(work)]
+    while told[-1] > MOST_S and len(told) < TRIES:
+        told.append(await longest_turn(work))
+    assert min(told) <= MOST_S, told
+
+
+def filled(unit: bytes, last: bytes = b"1", first: bytes = b"", count: int | None = None) -> bytes:
+    """A chat whose messages are `unit` as often as possible, or `count` times."""
+    head, tail = b'{"model":"m","messages":[' + first, last + b"]}"
+    return head + unit * ((SIZE - len(head) - len(tail)) // len(unit) if count is None else count) + tail
+
+
+def said(text: bytes) -> bytes:
+    return b'{"model":"m","messages":[{"role":"user","content":"' + text * (SIZE // len(text)) + b'"}]}'
+
+
+def objects(key: bytes, value: bytes, count: int) -> bytes:
+    return b'{"model":"m","x":{' + b",".join(b'"%d%b":%b' % (number, key, value) for number in range(count)) + b"}}"
+
+
+REFUSED = {
+    "nulls": lambda: filled(b"null,"),
+    "objects": lambda: filled(b"{},", b"{}"),
+    "lists": lambda: filled(b"[],"),
+    "empty strings": lambda: filled(b'"",'),
+    "short strings": lambda: filled(b'"%b",' % (b"a" * 127)),
+    "strings just cut": lambda: filled(b'"%b",' % (b"a" * 140)),
+    "a deep list": lambda: filled(b"["),
+    "a long number": lambda: filled(b"1"),
+    "long numbers": lambda: filled(b"1" * 4000 + b",null,"),
+    "numbers among nulls": lambda: filled(b"1" * 95 + b",null,"),
+    "runs of numbers": lambda: filled(b"1234567890," * 7 + b"null,"),
+    "letters": lambda: b"a" * SIZE,
+    "zeros": lambda: bytes(SIZE),
+    "commas": lambda: b"," * SIZE,
+    "blanks only": lambda: b" " * SIZE,
+    "no end": lambda: b'{"model":"m","messages":"' + b"a" * SIZE,
+    "half escapes": lambda: b'{"model":"m","messages":"' + b"\\" * SIZE,
+}
+TAKEN = {
+    "numbers": lambda: filled(b"1,"),
+    "numbers after a null": lambda: filled(b"1,", first=b"null,"),
+    "numbers and blanks": lambda: filled(b" " * 200_000 + b"1,"),
+    "blanks": lambda: filled(b" "),
+    "blanks before": lambda: b" " * SIZE + b'{"model":"m"}',
+    "a string": lambda: said(b"a"),
+    "a text": lambda: said(b"a: b, "),
+    "a text of escapes": lambda: said(b"\\n"),
+    "a text of quotes": lambda: said(b'\\"'),
+    "a text of backslashes": lambda: said(b"\\\\"),
+    "a text of unicode escapes": lambda: said(b"\\ud83d\\ude42"),
+    "a text of two-byte characters": lambda: said("é".encode()),
+    "a long key": lambda: b'{"model":"m","%b":1}' % (b"a" * SIZE),
+    "a long key of escapes": lambda: b'{"model":"m", "%b":1}' % (b"\\n" * (SIZE // 2)),
+    "990 long fields": lambda: (
+        b'{"model":"m",%b}' % b", ".join(b'"k%d": "%b"' % (number, b"a:\\n" * 8000) for number in range(990))
+    ),
+    "messages": lambda: filled(b'{"role":"user","content":"%b"},' % (b"hello: world\\n" * 150), b"{}", count=10_000),
+    "parts": lambda: filled(b'{"role":"user","content":[{"type":"text","text":"a: b"}]},', b"{}", count=6_000),
+    "as many objects as may be": lambda: filled(b'{"a":1},', count=33_000),
+    "as many keys as may be": lambda: objects(b"", b"1", 49_000),
+    "as many media keys as may be": lambda: objects(b"_url", b'"aaaa"', 33_000),
+    "as many strings as may be": lambda: filled(b'"%b",' % (b"\\n" * 63), count=33_000),
+    "objects just not outlined": lambda: filled(b"{},", b"{}", count=21_800),
+    "texts": lambda: json.dumps({"model": "m", "input": ["some text: words, " * 500] * 2048}).encode(),
+    "token ids": lambda: json.dumps({"model": "m", "prompt": list(range(100_000))}).encode(),
+    "lists of token ids": lambda: json.dumps({"model": "m", "input": [list(range(1000, 1150))] * 2048}).encode(),
+}
+
+
+async def opened(body) -> bytes:
+    """What a worker would get, by the whole way of a body."""
+    found = await JsonBody.open(body)
+    await found.check("m", frozenset({"text"}))
+    return bytes(await found.rewritten(Rewrite.compile(upstream_model="n"), CHAT))
+
+
+async def gone_through(body) -> None:
+    found = await JsonBody.open(body)
+    await found.check("m", frozenset({"text"}))
+    await found.rewritten(REWRITE, CHAT)
+
+
+class TestJson:
+    """Up to the limit of 32 MiB; what is legitimate passes."""
+
+    @pytest.mark.parametrize("shape", REFUSED)
+    async def test_refused(self, shape):
+        body = bytearray(REFUSED[shape]())
+
+        async def work() -> None:
+            with pytest.raises(InvalidRequestError):
+                await gone_through(body)
+
+        await assert_quick(work)
+
+    @pytest.mark.parametrize("shape", TAKEN)
+    async def test_taken(self, shape):
+        body = bytearray(TAKEN[shape]())
+        await assert_quick(lambda: gone_through(body))
+
+    @pytest.mark.parametrize("shape", ["texts", "token ids", "lists of token ids", "a text of quotes", "messages"])
+    async def test_nothing_is_lost(self, shape):
+        body = TAKEN[shape]()
+        assert json.loads(await opened(body)) == {**json.loads(body), "model": "n"}
+
+    @pytest.mark.parametrize("content", [b'"x":[' + b"{}," * 50_001 + b"{}]", b'"x":[' + b'"",' * 50_001 + b"0]"])
+    async def test_the_error_names_the_limit(self, content):
+        with pytest.raises(InvalidRequestError, match=f"{outline.MOST_VALUES:,} values") as told:
+            await JsonBody.open(b'{"model":"m",' + content + b"}")
+        assert told.value.code == "too_many_values"
+
+    async def test_so_does_the_one_for_fields(self):
+        with pytest.raises(InvalidRequestError, match="1000 fields") as told:
+            await JsonBody.open(b"{%b}" % b",".join(b'"%d":1' % number for number in range(1001)))
+        assert told.value.code == "too_many_values"
+
+
+PART = b'--%b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+DASHES = b"-" * 68 + b"a"
+FORMS = {
+    "zeros": (b"X", b"file", b"\0"),
+    "line ends": (b"X", b"file", b"\r\n"),
+    "carriage returns": (b"X", b"file", b"\r"),
+    "almost delimiters": (b"Xa", b"file", b"\r\n--X"),
+    "dashes": (DASHES, b"file", b"-"),
+    "lines of dashes": (DASHES, b"file", b"\r\n" + b"-" * 69),
+    "a long text": (b"X", b"prompt", b"a: b"),
+    "plain base64": (b"X", b"image", b"iVBO"),
+}
+
+
+class TestForms:
+    """The same for a form with a file."""
+
+    @pytest.mark.parametrize("shape", FORMS)
+    async def test_taken(self, shape):
+        boundary, name, unit = FORMS[shape]
+        disposition = b'; filename="a"' if name == b"file" else b""
+        body = PART % (boundary, b"model", b"", b"m")
+        body += PART % (boundary, name, disposition, b"\r\n" + unit * (SIZE // len(unit)))
+        body = bytearray(body + b"--" + boundary + b"--\r\n")
+
+        async def work() -> None:
+            found = await read_form(body, b"multipart/form-data; boundary=" + boundary)
+            await found.check("m", None)
+            await found.rewritten(REWRITE, Endpoint("/v1/audio/transcriptions"))
+
+        await assert_quick(work)
+
+    @pytest.mark.parametrize("parameters", [b";" * 4000, b';a="' * 1000, b';a="\\"' * 600])
+    async def test_headers_of_parameters(self, parameters):
+        body = PART % (b"X", b"a", parameters, b"1") * 60
+
+        async def work() -> None:
+            with pytest.raises(InvalidRequestError, match="too many parameters"):
+                await read_form(body, b"multipart/form-data; boundary=X")
+
+        await assert_quick(work)
+
+    async def test_a_long_type(self):
+        async def work() -> None:
+            with pytest.raises(InvalidRequestError, match="longer than 1024"):
+                await read_form(b"--X--", b"multipart/form-data" + b";" * 60_000)
+
+        await assert_quick(work)
+
+
+def test_slices():
+    """What is handled in one turn, which the times follow from."""
+    assert max(outline._SLICE, form.SLICE) <= 128 * 1024
+    assert outline.MOST_VALUES <= 100_000
+    assert json_body._SMALL <= 64 * 1024
+    assert json_body._LARGE <= 256 * 1024
