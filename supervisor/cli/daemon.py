@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import structlog
 import uvicorn
@@ -82,7 +83,8 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
+        early = contextlib.suppress(asyncio.CancelledError)  # by a signal, while it starts
+        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, early:
             uvloop.run(serve(configuration, catalog, keyring, instance, listener, on_listening, orphans=len(orphans)))
 
 
@@ -97,6 +99,9 @@ async def serve(
     orphans: int = 0,
 ) -> None:
     """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
+    starting = asyncio.current_task()
+    assert starting is not None
+    _on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
     folder = catalog.server.state_dir
     opened, footprints, state = await asyncio.gather(
         open_sampler(catalog.wanted_devices),
@@ -116,8 +121,20 @@ async def serve(
         log.info("daemon.listening", url=url, keys=len(keyring.keys))
         await _until_stopped(daemon, application, reloader, listener)
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # it ends, and not with the code of a signal
         await footprints.close()
         await state.close()
+
+
+def _on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
+    """Call `act` in the loop at each of these signals.
+
+    Not by `add_signal_handler`: when the loop closes, the signals would kill the process again, at its very end.
+    """
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
 
 
 def _url(host: str, port: int) -> str:
@@ -178,11 +195,9 @@ async def _until_stopped(daemon: Daemon, application: Application, reloader: Rel
         timeout_graceful_shutdown=5,
     )
     server = _Server(config)
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, stopping, engine)
-    loop.add_signal_handler(signal.SIGHUP, reloader.begin, "SIGHUP")
+    _on_signals(partial(_on_signal, stopping, engine), signal.SIGTERM, signal.SIGINT)
+    _on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
     engine.start()
     _settle_garbage_collector()
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -241,7 +241,7 @@ class WorkerProcess:
         with contextlib.closing(Hunt(self._mark, groups)) as hunt:
             while await asyncio.to_thread(hunt.round, 0.5, await self._adopted()):
                 pass
-        while _collect(await asyncio.to_thread(processes)):
+        while _collect(await asyncio.to_thread(processes)):  # noqa: ASYNC110  nobody tells us
             await asyncio.sleep(_DYING_POLL_S)
         self._finish()
 
