@@ -21,7 +21,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from supervisor.catalog.assembly import config_error
-from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail, read
+from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail
+from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.problems import validate
 from supervisor.catalog.sections import Section, ServerConfig
 
@@ -119,7 +120,7 @@ class _KeyConfig(Section):
 
 def load_keys(path: Path) -> Keyring:
     """The keys of a file: a list, or a list under `keys:`. Blocks on it. Raises ConfigError with every problem."""
-    root, problems = read(path, Source(Layer.FILE, str(path), path.parent))
+    root, problems = read_guarded(path, Source(Layer.FILE, str(path), path.parent))
     keys: dict[str, Key] = {}
     plain_names = []
     for trail, node in _entries(root, problems):

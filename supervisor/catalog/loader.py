@@ -14,7 +14,8 @@ from pathlib import Path
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
-from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, read, tree_of
+from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, tree_of
+from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.sections import config_dir
 from supervisor.errors import ConfigError
 
@@ -90,11 +91,11 @@ Layers = list[tuple[Node | None, list[Problem]]]
 
 
 def _layers(base: Path, flags: Mapping[str, object]) -> Layers:
-    layers: Layers = [read(base, Source(Layer.FILE, _label(base), base.parent))]
+    layers: Layers = [read_guarded(base, Source(Layer.FILE, _label(base), base.parent))]
     named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
     if named is not None or (beside.is_file() and beside != base):
         path = (named or beside).absolute()
-        layers.append(read(path, Source(Layer.LOCAL, _label(path), path.parent)))
+        layers.append(read_guarded(path, Source(Layer.LOCAL, _label(path), path.parent)))
     if any(node is None and problems for node, problems in layers):
         # Values that are missing because a file couldn't be read are not reported, too.
         raise config_error([problem for _, problems in layers for problem in problems])

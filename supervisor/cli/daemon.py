@@ -15,7 +15,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from functools import partial
 
 import structlog
 import uvicorn
@@ -83,11 +84,13 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         log.warning("keys.exposed", message=warning)
     raise_descriptor_limit()
     state_dir = catalog.server.state_dir
+    early = contextlib.suppress(asyncio.CancelledError)  # by a signal, while it starts
     predecessor = connect(state_dir / SOCKET) if takeover else None
     if predecessor is not None:
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
+        with early:
+            uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
         return
     with contextlib.closing(take_lock(state_dir)) as lock:
         orphans = reap_leftovers(lock.instance, logs=state_dir / LOGS)
@@ -95,7 +98,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener:
+        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, early:
             uvloop.run(serve(configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans)))
 
 
@@ -110,15 +113,13 @@ async def serve(
     orphans: int = 0,
 ) -> None:
     """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
+    _cancel_on_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
-    try:
+    async with _ending(stores):
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
         await _run(configuration, daemon, _holdings(catalog, lock, listener, launcher, stores), listener, on_listening)
-    finally:
-        for store in stores:
-            await store.close()
 
 
 async def take_over(
@@ -129,12 +130,13 @@ async def take_over(
     on_listening: OnListening,
 ) -> None:
     """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
+    _cancel_on_signals()
     opened = await _open_devices(catalog)
     await _check_models(catalog, opened)
     takeover = Takeover(predecessor)
     inherited = await takeover.ask((catalog.server.host, catalog.server.port))
     stores = await _open_stores(catalog)
-    try:
+    async with _ending(stores):
         try:
             for store in stores:
                 if store.trouble is not None:
@@ -149,7 +151,22 @@ async def take_over(
         takeover.adopt(daemon, launcher, configured)
         holdings = _holdings(catalog, inherited.lock, inherited.listener, launcher, stores)
         await _run(configuration, daemon, holdings, inherited.listener, on_listening, takeover)
+
+
+def _cancel_on_signals() -> None:
+    starting = asyncio.current_task()
+    assert starting is not None
+    _on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.asynccontextmanager
+async def _ending(stores: Iterable[Store]) -> AsyncIterator[None]:
+    """After the block it ends, and not with the code of a signal."""
+    try:
+        yield
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         for store in stores:
             await store.close()
 
@@ -207,6 +224,16 @@ async def _run(
 def _reachable(host: str) -> str:
     """Where this machine reaches it: what listens everywhere listens on loopback too."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
+
+
+def _on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
+    """Call `act` in the loop at each of these signals.
+
+    Not by `add_signal_handler`: when the loop closes, the signals would kill the process again, at its very end.
+    """
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
 
 
 def _url(host: str, port: int) -> str:
@@ -278,11 +305,9 @@ async def _until_stopped(
         timeout_graceful_shutdown=5,
     )
     server = _Server(config)
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _on_signal, stopping, engine)
-    loop.add_signal_handler(signal.SIGHUP, reloader.begin, "SIGHUP")
+    _on_signals(partial(_on_signal, stopping, engine), signal.SIGTERM, signal.SIGINT)
+    _on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
     engine.start()
     _settle_garbage_collector()
     _return_freed_memory()

@@ -20,7 +20,6 @@ async def see_out(server: uvicorn.Server, stopping: asyncio.Event, takeover: Tak
     The successor accepts new connections. Idle ones stay until their time is over: whoever closes must not be us, while a
     client sends. Each response tells its client to connect anew.
     """
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
     for accepting in server.servers:
         accepting.close()
     ResponseCycle.leaving = True

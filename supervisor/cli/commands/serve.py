@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 
 import click
 
+from supervisor.cli.exit_codes import ExitCode
 from supervisor.cli.options import Flags, config_path, json_option, server_options
 
 takeover_option = click.option(
@@ -40,9 +44,25 @@ def demo(takeover: bool, flags: Flags, as_json: bool) -> None:
 
 
 def _run(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_json: bool) -> None:
+    _open_missing_streams()
+    signal.signal(signal.SIGTERM, _end)
     from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
 
     refuse_name_clashes()  # before `runtimes` is imported: it might be another package's
     from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415
 
     run_daemon(config, flags, demo=demo, takeover=takeover, as_json=as_json)
+
+
+def _open_missing_streams() -> None:
+    """Nothing that is opened later may get the numbers of stdin, stdout and stderr: what prints would write into it."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+
+
+def _end(*_: object) -> None:
+    """SIGTERM before the daemon runs: nothing is to be stopped yet."""
+    sys.exit(ExitCode.DONE)

@@ -26,7 +26,9 @@ def write_demo(folder: Path) -> Path:
     Takes a few dozen milliseconds. Raises OSError.
     """
     folder = folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
     for model in MODELS:
         tiny.write(folder / f"{model.name}.gguf", model)
-    return Path(shutil.copyfile(Path(__file__).with_name(CONFIG_NAME), folder / CONFIG_NAME))
+    config = Path(shutil.copyfile(Path(__file__).with_name(CONFIG_NAME), folder / CONFIG_NAME))
+    config.chmod(0o644)  # whatever the umask: what others can write is refused
+    return config
