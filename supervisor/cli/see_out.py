@@ -21,6 +21,7 @@ async def see_out(server: uvicorn.Server, stopping: asyncio.Event, takeover: Tak
     client sends. Each response tells its client to connect anew.
     """
     asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing left to reload
     for accepting in server.servers:
         accepting.close()
     ResponseCycle.leaving = True

@@ -80,6 +80,7 @@ class InheritedWorker:
             None if group is None else Path(group),
             AdoptedShim(self.facts["shim_pid"], stdin, stdout, pidfd),
             self.facts["pid"],
+            self.facts["started_at"],
             heard,
         )
 
@@ -114,6 +115,7 @@ def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchS
             "adopted": packed(replace(adopted, tickets=())),
             "pid": process.pid,
             "shim_pid": process.shim_pid,
+            "started_at": process.started_at,
             "group": None if process.group is None else str(process.group),
             "log": str(process.mark.logs),
             "spec": {

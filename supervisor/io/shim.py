@@ -8,8 +8,8 @@ The daemon holds the other end of stdin. The line `term` asks the tree to end (o
 `kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything.
 
 A daemon that hands its workers over to a successor gives it stdin and stdout as they are, so one of the two always holds
-the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long,
-and `adopt PID` says whose death counts from then on. Without an `adopt` in time the old daemon's death counts again. Reports are JSON lines
+the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long
+(`{"kept": true}` says that it is), and `adopt PID` says whose death counts from then on. Without an `adopt` in time the old daemon's death counts again. Reports are JSON lines
 on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "text": …}`; `{"exited": code}` for the leader (a
 negative code is a signal); `{"gone": true}` when no process of the tree is left.
 
@@ -274,6 +274,7 @@ class Shim:
         elif command == b"keep":
             self.watch_daemon(False)
             self.kept_until = time.monotonic() + float(argument)
+            report(kept=True)
         elif command == b"adopt":
             self.adopt(int(argument))
 
