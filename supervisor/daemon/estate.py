@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ VERSION: Final = 1  # of these messages
 class TakeoverError(LlmuxError):
     """There is no hand-over; the message says why."""
 
+    status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "upgrade_failed"
 
 

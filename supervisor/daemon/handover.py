@@ -30,7 +30,7 @@ from supervisor.core.events import HandoverAsked, HandoverEnded
 from supervisor.core.types import TicketId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.estate import VERSION, TakeoverError, general_message, last_message, worker_message
-from supervisor.errors import LlmuxError, UnavailableError
+from supervisor.errors import LlmuxError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.io import notify
 from supervisor.io.fd_channel import ChannelClosedError, FdChannel, FdListener, Json
@@ -106,7 +106,7 @@ class Handover:
 
     async def _upgrade(self) -> dict[str, JsonValue]:
         if self._attempt is not None or self.done.is_set():
-            raise UnavailableError("An upgrade is under way already.", code="upgrade_failed")
+            raise TakeoverError("Another upgrade is under way already.")
         options = [] if OPTION in sys.orig_argv else [OPTION]
         stderr = os.dup(2)
         env = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"} | {STDERR: str(stderr)}

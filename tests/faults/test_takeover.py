@@ -357,7 +357,7 @@ class TestTheOldOneStays:
         stream = Stream(daemon, "a", fake=SLOW)
         wait_until(lambda: stream.chunks)
         answer = daemon.post("/v1/admin/upgrade")
-        assert (answer.status_code, code(answer)) == (500, "upgrade_failed"), answer.text
+        assert (answer.status_code, code(answer)) == (503, "upgrade_failed"), answer.text
         assert stream.result().ended_cleanly
         assert worker(daemon, "a") == before
         assert daemon.process.poll() is None
