@@ -20,6 +20,7 @@ async def see_out(server: uvicorn.Server, stopping: asyncio.Event, takeover: Tak
     The successor accepts new connections. Idle ones stay until their time is over: whoever closes must not be us, while a
     client sends. Each response tells its client to connect anew.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # there is nothing left to reload
     for accepting in server.servers:
         accepting.close()
     ResponseCycle.leaving = True

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ VERSION: Final = 1  # of these messages
 class TakeoverError(LlmuxError):
     """There is no hand-over; the message says why."""
 
+    status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "upgrade_failed"
 
 
@@ -80,6 +82,7 @@ class InheritedWorker:
             None if group is None else Path(group),
             AdoptedShim(self.facts["shim_pid"], stdin, stdout, pidfd),
             self.facts["pid"],
+            self.facts["started_at"],
             heard,
         )
 
@@ -114,6 +117,7 @@ def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchS
             "adopted": packed(replace(adopted, tickets=())),
             "pid": process.pid,
             "shim_pid": process.shim_pid,
+            "started_at": process.started_at,
             "group": None if process.group is None else str(process.group),
             "log": str(process.mark.logs),
             "spec": {

@@ -4,7 +4,7 @@
 2. Calm: no load begins and no memory is claimed; what starts or stops ends first. Loaded models answer as ever.
 3. The stores are closed, and the successor gets copies of every descriptor: the listening socket, the lock, the shims'
    pipes. It opens the stores and says that it is ready, or why not.
-4. Within one turn nothing is scheduled any more, each shim is told to `keep`, and the successor gets what runs.
+4. Each shim is told to `keep`. Then nothing is scheduled any more, and the successor gets what runs now.
 5. The successor serves. Only now the old daemon lets go; the successor tells the shims whose death counts from now on.
 
 Whatever fails before 5 ends the successor and leaves the old daemon as it was. After 5 it answers what runs here, and
@@ -30,7 +30,7 @@ from supervisor.core.events import HandoverAsked, HandoverEnded
 from supervisor.core.types import TicketId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.estate import VERSION, TakeoverError, general_message, last_message, worker_message
-from supervisor.errors import LlmuxError, UnavailableError
+from supervisor.errors import LlmuxError
 from supervisor.fleet.local import LocalLauncher
 from supervisor.io import notify
 from supervisor.io.fd_channel import ChannelClosedError, FdChannel, FdListener, Json
@@ -106,7 +106,7 @@ class Handover:
 
     async def _upgrade(self) -> dict[str, JsonValue]:
         if self._attempt is not None or self.done.is_set():
-            raise UnavailableError("An upgrade is under way already.", code="upgrade_failed")
+            raise TakeoverError("Another upgrade is under way already.")
         options = [] if OPTION in sys.orig_argv else [OPTION]
         stderr = os.dup(2)
         env = {name: value for name, value in os.environ.items() if name != "WATCHDOG_PID"} | {STDERR: str(stderr)}
@@ -198,7 +198,7 @@ class Handover:
             await self._give(channel)
             async with asyncio.timeout(CALM_S):
                 await engine.calm()
-            await self._commit(channel)
+            await self._commit(channel, pidfd)
         except BaseException as error:
             await _refuse(channel, _reason(error))
             await asyncio.shield(_end(pidfd))
@@ -223,25 +223,32 @@ class Handover:
         if "prepared" not in answer:
             raise TakeoverError(str(answer.get("failed", "it did not say why")))
 
-    async def _commit(self, channel: FdChannel) -> None:
-        """From here to the end nothing is scheduled here; it takes as long as the successor needs to begin to listen."""
-        engine, running = self._daemon.engine, self._holdings.launcher.running()
-        adoptions = engine.adoptions()
-        processes = [running[adopted.model, adopted.generation][0] for adopted in adoptions]
-        engine.freeze()
-        for process in processes:
-            process.pause()
-            process.tell(b"keep %d\n" % (2 * KEEP_S))
+    async def _commit(self, channel: FdChannel, pidfd: int) -> None:
+        """Everything is the successor's. Nothing is scheduled here for as long as it needs to begin to listen."""
+        engine = self._daemon.engine
+        kept = [process for process, _ in self._holdings.launcher.running().values()]
+        processes: list[WorkerProcess] = []
         try:
+            async with asyncio.timeout(KEEP_S):
+                await asyncio.gather(*(process.keep(3 * KEEP_S) for process in kept))
+            async with asyncio.timeout(KEEP_S):
+                await engine.calm()
+            engine.freeze()
+            adoptions = engine.adoptions()
+            running = self._holdings.launcher.running()
+            processes += (running[adopted.model, adopted.generation][0] for adopted in adoptions)
+            for process in processes:
+                process.pause()
             async with asyncio.timeout(KEEP_S):
                 for adopted, process in zip(adoptions, processes, strict=True):
                     await channel.send(last_message(adopted, process.heard))
                 await channel.send({"commit": True})
                 await channel.receive()  # it serves
         except BaseException:
-            os.kill(channel.pid, signal.SIGKILL)  # it must not go on with what stays here
-            for process in processes:
+            _kill(pidfd)  # it must not go on with what stays here
+            for process in kept:
                 process.tell(b"adopt %d\n" % os.getpid())
+            for process in processes:
                 process.listen()
             engine.thaw()
             raise
@@ -304,11 +311,15 @@ async def _end(pidfd: int) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_S):
                 await ended.wait()
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _kill(pidfd)
         await ended.wait()
     finally:
         asyncio.get_running_loop().remove_reader(pidfd)
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 async def _copy(stderr: asyncio.StreamReader, said: deque[str]) -> None:

@@ -75,7 +75,7 @@ class Leaving:
         self._handling = True
 
     def thaw(self) -> None:
-        """Handle what was posted meanwhile, and all that follows."""
+        """Handle what was posted meanwhile, and all that follows. Harmless when it is not frozen."""
         self._handle(None)
 
     def leave(self, finished: Callable[[TicketId], None]) -> None:

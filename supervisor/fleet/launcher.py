@@ -28,6 +28,7 @@ class Started:
     spec: LaunchSpec
     leader_ended: asyncio.Event  # it answers no more; other processes of its tree may live
     gone: asyncio.Future[ProcessExit]  # done when the last process of its tree is gone
+    started_at: float | None = None  # on the monotonic clock; None: just now
 
 
 @dataclass(frozen=True, slots=True)

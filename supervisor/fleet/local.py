@@ -105,7 +105,7 @@ class LocalLauncher:
     ) -> Started:
         gone = asyncio.create_task(self._until_gone(worker, process, environment))
         self._running[worker] = _Running(process, spec, gone, looked=time.monotonic())
-        return Started(spec, process.leader_ended, gone)
+        return Started(spec, process.leader_ended, gone, process.started_at)
 
     async def stop(self, worker: WorkerKey, *, kill: bool) -> None:
         process = self._running[worker].process

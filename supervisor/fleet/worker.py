@@ -75,6 +75,7 @@ class Worker:
         self._adopted = adopted
         if adopted is not None:
             self._port = adopted.spec.port
+            self._started_at = adopted.started_at or self._started_at
             self._connect(adopted.spec)
 
     # --------------------------------------------------------------------------------------------------- from outside

@@ -127,6 +127,7 @@ class WorkerProcess:
         self.leader_ended = asyncio.Event()  # it answers no more; the rest of the tree is being killed
         self.running: asyncio.Future[None] = self._loop.create_future()
         self._exit: asyncio.Future[ProcessExit] = self._loop.create_future()
+        self._kept = asyncio.Event()
         self.mark = mark
         self.group = group
         self._shim = shim
@@ -154,11 +155,11 @@ class WorkerProcess:
 
     @classmethod
     def adopt(
-        cls, name: str, mark: Mark, group: Path | None, shim: AdoptedShim, pid: int, heard: bytes
+        cls, name: str, mark: Mark, group: Path | None, shim: AdoptedShim, pid: int, started_at: float, heard: bytes
     ) -> WorkerProcess:
         """A worker that another daemon handed over; `heard` is the begin of a report that it had not read to its end."""
         process = cls(name, mark, group, shim)
-        process.pid, process._heard = pid, heard
+        process.pid, process.started_at, process._heard = pid, started_at, heard
         process.running.set_result(None)
         return process
 
@@ -234,6 +235,12 @@ class WorkerProcess:
         self._loop.add_reader(self._stdout.fileno(), self._listen)
         self._loop.add_reader(self._pidfd, self._shim_ended)
 
+    async def keep(self, limit_s: float) -> None:
+        """For so long our death does not end the tree. Returns once that is so, or the shim has ended."""
+        self._kept.clear()
+        self.tell(b"keep %d\n" % limit_s)
+        await self._kept.wait()
+
     def pause(self) -> None:
         """Read no reports and see no end until `listen`: they are the successor's."""
         self._loop.remove_reader(self._stdout.fileno())
@@ -297,8 +304,11 @@ class WorkerProcess:
             case {"exited": int(code)}:
                 self._code = code
                 self.leader_ended.set()
+            case {"kept": True}:
+                self._kept.set()
             case {"gone": True}:
                 self._gone = True
+                self._kept.set()
 
     def leader_died(self, code: int) -> None:
         """We waited for it, because its shim could not."""
@@ -315,6 +325,7 @@ class WorkerProcess:
     def _shim_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self.shim_gone = True
+        self._kept.set()
         self.leader_ended.set()
         self._listen()
         self._shim.wait()

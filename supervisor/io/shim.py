@@ -8,11 +8,13 @@ The daemon holds the other end of stdin. The line `term` asks the tree to end (o
 `kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything.
 
 A daemon that hands its workers over to a successor gives it stdin and stdout as they are, so one of the two always holds
-the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long,
-and `adopt PID` says whose death counts from then on. Without an `adopt` in time the old daemon's death counts again. Reports are JSON lines
-on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "step": …, "text": …}`; `{"exited": code}` for the
-leader (a negative code is a signal); `{"gone": true}` when no process of the tree is left. The step is `setup` or `fork`
-where the machine refused something, `cwd` or `exec` where the order may be wrong.
+the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long
+(`{"kept": true}` says that it is), and `adopt PID` says whose death counts from then on. Without an `adopt` in time the
+old daemon's death counts again.
+
+Reports are JSON lines on stdout: `{"pid": 1}` once the program runs, or `{"failed": errno, "step": …, "text": …}`;
+`{"exited": code}` for the leader (a negative code is a signal); `{"gone": true}` when no process of the tree is left. The
+step is `setup` or `fork` where the machine refused something, `cwd` or `exec` where the order may be wrong.
 
 Workers write directly to their log file: a pipe could block them, or be held open by a grandchild. The shim bounds the
 file: it copies the last half to `LOG.1` and truncates it. Where no log can be written, on a full disk for one, the worker
@@ -310,6 +312,7 @@ class Shim:
         elif command == b"keep":
             self.watch_daemon(False)
             self.kept_until = time.monotonic() + float(argument)
+            report(kept=True)
         elif command == b"adopt":
             self.adopt(int(argument))
 

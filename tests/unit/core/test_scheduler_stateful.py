@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from supervisor.core.events import (
+    HandoverAsked,
+    HandoverEnded,
     LoadAsked,
     MemorySampled,
     PinAsked,
@@ -264,6 +266,12 @@ class Scheduling(RuleBasedStateMachine):
         self.configure()
 
     @precondition(lambda self: not self.shutting_down and self.world.now > 1100)
+    @rule(seconds=st.sampled_from([0.0, 1.0, 20.0]))
+    def has_no_successor_after_all(self, seconds: float) -> None:
+        self.world.post(HandoverAsked())
+        self.world.run(seconds)
+        self.world.post(HandoverEnded())
+
     @rule(really=st.integers(0, 9))
     def shut_down(self, really: int) -> None:
         if really == 0:

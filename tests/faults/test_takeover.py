@@ -1,0 +1,479 @@
+"""Upgrades nobody notices: a new daemon takes over from the old one under load, and whoever is killed meanwhile, no process is left.
+
+The old daemon is the one that `Daemon.process` is; the successor is known by the pid in the instance's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.support.clients import Call, Stream, code, starts, times, worker_tree
+from tests.support.daemon import Daemon, fake, gguf, wait_until
+from tests.support.limits import LIMIT_S
+
+SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+STREAMS = 20
+SLOW = {"chunks": 60, "chunk_delay": 0.05}  # a stream that lasts longer than an upgrade
+
+
+class Upgraded(Daemon):
+    """A daemon that may be succeeded by others on the same state directory."""
+
+    @property
+    def serving(self) -> int:
+        """The pid of the one that holds the lock."""
+        return int((self.state_dir / "instance.lock").read_text().split()[1])
+
+    def upgrade(self) -> int:
+        """Upgrade, and return the new one's pid."""
+        answer = self.post("/v1/admin/upgrade")
+        assert answer.status_code == 200, f"{answer.text}\n{self.log_text()}"
+        assert answer.json()["pid"] == self.serving
+        return self.serving
+
+    def successors(self) -> list[int]:
+        """Every living successor, also one that doesn't serve yet."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+                if b"--takeover" in words and str(self.config_path).encode() in words:
+                    found.append(int(entry.name))
+        return found
+
+    def end(self) -> None:
+        """End all daemons, by force where it must be; then nothing may be left."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            if self.serving in self.successors():
+                os.kill(self.serving, signal.SIGTERM)
+        for pid in self.successors():
+            if pid != self.serving:
+                os.kill(pid, signal.SIGKILL)
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(LIMIT_S)
+        wait_until(
+            lambda: not self.successors() and not self.workers(), what=f"nothing is left: {self.log_text()[-2000:]}"
+        )
+
+
+class Traffic(threading.Thread):
+    """Asks a model again and again until told to stop, on one connection or on a new one each time."""
+
+    def __init__(self, daemon: Daemon, model: str, *, keeps_alive: bool) -> None:
+        super().__init__(daemon=True)
+        self.answered = 0
+        self.failed: list[str] = []
+        self.ends = threading.Event()
+        self._daemon, self._model, self._keeps_alive = daemon, model, keeps_alive
+        self.start()
+
+    def run(self) -> None:
+        with self._daemon.client() as client:
+            ask = client.post if self._keeps_alive else self._daemon.post
+            while not self.ends.is_set():
+                self._once(ask)
+
+    def _once(self, ask: Callable[..., httpx.Response]) -> None:
+        try:
+            answer = ask(
+                "/v1/chat/completions", json={"model": self._model, "messages": [{"role": "user", "content": "Hello"}]}
+            )
+            if answer.status_code != 200:
+                self.failed.append(answer.text)
+            self.answered += 1
+        except httpx.HTTPError as error:
+            self.failed.append(repr(error))
+
+    def result(self) -> Traffic:
+        self.ends.set()
+        self.join(LIMIT_S)
+        assert not self.is_alive()
+        return self
+
+
+@pytest.fixture
+def make(tmp_path) -> Iterator[Any]:
+    made: list[Upgraded] = []
+
+    def start(models: dict[str, Any], **config: Any) -> Upgraded:
+        daemon = Upgraded(tmp_path, {"models": models, **config.pop("config", {})}, **config)
+        made.append(daemon)
+        daemon.start()
+        return daemon
+
+    yield start
+    for daemon in made:
+        daemon.end()
+
+
+def worker(daemon: Daemon, name: str) -> tuple[int, int, int]:
+    view = daemon.model(name)
+    return view["worker"]["pid"], view["worker"]["shim_pid"], view["generation"]
+
+
+def under_load(daemon: Upgraded, models: tuple[str, ...], upgrades: int) -> dict[str, int]:
+    """Upgrade under streams and other traffic; what was broken, failed or reloaded."""
+    for name in models:
+        assert daemon.chat(name).status_code == 200
+    before = {name: worker(daemon, name) for name in models}
+    traffic = [Traffic(daemon, name, keeps_alive=kept) for name in models for kept in (True, True, False)]
+    broken = 0
+    for _ in range(upgrades):
+        streams = [Stream(daemon, name, fake=SLOW) for name, _ in zip(itertools.cycle(models), range(STREAMS))]
+        wait_until(lambda: all(stream.chunks for stream in streams), what="all streams run")
+        daemon.upgrade()
+        wait_until(lambda: all(call.answered for call in traffic))
+        broken += sum(not (stream.result().ended_cleanly and stream.chunks == SLOW["chunks"]) for stream in streams)
+    done = [call.result() for call in traffic]
+    after = {name: worker(daemon, name) for name in models}
+    return {
+        "upgrades": upgrades,
+        "streams_broken": broken,
+        "requests": sum(call.answered for call in done),
+        "requests_failed": sum(len(call.failed) for call in done),
+        "reloaded": sum(before[name] != after[name] for name in models),
+    }
+
+
+class TestNobodyNotices:
+    """No request fails, no stream breaks, no worker is reloaded."""
+
+    def test_under_streams_and_requests(self, make, measured):
+        daemon = make({"a": fake(), "b": fake("--fork")})
+        found = under_load(daemon, ("a", "b"), times(2, 10))
+        measured(**found)
+        assert (found["streams_broken"], found["requests_failed"], found["reloaded"]) == (0, 0, 0), daemon.log_text()
+        assert daemon.process.wait(LIMIT_S) == 0  # the old one ends by itself
+
+    def test_a_real_model_goes_on_writing(self, make):
+        daemon = make({"real": gguf()})
+        assert daemon.chat("real").status_code == 200
+        before = worker(daemon, "real")
+        streams = [Stream(daemon, "real", max_tokens=200, ignore_eos=True) for _ in range(4)]
+        wait_until(lambda: any(stream.chunks for stream in streams))
+        daemon.upgrade()
+        assert all(stream.result().ended_cleanly for stream in streams)
+        assert worker(daemon, "real") == before
+        assert daemon.chat("real").status_code == 200
+
+    def test_who_waits_for_a_cold_model_is_served_by_the_new_one(self, make):
+        """Loads under way end first; what is asked for meanwhile waits, also where keep-alives were sent already."""
+        config = {"limits": {"keepalive_s": 0.1}}
+        daemon = make({"slow": fake("--start-delay", "1.5"), "cold": fake()}, config=config)
+        loading = Call(daemon, "slow")
+        daemon.wait_state("slow", "starting")
+        asked = threading.Thread(target=daemon.upgrade)
+        asked.start()
+        wait_until(lambda: "upgrade.began" in daemon.log_text())
+        cold, plain = Stream(daemon, "cold"), Call(daemon, "cold")
+        wait_until(lambda: ":" in cold.text, what="a keep-alive came")
+        assert daemon.model("cold")["state"] == "stopped"
+        asked.join(LIMIT_S)
+        assert loading.result().status == 200
+        assert plain.result().status == 200, plain.error
+        assert cold.result().ended_cleanly, cold.text
+        assert cold.chunks == 5
+        assert starts(daemon, "slow") == starts(daemon, "cold") == 1
+
+    def test_a_load_that_an_operator_waits_for(self, make):
+        daemon = make({"slow": fake("--start-delay", "1"), "cold": fake()})
+        Call(daemon, "slow")
+        daemon.wait_state("slow", "starting")
+        asked = threading.Thread(target=daemon.upgrade)
+        asked.start()
+        wait_until(lambda: "upgrade.began" in daemon.log_text())
+        answer = daemon.post("/v1/admin/models/cold/load")
+        assert (answer.status_code, answer.json()["state"]) == (200, "ready"), answer.text
+        asked.join(LIMIT_S)
+        assert daemon.model("cold")["state"] == "ready"
+
+    def test_pins_and_overrides_stay(self, make):
+        daemon = make({"a": fake(), "b": fake()})
+        assert daemon.post("/v1/admin/models/a/load", json={"overrides": {"vram_mib": 150}}).status_code == 200
+        assert daemon.post("/v1/admin/models/b/pin", json={"pin": True}).status_code == 200
+        before = daemon.model("a"), worker(daemon, "a")
+        daemon.upgrade()
+        assert worker(daemon, "a") == before[1]
+        assert daemon.model("a")["overrides"] == before[0]["overrides"]
+        assert daemon.model("b")["pin"] is True
+
+
+class TestAfterwards:
+    """The new daemon looks after the workers as if it had started them."""
+
+    def test_all_is_gone_when_it_is_killed(self, make, measured):
+        daemon = make({"a": fake("--fork", "2"), "b": fake("--daemonize", "--ignore-term", grace_s=0.2)})
+        for name in "ab":
+            daemon.chat(name)
+        daemon.upgrade()
+        daemon.process.wait(LIMIT_S)
+        assert len(daemon.workers()) > 4
+        os.kill(daemon.serving, signal.SIGKILL)
+        killed_at = time.monotonic()
+        wait_until(lambda: not daemon.workers(), what="no orphans")
+        measured(gone_s=time.monotonic() - killed_at)
+        assert time.monotonic() - killed_at < 15
+
+    def test_a_killed_shim_takes_its_tree_with_it(self, make):
+        daemon = make({"a": fake("--daemonize", "2", "--ignore-term", grace_s=0.2)})
+        daemon.chat("a")
+        daemon.upgrade()
+        daemon.process.wait(LIMIT_S)
+        pid, shim, generation = worker(daemon, "a")
+        os.kill(shim, signal.SIGKILL)
+        daemon.wait_gone("a", pid)
+        wait_until(lambda: not worker_tree(daemon, "a", generation), what="its tree is gone")
+        assert daemon.chat("a").status_code == 200
+
+    def test_unload_waits_for_requests_of_the_old_one(self, make):
+        """They count as running; with their end the worker stops, by SIGTERM."""
+        daemon = make({"a": fake()})
+        daemon.chat("a")
+        stream = Stream(daemon, "a", fake=SLOW)
+        wait_until(lambda: stream.chunks)
+        daemon.upgrade()
+        assert daemon.model("a")["in_flight"] == 1
+        assert daemon.post("/v1/admin/models/a/unload").json()["state"] == "stopped"
+        assert stream.result().ended_cleanly
+        assert not daemon.workers()
+        assert not [event for event in daemon.events("decision.made") if event["kind"] == "crash"]
+
+    def test_again_while_the_first_one_still_has_requests(self, make):
+        daemon = make({"a": fake()})
+        daemon.chat("a")
+        before = worker(daemon, "a")
+        stream = Stream(daemon, "a", fake={"chunks": 100, "chunk_delay": 0.05})
+        wait_until(lambda: stream.chunks)
+        pids = {daemon.upgrade() for _ in range(3)}
+        assert len(pids) == 3
+        assert (daemon.model("a")["in_flight"], worker(daemon, "a")) == (1, before)
+        assert stream.result().ended_cleanly
+        wait_until(lambda: daemon.model("a")["in_flight"] == 0)
+        daemon.process.wait(LIMIT_S)
+        wait_until(lambda: daemon.successors() == [daemon.serving], what="only the last one is left")
+        assert daemon.chat("a").status_code == 200
+
+    def test_a_new_configuration_counts_as_a_reload(self, make):
+        daemon = make({"same": fake(), "changed": fake(), "removed": fake()})
+        for name in ("same", "changed", "removed"):
+            daemon.chat(name)
+        before = worker(daemon, "same"), worker(daemon, "changed")
+        stream = Stream(daemon, "removed", fake=SLOW)
+        wait_until(lambda: stream.chunks)
+        daemon.config["models"] = {"same": fake(), "changed": fake("--warmup", "0.1"), "added": fake()}
+        daemon.config_path.write_text(yaml.safe_dump(daemon.config, sort_keys=False))
+        daemon.upgrade()
+        assert worker(daemon, "same") == before[0]
+        assert daemon.chat("changed").status_code == daemon.chat("added").status_code == 200
+        assert worker(daemon, "changed")[0] != before[1][0]
+        assert daemon.chat("removed").status_code == 404
+        assert stream.result().ended_cleanly
+        wait_until(lambda: not worker_tree(daemon, "removed", 1), what="the removed model's worker is gone")
+
+
+class TestWithoutSystemd:
+    """`llmux serve --takeover`, started by anybody."""
+
+    def started(self, daemon: Upgraded) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "supervisor.cli", "serve", "--takeover", "--config", str(daemon.config_path)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def test_takes_over_from_one_that_is_not_its_parent(self, make):
+        daemon = make({"a": fake()})
+        daemon.chat("a")
+        before = worker(daemon, "a")
+        with self.started(daemon) as successor:
+            try:
+                daemon.process.wait(LIMIT_S)
+                assert (daemon.serving, worker(daemon, "a")) == (successor.pid, before)
+            finally:
+                successor.terminate()
+                successor.communicate(timeout=LIMIT_S)
+        assert successor.returncode == 0
+        assert not daemon.workers()
+
+    def test_starts_as_usual_where_none_runs(self, make):
+        daemon = make({"a": fake()})
+        daemon.stop()
+        with self.started(daemon) as successor:
+            try:
+                wait_until(lambda: daemon.serving == successor.pid)
+                wait_until(lambda: _answers(daemon))
+                assert daemon.chat("a").status_code == 200
+            finally:
+                successor.terminate()
+                successor.communicate(timeout=LIMIT_S)
+
+    def test_one_at_a_time(self, make):
+        daemon = make({"slow": fake("--start-delay", "2")})
+        Call(daemon, "slow")
+        daemon.wait_state("slow", "starting")
+        asked = threading.Thread(target=daemon.upgrade)
+        asked.start()
+        wait_until(lambda: "upgrade.began" in daemon.log_text())
+        with self.started(daemon) as second:
+            _, said = second.communicate(timeout=LIMIT_S)
+        assert second.returncode != 0
+        assert "Another upgrade is under way already." in said
+        refused = daemon.post("/v1/admin/upgrade")
+        assert (refused.status_code, code(refused)) == (503, "upgrade_failed")
+        asked.join(LIMIT_S)
+
+
+def _answers(daemon: Daemon) -> bool:
+    try:
+        return daemon.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+class TestTheOldOneStays:
+    """A successor that can't start or can't read the state says so, and nothing has changed."""
+
+    def refused(self, daemon: Upgraded) -> str:
+        before = worker(daemon, "a")
+        stream = Stream(daemon, "a", fake=SLOW)
+        wait_until(lambda: stream.chunks)
+        answer = daemon.post("/v1/admin/upgrade")
+        assert (answer.status_code, code(answer)) == (503, "upgrade_failed"), answer.text
+        assert stream.result().ended_cleanly
+        assert worker(daemon, "a") == before
+        assert daemon.process.poll() is None
+        assert not daemon.successors()
+        assert daemon.chat("b").status_code == 200  # and plans again
+        assert daemon.post("/v1/admin/models/b/unload").status_code == 200
+        return answer.json()["error"]["message"] + str(answer.json()["error"].get("detail"))
+
+    def test_broken_configuration(self, make):
+        daemon = make({"a": fake(), "b": fake()})
+        daemon.chat("a")
+        good = daemon.config_path.read_text()
+        daemon.config_path.write_text(good.replace("vram_mib: 100", "vram_mib: many"))
+        assert "vram_mib" in self.refused(daemon)
+        daemon.config_path.write_text(good)
+        daemon.upgrade()  # and it can try again
+
+    def test_unreadable_state(self, make):
+        daemon = make({"a": fake(), "b": fake()})
+        daemon.chat("a")
+        path = daemon.state_dir / "state.sqlite3"
+        path.rename(path.with_suffix(".kept"))
+        path.mkdir()
+        assert "state.sqlite3 can't be used" in self.refused(daemon)
+
+    def test_another_address(self, make):
+        daemon = make({"a": fake(), "b": fake()})
+        daemon.chat("a")
+        text = daemon.config_path.read_text()
+        daemon.config_path.write_text(text.replace(f"port: {daemon.port}\n", f"port: {daemon.port + 40}\n"))
+        assert "which only a restart can change" in self.refused(daemon)
+
+    def test_a_successor_that_hangs_is_ended(self, make):
+        daemon = make({"slow": fake("--start-delay", "1.5"), "a": fake(), "b": fake()})
+        daemon.chat("a")
+        before = worker(daemon, "a")
+        Call(daemon, "slow")
+        daemon.wait_state("slow", "starting")
+        asked = Call(daemon, "a")
+        asked.result()
+        upgrade = threading.Thread(target=lambda: daemon.post("/v1/admin/upgrade"))
+        upgrade.start()
+        wait_until(lambda: "upgrade.began" in daemon.log_text())
+        (successor,) = daemon.successors()
+        os.kill(successor, signal.SIGKILL)
+        upgrade.join(LIMIT_S)
+        assert worker(daemon, "a") == before
+        assert daemon.chat("b").status_code == 200
+        daemon.upgrade()
+
+
+def test_told_to_systemd(tmp_path, make):
+    """The old one names the new main process, which then says that it is ready; in this order."""
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(address))
+        systemd.settimeout(LIMIT_S)
+        env = {"NOTIFY_SOCKET": str(address), "WATCHDOG_USEC": "1000000"}
+        daemon = make({"a": fake()}, env=env)
+        pid = daemon.upgrade()
+        told: list[tuple[str, str]] = []
+        while told.count(("new", "READY=1")) == 0:
+            lines = systemd.recv(4096).decode().split("\n")
+            told += [("new" if ("old", f"MAINPID={pid}") in told else "old", line) for line in lines]
+    assert told.index(("old", "READY=1")) < told.index(("old", f"MAINPID={pid}")) < told.index(("new", "READY=1"))
+    assert ("old", "STOPPING=1") not in told
+
+
+@pytest.mark.parametrize("victim", ["old", "new"])
+def test_killed_at_random_points(make, measured, victim):
+    """kill -9 of either: the other serves on, or every tree is gone soon after; never an orphan."""
+    chance = random.Random(SEED + len(victim))
+    daemon = make(
+        {
+            "a": fake("--fork"),
+            "b": fake("--daemonize", "--ignore-term", grace_s=0.2),
+            "slow": fake("--start-delay", "0.2"),
+        }
+    )
+    gone, served = [], 0
+    for _ in range(times(4, 60)):
+        for name in "ab":
+            daemon.chat(name)
+        Stream(daemon, "a", fake=SLOW)
+        if chance.random() < 0.5:
+            Call(daemon, "slow")
+        upgrade = threading.Thread(target=_try, args=(daemon,))
+        upgrade.start()
+        wait_until(lambda: daemon.successors() or not upgrade.is_alive())
+        time.sleep(chance.uniform(0.0, 0.8))
+        old, new = daemon.process.pid, daemon.successors()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(old if victim == "old" else new[0], signal.SIGKILL)
+        killed_at = time.monotonic()
+        upgrade.join(LIMIT_S)
+        if victim == "old":
+            daemon.process.wait()
+        wait_until(lambda: not daemon.workers() or _serves(daemon), what=f"served or gone (LLMUX_SEED={SEED})")
+        if _serves(daemon):
+            served += 1
+        else:
+            wait_until(lambda: not daemon.workers(), what="no orphans")
+            gone.append(time.monotonic() - killed_at)
+        daemon.end()
+        daemon.start()
+    measured(seed=SEED, victim=victim, served=served, gone=len(gone), gone_max_s=max(gone, default=0.0))
+    assert max(gone, default=0.0) < 15
+
+
+def _try(daemon: Daemon) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        daemon.post("/v1/admin/upgrade")
+
+
+def _serves(daemon: Daemon) -> bool:
+    try:
+        return daemon.chat("a").status_code == 200
+    except httpx.HTTPError:
+        return False
