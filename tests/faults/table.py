@@ -83,7 +83,7 @@ TABLE: Final = (
         "A worker dies in the middle of a stream",
         "The stream says so in its own format and never ends as if whole; nothing is sent again.",
         "`proxy/forward`, `proxy/event_stream`: an in-band error, then the connection is cut.",
-        ("tests/unit/proxy/test_forward.py::TestBroken",),
+        ("tests/unit/proxy/test_forward.py::TestBroken", "tests/e2e/dialects/test_anthropic.py"),
     ),
     Fault(
         11,

@@ -121,6 +121,12 @@ class TestMetrics:
         assert value(found, "llmux_swaps_total", model="b") == 1
         assert value(found, "llmux_evictions_total", model="a", reason="room") == 1
 
+    def test_the_daemons_own_process(self, daemon):
+        found = samples(daemon)
+        assert value(found, "process_open_fds") > 3
+        assert value(found, "process_resident_memory_bytes") > 1 << 20
+        assert value(found, "asyncio_tasks") >= 1
+
     def test_crashes_by_class(self, daemon):
         assert daemon.chat("broken").status_code == 503
         found = samples(daemon)
