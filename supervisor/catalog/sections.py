@@ -192,6 +192,19 @@ class LimitsConfig(Section):
     )
     header_kib: int = Field(default=64, ge=1, le=1024, description="Largest request head, in KiB.")
     header_s: Seconds = Field(default=10.0, description="Time a client has to send its head.")
+    body_s: Seconds = Field(default=600.0, description="Time a client has to send its body.")
+    least_bytes_per_s: float = Field(
+        default=1024.0,
+        ge=0,
+        le=1e9,
+        description="Least rate at which a client sends its body, and reads what waits for it; 0: any rate.",
+    )
+    connections_per_client: int = Field(
+        default=1024,
+        ge=0,
+        le=1_000_000,
+        description="Open connections of one address, such as a reverse proxy with all its users; 0: any number.",
+    )
     connect_s: Seconds = Field(default=2.0, description="Time to connect to a worker.")
     first_byte_s: Seconds = Field(default=300.0, description="Time a worker has to begin its answer.")
     stream_idle_s: Seconds = Field(default=120.0, description="Longest silence within an answer.")

@@ -1,6 +1,7 @@
 """uvicorn's httptools protocol with the guards it lacks.
 
-A request's headers have a deadline and a size limit, its body may not stall, and a client may not stop reading for ever.
+A request's headers have a deadline and a size limit, its body a deadline and a least rate, and so has a client that reads
+its answer. A client has a limited number of connections, and may end its side of one before it has the answer.
 Ambiguous requests (Content-Length with Transfer-Encoding, several Hosts) are rejected before they get a scope. Trailers are
 dropped. A response sent before the whole body arrived ends the connection, but only after a moment in which the rest of the
 body is read and dropped: if bytes are unread at the close, the kernel discards the response. A rejection is a JSON error
@@ -15,8 +16,7 @@ import socket
 import sys
 from collections import deque
 from functools import partial
-from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import unquote
 
 import httptools
@@ -30,33 +30,26 @@ from uvicorn.server import ServerState
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
-from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
+from supervisor.errors import InvalidRequestError, LlmuxError, RateLimitError
+from supervisor.http.half_closed import HalfClosed
+from supervisor.http.request_head import headers_too_large, refused_head, split_url
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
+from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseBrokenError, ResponseOverError
 from supervisor.proxy.error_response import error_body, error_headers
 
 log = structlog.get_logger("llmux.http")
 
-METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 PIPELINE_LIMIT: Final = 16
 _BYTES_ACKED: Final = slice(120, 128)  # in Linux's struct tcp_info
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
 
 
-class HeadersTooLargeError(TooLargeError):
-    """Request line and headers over their limit."""
+class TooManyConnectionsError(RateLimitError):
+    """The client's address has as many connections as it may."""
 
-    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-    code = "headers_too_large"
-
-
-class RequestTimeoutError(LlmuxError):
-    """The client began a request and did not finish its head in time."""
-
-    status = HTTPStatus.REQUEST_TIMEOUT
-    type = "invalid_request_error"
-    code = "request_timeout"
+    code = "too_many_connections"
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -64,11 +57,15 @@ class GuardedProtocol(HttpToolsProtocol):
 
     head_limit = 64 * 1024  # bytes of request line and headers
     head_s = 10.0  # from a request's first byte (or the connection's start) to the end of its headers
-    body_stall_s = 30.0  # between two pieces of a body
-    write_stall_s = 120.0  # a client that reads nothing while we have something to send
+    body_s = 600.0  # from the first piece of a body to its end
+    body_window_s = 30.0  # within which a client sends at the least rate
+    read_window_s = 120.0  # within which a client reads at the least rate what we have to send
+    least_bytes_per_s = 1024.0  # 0: any byte within a window is enough
+    most_connections = 1024  # of a client's address; 0: any number
     linger_s = 2.0  # for a client to read an early answer while it still sends
     linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
     last_words_s = 1.0  # for a client to read the error before its response is cut
+    _connections_of: ClassVar[dict[str, int]] = {}  # address → open connections
 
     def __init__(
         self,
@@ -87,7 +84,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._waiting_since = 0.0
         self._idle_since = 0.0
         self._receive_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._slow_sender: SlowSender | None = None
+        self._slow_reader: SlowReader | None = None
+        self._half_closed: HalfClosed | None = None
+        self._address: str | None = None  # counted in `_connections_of`
+        self._serving: ResponseCycle | None = None
         self._refusal: LlmuxError | None = None
         self._upgrading = False
         self._disconnect: Disconnect
@@ -99,6 +100,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def configure(cls, limits: LimitsConfig) -> None:
         """For new connections."""
         cls.head_limit, cls.head_s = limits.header_kib * 1024, limits.header_s
+        cls.body_s, cls.least_bytes_per_s = limits.body_s, limits.least_bytes_per_s
+        cls.most_connections = limits.connections_per_client
 
     # connection
 
@@ -110,14 +113,43 @@ class GuardedProtocol(HttpToolsProtocol):
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
+        if self.client is not None:
+            self._address = address = self.client[0]
+            self._connections_of[address] = count = self._connections_of.get(address, 0) + 1
+            if 0 < self.most_connections < count:
+                self._refuse(
+                    TooManyConnectionsError(
+                        f"Your address has {count - 1} connections (limits.connections_per_client).", retry_after_s=5.0
+                    )
+                )
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        for timer in (self._receive_timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+        for watch in (self._slow_reader, self._half_closed):
+            if watch is not None:
+                watch.close()
+        if self._address is not None:
+            self._connections_of[self._address] -= 1
+            if not self._connections_of[self._address]:
+                del self._connections_of[self._address]
+        self._refusal = None  # it keeps the frames that it passed, and they this object
         self._disconnect.happened()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as in asyncio
+        """True keeps the connection for the answer that is still to come; see `half_closed`."""
+        serving = self._serving
+        if serving is None or serving.response_complete:
+            return False
+        if self._linger_left is not None:  # the answer to a body that failed is on its way
+            return True
+        if self._in_message:
+            return False
+        self._half_closed = HalfClosed(self.loop, self.transport, serving.probe, self.transport.abort)
+        self.cycle.keep_alive = False
+        return self._half_closed.is_alive()
 
     def data_received(self, data: bytes) -> None:
         if self._linger_left is not None:
@@ -132,21 +164,31 @@ class GuardedProtocol(HttpToolsProtocol):
             self._decline_upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
-            self._refuse(self._refusal or InvalidRequestError("This is not a valid HTTP/1.1 request."))
+            if self._in_message and not self._in_head:
+                self._fail_body(InvalidRequestError("The chunks of the request's body are malformed."))
+            else:
+                self._refuse(self._refusal or InvalidRequestError("This is not a valid HTTP/1.1 request."))
             return
         if self._in_message:
             if self._in_head:
                 self._head_bytes += len(data)
                 if self._head_bytes > self.head_limit:
-                    self._refuse(self._headers_too_large())
+                    self._refuse(headers_too_large(self.head_limit))
                     return
             elif self._bodiless_bytes > self.head_limit:
                 self.transport.abort()
                 return
             else:
-                self._waiting_since = self.loop.time()
+                if self._slow_sender is None:
+                    self._slow_sender = SlowSender(
+                        self.loop.time(),
+                        window_s=self.body_window_s,
+                        bytes_per_s=self.least_bytes_per_s,
+                        limit_s=self.body_s,
+                    )
+                self._slow_sender.received += len(data)
             if self._receive_timer is None:
-                limit_s = self.head_s if self._in_head else self.body_stall_s
+                limit_s = self.head_s if self._in_head else min(self.body_window_s, self.body_s)
                 self._receive_timer = self.loop.call_later(limit_s, self._check_progress)
         elif self._receive_timer is not None:
             self._receive_timer.cancel()
@@ -154,13 +196,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self.write_stall_s, self.transport.abort)
+        if self._slow_reader is None:
+            self._slow_reader = SlowReader(
+                self.loop, self.transport, window_s=self.read_window_s, bytes_per_s=self.least_bytes_per_s
+            )
+        self._slow_reader.paused()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        if self._slow_reader is not None:
+            self._slow_reader.resumed()
 
     def _linger(self) -> None:
         """End our side, and the connection soon after."""
@@ -175,16 +220,27 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or not self._in_message:
             return
         now = self.loop.time()
-        if not self._in_head and self.flow.read_paused:
-            self._waiting_since = now  # the server is slow here, not the client
-        limit_s = self.head_s if self._in_head else self.body_stall_s
-        left_s = self._waiting_since + limit_s - now
-        if left_s > 0:
-            self._receive_timer = self.loop.call_later(left_s, self._check_progress)
-        elif self._in_head:
-            self._refuse(RequestTimeoutError(f"The request's headers were not complete after {limit_s:g} s."))
+        if self._in_head:
+            left_s = self._waiting_since + self.head_s - now
+            if left_s <= 0:
+                self._refuse(RequestTimeoutError(f"The request's headers were not complete after {self.head_s:g} s."))
+                return
         else:
+            assert self._slow_sender is not None
+            error = self._slow_sender.refused(now, we_are_slow=self.flow.read_paused)
+            if error is not None:
+                self._fail_body(error)
+                return
+            left_s = self._slow_sender.next_at - now
+        self._receive_timer = self.loop.call_later(max(0.0, left_s), self._check_progress)
+
+    def _fail_body(self, error: LlmuxError) -> None:
+        """The request's body won't be complete. Whoever serves it says so, unless its response has begun."""
+        if self.cycle.response_started:
             self.transport.abort()
+            return
+        self._linger_left = self.linger_bytes
+        self.cycle.fail(error)
 
     # parser callbacks
 
@@ -194,16 +250,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self.headers = []
         self._in_message = self._in_head = True
         self._head_bytes = 0
+        self._slow_sender = None
         self._waiting_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        self._check_head()
+        self._refusal = refused_head(self.parser.get_method(), self.url, self.headers, self.head_limit)
+        if self._refusal is not None:
+            raise self._refusal  # an exception in a callback makes the parser fail
         self._in_head = False
         self._bodiless_bytes = 0
         if self.parser.should_upgrade():
             self._upgrading = True
             return
-        raw_path, query = _split(self.url)
+        raw_path, query = split_url(self.url)
         path = raw_path.decode("ascii")
         version = self.parser.get_http_version()
         self.scope = {
@@ -242,36 +301,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_message = False
         if not self._upgrading:
             super().on_message_complete()
-
-    def _check_head(self) -> None:
-        """Raises for requests that llhttp accepts and llmux doesn't; an exception in a callback makes the parser fail."""
-        hosts = framings = 0
-        size = len(self.url)
-        for name, value in self.headers:
-            size += len(name) + len(value) + 4
-            if name == b"host":
-                hosts += 1
-            elif name == b"content-length":
-                framings += 1
-            elif name == b"transfer-encoding":
-                framings += 1
-                if value.strip().lower() != b"chunked":
-                    self._refusal = InvalidRequestError("Transfer-Encoding other than chunked is not supported.")
-        if size > self.head_limit:
-            self._refusal = self._headers_too_large()
-        elif hosts > 1 or framings > 1:
-            self._refusal = InvalidRequestError(
-                "The request has several Host, Content-Length or Transfer-Encoding fields."
-            )
-        elif self.parser.get_method() not in METHODS:
-            self._refusal = MethodNotAllowedError("This method is not supported.")
-        if self._refusal is not None:
-            raise self._refusal
-
-    def _headers_too_large(self) -> HeadersTooLargeError:
-        return HeadersTooLargeError(
-            f"The request's headers are larger than {self.head_limit} bytes (limits.header_kib)."
-        )
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Continue in HTTP/1.1: some clients offer h2c with every request, and then the parser skips the body."""
@@ -330,6 +359,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _start_asgi_task(self, cycle: ResponseCycle, app: Any) -> None:  # type: ignore[override]  # all our cycles are
+        self._serving = cycle
         task = self._disconnect.task = cycle.task = self.loop.create_task(self._run(cycle, app))
         self.tasks.add(task)
 
@@ -364,15 +394,6 @@ class GuardedProtocol(HttpToolsProtocol):
         headers = [*error_headers(error, body), *own]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _split(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query, as they are on the wire. Raises httptools.HttpParserInvalidURLError."""
-    if url[:1] == b"/" and b"#" not in url:
-        path, _, query = url.partition(b"?")
-        return path, query
-    parsed = httptools.parse_url(url)
-    return parsed.path, parsed.query or b""
 
 
 def _about(scope: HTTPScope) -> dict[str, str]:

@@ -11,8 +11,10 @@ import asyncio
 import re
 from typing import Final
 
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from supervisor.errors import LlmuxError
 
 _NO_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\\\[\]={} \t"A-Z]')
 _NO_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -40,7 +42,43 @@ class ResponseCycle(RequestResponseCycle):
         )
         self._loop = protocol.loop
         self._head = b""  # held until the body begins
+        self._failure: LlmuxError | None = None  # why the request's body will never be complete
         self.task: asyncio.Task[None] | None = None
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """ASGI's `receive`. Raises the LlmuxError of `fail`."""
+        if self._failure is None:
+            message = await super().receive()
+        if self._failure is not None:
+            raise self._failed()
+        return message
+
+    def fail(self, error: LlmuxError) -> None:
+        """The rest of the request's body won't come: whoever receives it gets `error`."""
+        self._failure = error
+        self.message_event.set()
+
+    def _failed(self) -> LlmuxError:
+        assert self._failure is not None
+        try:
+            return self._failure
+        finally:
+            self._failure = None  # kept here, it would keep the frames that it passes
+
+    def probe(self) -> bool:
+        """Send something that changes nothing, so that a client that has gone answers with a reset. False: nothing can be sent."""
+        if self.response_complete or self.transport.is_closing():
+            return False
+        if not self.response_started:
+            if self.scope["http_version"] == "1.0":
+                return False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # the one interim response that every client skips
+        elif self.chunked_encoding and self.scope["method"] != "HEAD":
+            self._flush()
+            self.transport.write(b"0")  # a leading zero of the next chunk's size
+        else:
+            return False
+        return True
 
     async def send(self, message: ASGISendEvent) -> None:
         """ASGI's `send`. Raises RuntimeError for messages that would not be valid HTTP."""

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import random
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.http.protocol import GuardedProtocol
+from supervisor.proxy.disconnect import CancelOnDisconnect
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.held import held
+from tests.support.wire import Front, front
 
 MIB = 1024 * 1024
 BUDGET_MIB = 96
@@ -137,3 +141,71 @@ class TestManyLargeBodies:
             ]
             (daemon.folder / GATE).touch()
         await until(lambda: rss_mib(daemon) - before < 30)
+
+
+class TestSlowReaders:
+    """Whoever reads more slowly than it must, what waits for it, is cut; a slow stream's reader is not."""
+
+    @pytest.fixture
+    async def site(self, monkeypatch):
+        monkeypatch.setattr(GuardedProtocol, "read_window_s", 0.5)
+        monkeypatch.setattr(GuardedProtocol, "least_bytes_per_s", 200_000.0)
+
+        async def app(scope, receive, send):
+            piece, pause_s = (bytes(200_000), 0.0) if scope["path"] == "/much" else (b"a word ", 0.05)
+            with CancelOnDisconnect(scope):
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                while True:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await asyncio.sleep(pause_s)
+
+        async with front(app) as running:
+            yield running
+
+    async def read(self, running: Front, path: str, bytes_per_s: float, until_s: float) -> bool:
+        """Was it cut within that time?"""
+        with socket.socket() as connection:
+            connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024
+            )  # or the kernel reads megabytes for it
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(connection, ("127.0.0.1", running.port))
+            await loop.sock_sendall(connection, f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            began, taken = loop.time(), 0
+            while (elapsed := loop.time() - began) < until_s:
+                if taken < bytes_per_s * elapsed:
+                    try:
+                        piece = await loop.sock_recv(connection, 4096)
+                    except ConnectionError:
+                        return True
+                    if not piece:
+                        return True
+                    taken += len(piece)
+                else:
+                    await asyncio.sleep(0.005)
+        return False
+
+    async def test_of_much_is_cut(self, site):
+        assert await self.read(site, "/much", 10_000, until_s=60.0)
+
+    async def test_that_is_fast_enough_is_served(self, site):
+        assert not await self.read(site, "/much", 2_000_000, until_s=4.0)
+
+    async def test_of_a_slow_stream_is_served(self, site):
+        """It takes 140 bytes a second, and there are no more."""
+        assert not await self.read(site, "/little", 2_000_000, until_s=4.0)
+
+
+class TestHalfClosed:
+    """A client that has sent all, and says so, still gets its answer."""
+
+    async def test_gets_its_answer(self, daemon):
+        for fields in ({}, {"stream": True}, {"fake": {"delay": 0.5}}, {"stream": True, "fake": {"chunk_delay": 0.1}}):
+            content = json.dumps({"model": "plain", "messages": [], **fields}).encode()
+            async with connected(daemon) as (reader, writer):
+                writer.write(head(len(content), path="/v1/chat/completions") + content)
+                writer.write_eof()
+                said = await reader.read()
+            assert b"HTTP/1.1 200 OK\r\n" in said, fields
+            assert said.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if fields.get("stream") else b"}"), fields

@@ -8,16 +8,23 @@ import json
 
 import pytest
 
+from supervisor.dialects.openai import OPENAI
+from supervisor.errors import LlmuxError
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.body import read_body
+from supervisor.proxy.error_response import error_body
 from tests.support.wire import PATIENCE_S, front, post, talk, until
 
 
 async def echo(scope, receive, send):
-    """Answers with the request's body."""
-    body = await read_body(scope, receive, 1 << 20)
+    """Answers with the request's body, or with what is wrong with it."""
+    status = 200
+    try:
+        body = await read_body(scope, receive, 1 << 20)
+    except LlmuxError as error:
+        status, body = error.status, error_body(error, OPENAI)
     headers = [(b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -108,14 +115,14 @@ class TestDeadlines:
             writer.close()
 
     async def test_stalled_body(self, monkeypatch):
-        monkeypatch.setattr(GuardedProtocol, "body_stall_s", 0.2)
+        monkeypatch.setattr(GuardedProtocol, "body_window_s", 0.2)
         async with front(echo) as running:
             reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
             writer.write(post(b"whole", close=False))
             assert (await reader.readuntil(b"whole")).startswith(b"HTTP/1.1 200")
             writer.write(post(b"x" * 10)[:-5])
             async with asyncio.timeout(PATIENCE_S):
-                assert await reader.read(-1) == b""
+                assert (await reader.read(-1)).startswith(b"HTTP/1.1 408 ")
             writer.close()
             await until(lambda: not running.state.tasks)
 
@@ -146,6 +153,98 @@ class TestDeadlines:
             for writer in slow:
                 writer.close()
             await until(lambda: not running.state.connections)
+
+    async def test_a_body_that_comes_too_slowly(self, monkeypatch):
+        """It trickles, so it never stalls; a fast one of the same connection is served."""
+        monkeypatch.setattr(GuardedProtocol, "body_window_s", 0.3)
+        monkeypatch.setattr(GuardedProtocol, "least_bytes_per_s", 1000.0)
+        async with front(echo) as running:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(post(b"whole", close=False))
+            assert (await reader.readuntil(b"whole")).startswith(b"HTTP/1.1 200")
+            writer.write(post(b"x" * 1000)[:-1000])
+            reading = asyncio.create_task(reader.read(-1))
+            while not reading.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+            answer = await reading
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+            writer.close()
+
+    async def test_a_body_that_takes_too_long(self, monkeypatch):
+        """Fast enough in each window, and too long in all."""
+        monkeypatch.setattr(GuardedProtocol, "body_window_s", 0.1)
+        monkeypatch.setattr(GuardedProtocol, "body_s", 0.5)
+        monkeypatch.setattr(GuardedProtocol, "least_bytes_per_s", 0.0)
+        async with front(echo) as running:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(post(b"x" * 100_000)[:-100_000])
+            reading = asyncio.create_task(reader.read(-1))
+            while not reading.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.005)
+            assert b"limits.body_s" in await reading
+            writer.close()
+
+
+class TestMalformedChunks:
+    """A request whose chunks are malformed gets 400 in our shape, whoever waits for its body."""
+
+    CHUNKS = (b"zz\r\n", b"5\r\nhello there", b"-1\r\n", b"5;\x00\r\nhello\r\n", b"fffffffffffffffff\r\n")
+    HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    @pytest.mark.parametrize("chunks", CHUNKS)
+    @pytest.mark.parametrize("late", [False, True], ids=["at once", "while the application waits"])
+    async def test_get_400(self, chunks, late):
+        async with front(echo) as running:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(self.HEAD + b"3\r\nabc\r\n")
+            if late:
+                await until(lambda: bool(running.state.tasks))
+            writer.write(chunks + b"more" * 1000)
+            answer = await reader.read(-1)
+            assert answer.startswith(b"HTTP/1.1 400 "), answer
+            assert b"\r\nconnection: close" in answer
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_request"
+            writer.close()
+
+    async def test_after_a_response_began_the_connection_is_cut(self):
+        async def early(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            with contextlib.suppress(LlmuxError):
+                await read_body(scope, receive, 1 << 20)
+
+        async with front(early) as running:
+            reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+            writer.write(self.HEAD)
+            await reader.readuntil(b"first")
+            writer.write(b"zz\r\n")
+            with contextlib.suppress(ConnectionError):
+                assert not (await reader.read(-1)).endswith(b"0\r\n\r\n")
+            writer.close()
+
+
+class TestManyConnections:
+    """An address has a limited number of connections; whoever has too many is told so."""
+
+    async def test_one_too_many(self, monkeypatch):
+        monkeypatch.setattr(GuardedProtocol, "most_connections", 3)
+        async with front(echo) as running:
+            open_ones = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
+            await until(lambda: len(running.state.connections) == 3)
+            answer = await talk(running.port, GET)
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            assert b"\r\nretry-after: " in answer
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
+            open_ones.pop()[1].close()
+            await until(lambda: len(running.state.connections) == 2)
+            assert (await talk(running.port, GET)).startswith(b"HTTP/1.1 200 ")
+            for _, writer in open_ones:
+                writer.close()
+            await until(lambda: not running.state.connections)
+            assert GuardedProtocol._connections_of == {}
 
 
 class TestOrdinary:

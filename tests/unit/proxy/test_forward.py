@@ -12,6 +12,7 @@ import time
 import pytest
 
 from supervisor.errors import LlmuxError
+from supervisor.http import half_closed
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.disconnect import ResponseOverError
 from supervisor.proxy.forward import Outcome, _dropped, request_headers
@@ -335,19 +336,61 @@ class TestLeaving:
             await talk(front.port, post())
             assert front.scopes[0]["asgi"]["spec_version"] == "2.3"
 
-    async def test_half_closed_client_counts_as_gone(self):
+    @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+    @pytest.mark.parametrize("wire", [b"", SSE_HEAD, SSE_HEAD + chunk(EVENT)], ids=["silent", "head", "streaming"])
+    async def test_half_closed_client_gets_its_answer(self, wire, version):
+        """As `nc -N`: it has sent its request and reads on. Only in HTTP/1.0 it can't be told from one that left."""
+        go = asyncio.Event()
+
         async def script(conn: Conn) -> None:
             await conn.request()
+            await conn.send(wire)
+            await go.wait()
+            await conn.send((b"" if wire else SSE_HEAD) + chunk(b"data: last\n\n") + b"0\r\n\r\n")
+            await conn.closed()
+
+        async with proxied(script) as (front, behind):
+            reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+            writer.write(post().replace(b"1.1", version))
+            await until(lambda: behind.active == 1)
+            if wire:
+                await reader.readuntil(wire[-4:])
+            writer.write_eof()
+            if version == b"1.0" and wire == b"":
+                assert await reader.read(-1) == b""
+                go.set()
+            else:
+                if not wire:
+                    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+                elif wire != SSE_HEAD:
+                    assert await reader.readuntil(b"0") == b"0"
+                go.set()
+                answer = await reader.read(-1)
+                assert b"data: last\n\n\r\n0\r\n\r\n" in answer
+            writer.close()
+
+    @pytest.mark.parametrize("wire", [b"", SSE_HEAD, SSE_HEAD + chunk(EVENT)], ids=["silent", "head", "streaming"])
+    async def test_half_closed_client_that_leaves_later(self, wire, monkeypatch):
+        monkeypatch.setattr(half_closed, "AGAIN_S", 0.1)
+
+        async def script(conn: Conn) -> None:
+            await conn.request()
+            await conn.send(wire)
             await conn.closed()
 
         async with proxied(script) as (front, behind):
             reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
             writer.write(post())
             await until(lambda: behind.active == 1)
+            if wire:
+                await reader.readuntil(wire[-4:])
             writer.write_eof()
-            await until(lambda: behind.active == 0)
-            assert await reader.read(-1) == b""
+            (connection,) = front.state.connections
+            await until(lambda: connection._half_closed is not None)
+            assert behind.active == 1
             writer.close()
+            await until(lambda: behind.active == 0)
+            assert type(front.errors[0]).__name__ == "ClientDisconnectedError"
 
 
 class TestSlowReader:
@@ -375,7 +418,7 @@ class TestSlowReader:
             await until(lambda: behind.active == 0)
 
     async def test_is_cut_off_in_the_end(self, monkeypatch):
-        monkeypatch.setattr(GuardedProtocol, "write_stall_s", 0.2)
+        monkeypatch.setattr(GuardedProtocol, "read_window_s", 0.2)
 
         async def script(conn: Conn) -> None:
             await conn.request()

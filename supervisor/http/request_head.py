@@ -1,0 +1,56 @@
+"""A request's line and headers: what llhttp accepts and llmux doesn't."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+import httptools
+
+from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedError, TooLargeError
+
+METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+
+
+class HeadersTooLargeError(TooLargeError):
+    """Request line and headers over their limit."""
+
+    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    code = "headers_too_large"
+
+
+def headers_too_large(limit: int) -> HeadersTooLargeError:
+    return HeadersTooLargeError(f"The request's headers are larger than {limit} bytes (limits.header_kib).")
+
+
+def refused_head(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]], limit: int) -> LlmuxError | None:
+    """What is wrong with it, if anything is. At most `limit` bytes."""
+    hosts = framings = 0
+    size = len(url)
+    refusal: LlmuxError | None = None
+    for name, value in headers:
+        size += len(name) + len(value) + 4
+        if name == b"host":
+            hosts += 1
+        elif name == b"content-length":
+            framings += 1
+        elif name == b"transfer-encoding":
+            framings += 1
+            if value.strip().lower() != b"chunked":
+                refusal = InvalidRequestError("Transfer-Encoding other than chunked is not supported.")
+    if size > limit:
+        return headers_too_large(limit)
+    if hosts > 1 or framings > 1:
+        return InvalidRequestError("The request has several Host, Content-Length or Transfer-Encoding fields.")
+    if method not in METHODS:
+        return MethodNotAllowedError("This method is not supported.")
+    return refusal
+
+
+def split_url(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query, as they are on the wire. Raises httptools.HttpParserInvalidURLError."""
+    if url[:1] == b"/" and b"#" not in url:
+        path, _, query = url.partition(b"?")
+        return path, query
+    parsed = httptools.parse_url(url)
+    return parsed.path, parsed.query or b""

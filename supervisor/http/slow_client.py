@@ -1,0 +1,133 @@
+"""Clients that send their body, or read their answer, more slowly than they must.
+
+Only time counts in which we wait for the client; so a slow stream, whose reader waits for us, is never cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from http import HTTPStatus
+from typing import Final
+
+from supervisor.errors import LlmuxError
+
+_ACKED_AT: Final = 120  # tcpi_bytes_acked in struct tcp_info
+_INFO_BYTES: Final = 128
+
+
+class RequestTimeoutError(LlmuxError):
+    """The client began a request and did not finish its head or its body in time."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class SlowSender:
+    """Judges one body, that began to come at `now`, window by window. Add to `received` what comes."""
+
+    def __init__(self, now: float, *, window_s: float, bytes_per_s: float, limit_s: float) -> None:
+        self.received = 0  # in this window
+        self._window_s = window_s
+        self._bytes_per_s = bytes_per_s
+        self._limit_s = limit_s
+        self._since = self._window_since = now
+
+    @property
+    def next_at(self) -> float:
+        """When to judge again."""
+        return min(self._window_since + self._window_s, self._since + self._limit_s)
+
+    def refused(self, now: float, *, we_are_slow: bool) -> RequestTimeoutError | None:
+        """The error, if it was too slow. `we_are_slow`: we don't read at the moment."""
+        if now - self._since >= self._limit_s:
+            return RequestTimeoutError(
+                f"The request's body was not complete after {self._limit_s:g} s (limits.body_s)."
+            )
+        if we_are_slow or now - self._window_since >= self._window_s:
+            if not we_are_slow and self.received <= self._bytes_per_s * self._window_s:
+                return RequestTimeoutError(
+                    f"The request's body came more slowly than {self._bytes_per_s:g} bytes a second "
+                    "(limits.least_bytes_per_s)."
+                )
+            self._window_since, self.received = now, 0
+        return None
+
+
+class SlowReader:
+    """Cuts one connection; `paused` and `resumed` say whether we wait for the client.
+
+    The kernel counts what the client has received, which costs nothing for each piece.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, *, window_s: float, bytes_per_s: float
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._window_s = window_s
+        self._bytes_per_s = bytes_per_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused_at: float | None = None
+        self._waited_s = 0.0  # in this window, before `_paused_at`
+        self._acked: int | None = 0  # when the window began
+
+    def paused(self) -> None:
+        """There is more to send than the client takes."""
+        self._paused_at = self._loop.time()
+        if self._timer is None:
+            self._begin()
+
+    def resumed(self) -> None:
+        """It has taken it."""
+        if self._paused_at is not None:
+            self._waited_s += self._loop.time() - self._paused_at
+            self._paused_at = None
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _begin(self) -> None:
+        self._waited_s = 0.0
+        self._acked = _acked(self._transport)
+        self._timer = self._loop.call_later(self._window_s, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._paused_at is None or self._transport.is_closing():
+            return
+        now = self._loop.time()
+        waited_s = self._waited_s + now - self._paused_at
+        acked = _acked(self._transport)
+        if acked is None or self._acked is None:
+            is_slow = self._waited_s == 0.0  # it took nothing, all the time
+        else:
+            is_slow = acked - self._acked <= self._bytes_per_s * waited_s
+        if is_slow:
+            self._cut()
+            return
+        self._paused_at = now
+        self._begin()
+
+    def _cut(self) -> None:
+        """With a reset: otherwise the kernel would keep megabytes and go on sending them."""
+        with contextlib.suppress(OSError):
+            self._transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+        self._transport.abort()
+
+
+def _acked(transport: asyncio.Transport) -> int | None:
+    """Bytes that the client's kernel has received; None where ours doesn't say."""
+    try:
+        info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        (acked,) = struct.unpack_from("Q", info, _ACKED_AT)
+    except (OSError, struct.error):
+        return None
+    return int(acked)
