@@ -45,10 +45,10 @@ _SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-bufferin
 _CORS: Final = b"access-control-"
 
 _TOKENS: Final = b'_tokens"'
-_COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d+)')
+_COUNT: Final = re.compile(rb'"(prompt|input|completion|output)_tokens"\s*:\s*(\d{1,15})\b')
 # llama.cpp's own figures: all that a stream ends with whose client didn't ask for its usage.
 _TIMINGS: Final = b'"timings"'
-_TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d+)')
+_TIMED: Final = re.compile(rb'"(cache|prompt|predicted)_n"\s*:\s*(\d{1,15})\b')
 
 
 class Usage(NamedTuple):

@@ -31,6 +31,7 @@ _MOST_DIGITS: Final = 100  # the time to read a number grows with the square of 
 
 _NO_VALUES: Final = bytes(set(range(256)) - set(b",[{"))
 _BLANK: Final = b" \t\r\n"
+_LIST: Final = b'"data:'  # the mark of a list begins like content, because numbers refer to nothing
 _BACKSLASH: Final = ord("\\")
 _KINDS: Final = bytes(ord("n" if c in b"-+0123456789.eE" else "_" if c in b", \t\r\n" else "x") for c in range(256))
 _RUN: Final = 64  # bytes of numbers and blanks, at least
@@ -97,7 +98,7 @@ class Outline:
             digits = found + len(mark)
             end = text.index(b"-", digits)
             first, last, is_list = self._cuts[int(text[digits:end])]
-            whole += text[at : found - is_list]  # without the quotes
+            whole += text[at : found - is_list * len(_LIST)]
             for start in range(first, last, _SLICE):
                 whole += self._body[start : min(start + _SLICE, last)]
                 await self._worked(_SLICE)
@@ -139,7 +140,9 @@ class Outline:
             end = len(text) if end < 0 else end
             first, last = text.find(b",", start, end) + 1, text.rfind(b",", start, end)
             if 0 < first < last:
-                thin += text[done:first] + b'"%b"' % self._cut(at + first, at + last, is_list=True) + text[last:end]
+                thin += (
+                    text[done:first] + _LIST + self._cut(at + first, at + last, is_list=True) + b'"' + text[last:end]
+                )
             else:
                 thin += text[done:start] + b" ".join(text[start:end].split())
             done = end
