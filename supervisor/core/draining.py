@@ -68,10 +68,9 @@ def _reckon(state: SchedulerState, step: Step, victim: ModelState, drain: Drain,
 def _announce(state: SchedulerState, step: Step, victim: ModelState, drain: Drain) -> None:
     state.wake(drain.until, victim.id)
     end = "never cut" if math.isinf(drain.until) else f"cut in {drain.until - step.now:.0f} s"
-    if drain.urgent_since is not None:
-        end += ", as a model of higher priority waits"
-    elif drain.look_at is not None:
-        end += ", or once the clients have stopped reading"
+    if drain.look_at is not None:  # else it is as configured
+        urgent = drain.urgent_since is not None
+        end += ", as a model of higher priority waits" if urgent else ", or once the clients have stopped reading"
     step.decide("drain", victim.id, f"{drain.reason}; {requests_counted(len(victim.in_flight))} in flight, {end}")
 
 

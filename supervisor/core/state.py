@@ -313,8 +313,8 @@ class SchedulerState:
         return self.admission.limits
 
     def wake(self, at: float, model_id: ModelId) -> None:
-        """Look at the model again at `at`. Waking too often is harmless."""
-        if (at, model_id) not in self.armed:
+        """Look at the model again at `at`, if that ever comes. Waking too often is harmless."""
+        if at < math.inf and (at, model_id) not in self.armed:
             self.armed.add((at, model_id))
             heapq.heappush(self.timers, (at, model_id))
 
@@ -380,7 +380,7 @@ class SchedulerState:
         drain = model.drain
         drained_at, look_at = (None, None) if drain is None else (drain.until, drain.look_at)
         for at in (model.crashes.retry_at, drained_at, look_at, model.keep_alive_at):
-            yield at is None or (at, model.id) in self.armed, "a time that no timer waits for"
+            yield at in {None, math.inf} or (at, model.id) in self.armed, "a time that no timer waits for"
         if model.worker is not None and not model.exited:
             leased = tuple(lease.device for lease in self.ledger.leases_of(model.holder))
             yield leased == (() if model.spec.remote else model.devices), "a lease on each of its devices"

@@ -1,0 +1,56 @@
+"""A request's client: told when it is cut, and asked how far it has read."""
+
+from __future__ import annotations
+
+from supervisor.core.effects import AskClients
+from supervisor.core.types import Generation, ModelId, TicketId
+from supervisor.daemon.ticket import Ticket, held_up
+from supervisor.errors import UnavailableError
+
+A, B = ModelId("a"), ModelId("b")
+
+
+class Client:
+    def __init__(self, read=None):
+        self.read = read
+        self.errors = []
+
+    def read_while_held_up(self):
+        return self.read
+
+    def interrupt(self, error):
+        self.errors.append(error)
+
+
+def ticket(name, client=None, model=A, generation=1):
+    return Ticket(TicketId(name), model, 0.0, Generation(generation), client=client)
+
+
+def test_a_cut_tells_the_client_why():
+    client = Client()
+    cut = ticket("1", client)
+    cut.cut("drains for b")
+    (error,) = client.errors
+    assert isinstance(error, UnavailableError)
+    assert (error.code, error.retry_after_s) == ("model_unloaded", 5.0)
+    assert error.message == "a was stopped before the answer was complete: drains for b."
+    assert cut.cut_reason == "drains for b"
+
+
+def test_a_cut_without_a_client():
+    cut = ticket("1")
+    cut.cut("drains for b")
+    assert cut.cut_reason == "drains for b"
+
+
+def test_only_this_workers_clients_that_hold_something_up():
+    tickets = [
+        ticket("slow", Client(100)),
+        ticket("stopped", Client(0)),
+        ticket("quick", Client()),
+        ticket("queued", Client(1), generation=None),
+        ticket("before", Client(2), generation=0),
+        ticket("other", Client(3), model=B),
+        ticket("nobody"),
+    ]
+    assert held_up(tickets, AskClients(A, Generation(1))) == {"slow": 100, "stopped": 0}
