@@ -91,6 +91,16 @@ class TestWorker:
         text = "".join(subject.question.delta_of(json.loads(event)) for event in events[:-1])
         assert text.startswith(subject.question.answer)
 
+    def test_a_probe_through_inference_is_answered(self, subject, worker):
+        asked = subject.adapter.smallest_request(subject.config())
+        if asked is None:
+            assert subject.adapter.config.model_fields["type"].default not in ("llm", "embedding")
+            return
+        path, body = asked
+        answer = worker.post(path, {"model": "the-model", **body})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"].get("completion_tokens", 1) <= 1 or subject.name == "command"
+
     def test_refuses_requests_without_its_key(self, subject, worker):
         for path in subject.guarded:
             assert worker.post(path, {"model": "the-model"}, Authorization="Bearer wrong").status_code == 401
