@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar, get_ar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from runtimes.device_kind import DeviceAssignment, visibility
-from runtimes.endpoints import OTHER, Meaning, meaning_of
+from runtimes.endpoints import OTHER, SMALLEST, Meaning, meaning_of
 from runtimes.shared.kernel import Kernel
 
 MIB: Final = 1 << 20
@@ -25,8 +25,8 @@ ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
 
 
-PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s")
-"""Keys of every model that say how long its worker gets for something; they don't change what it takes."""
+PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s", "probe")
+"""Keys of every model that say how its worker is watched, and how long it gets; they don't change what it takes."""
 
 
 class Source(BaseModel):
@@ -101,6 +101,12 @@ class ModelConfig(BaseModel):
         default=1800.0, gt=0, description="Give up a start after this long, progress or not."
     )
     grace_s: float = Field(default=10.0, ge=0, description="Seconds between SIGTERM and SIGKILL when it is stopped.")
+    probe: Literal["health", "inference"] = Field(
+        default="health",
+        description="inference: beside its health check, ask an idle worker for one token each `limits.liveness_interval_s`, "
+        "and replace it when six in a row fail.",
+        examples=["inference"],
+    )
     public: bool | None = Field(
         default=None,
         description="List it under its own name? Default: only where no virtual model refers to it.",
@@ -283,6 +289,12 @@ class Adapter(abc.ABC, Generic[C]):
     def endpoints(self, config: C) -> frozenset[Endpoint]:
         """What the workers of this model serve. A runtime with several kinds of models tells them apart here."""
         return self.all_endpoints
+
+    def smallest_request(self, config: C) -> tuple[str, Mapping[str, object]] | None:
+        """A worker's path, and the body of a request that hardly costs anything; None where its model has none."""
+        paths = {endpoint.path: endpoint.upstream_path or endpoint.path for endpoint in self.endpoints(config)}
+        requests = SMALLEST.get(config.type, {})
+        return next(((paths[path], body) for path, body in requests.items() if path in paths), None)
 
     def estimate(self, config: C) -> Estimate | None:
         """Memory it will take, from metadata or file sizes; None when nothing can be told."""

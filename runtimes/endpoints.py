@@ -47,6 +47,15 @@ _KNOWN: Final[Mapping[str, Meaning]] = {
 }
 OTHER: Final = Meaning()
 
+SMALLEST: Final[Mapping[str, Mapping[str, Mapping[str, object]]]] = {
+    "llm": {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
+        "/v1/completions": {"prompt": ".", "max_tokens": 1},
+    },
+    "embedding": {"/v1/embeddings": {"input": "."}},
+}
+"""By type of model and path: a request for which a model computes as little as possible. The best path comes first."""
+
 
 def meaning_of(path: str) -> Meaning:
     """What a request to a well-known path is, with `/v1` before it or without; OTHER for any other path."""

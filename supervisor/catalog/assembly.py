@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel
 
 from runtimes.base import ModelConfig
+from runtimes.endpoints import SMALLEST
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
@@ -181,6 +182,7 @@ class Assembly:
             if known is not None:
                 self._check_device_names(model, known)
             self._check_spread(model, node, trail)
+            self._check_probe(model, node, trail)
             if self.check_files and model.config.enabled:
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
                     self._adapter_problem(message + sources.remedy(model.id, model.config), node, trail)
@@ -242,6 +244,14 @@ class Assembly:
         if model.adapter.gpus(model.config) > 1 and not model.adapter.spreads:
             able = ", ".join(name for name in self.registry.names() if self.registry.get(name).spreads)
             message = f"gpus: a worker of {model.adapter.name} uses one GPU; of these it may use several: {able}"
+            self._adapter_problem(message, node, trail)
+
+    def _check_probe(self, model: CatalogModel, node: Node, trail: Trail) -> None:
+        """Whether it can be asked for something small, if it is to be."""
+        config, adapter = model.config, model.adapter
+        if config.probe == "inference" and (adapter.remote or adapter.smallest_request(config) is None):
+            kinds = " and ".join(SMALLEST)
+            message = f"probe: there is no such probe for this model; workers of these types have one: {kinds}"
             self._adapter_problem(message, node, trail)
 
     def _adapter_problem(self, message: str, node: Node, trail: Trail) -> None:

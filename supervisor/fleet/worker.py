@@ -10,7 +10,9 @@ Its launcher decides where and how its processes run.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +30,7 @@ from supervisor.fleet.replica import Post
 from supervisor.io.logs import TELLING_LINES, classify, tail
 from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.ports import Ownership
-from supervisor.io.probe import Liveness, Readiness, StartupPatience, startup_delay_s
+from supervisor.io.probe import Liveness, Readiness, StartupPatience, check_inference, startup_delay_s
 from supervisor.io.process import HOST_TROUBLE, SpawnError, UnkillableError
 from supervisor.io.threads import in_thread
 from supervisor.io.upstream import UpstreamPool
@@ -37,6 +39,7 @@ log = structlog.get_logger("llmux.worker")
 
 READINESS_TIMEOUT_S = 1.0  # or the interval, if that is shorter; likewise for liveness
 LIVENESS_TIMEOUT_S = 5.0
+INFERENCE_INTERVALS = 3  # of liveness: a large model on a slow machine needs seconds for a token
 LOG_TAIL_LINES = 20
 ADOPTED_GRACE_S = 10.0  # of a worker whose model isn't configured any more
 
@@ -199,7 +202,10 @@ class Worker:
             self._connect(spec)
             self._post(WorkerReady(*self._key))
         assert self.upstream is not None
-        return await self._while_ready(spec, self.upstream)
+        watches = [self._while_ready(spec, self.upstream)]
+        if self._model is not None and self._model.config.probe == "inference":
+            watches.append(self._while_computing(spec, self.upstream))
+        return await _first(watches)
 
     def _connect(self, spec: LaunchSpec) -> None:
         limits = self._limits
@@ -258,6 +264,35 @@ class Worker:
                 why = "its health check failed too often"
                 return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {health.detail}")
 
+    async def _while_computing(self, spec: LaunchSpec, upstream: UpstreamPool) -> Crash:
+        """Ask the model itself, while nobody else does. Returns why it must be ended: it is healthy and doesn't compute.
+
+        A request under way may keep all of it busy, without a byte for as long as `first_byte_s`; after that it is suspect.
+        """
+        asked = self._model.adapter.smallest_request(self._model.config)
+        assert asked is not None, "the catalog has checked that"
+        path, request = asked
+        name = self._model.adapter.upstream_model(self._model.config) or self._key[0]
+        body = json.dumps({"model": name, **request}).encode()
+        limits, clock = self._limits, upstream.loop.time
+        liveness = Liveness()
+        free_at = clock()
+        while True:
+            looked = clock()
+            await asyncio.sleep(limits.liveness_interval_s)
+            if upstream.last_byte_at > looked:
+                liveness = Liveness()
+                continue
+            if not upstream.is_busy:
+                free_at = clock()
+            elif clock() - max(free_at, upstream.last_byte_at) < limits.first_byte_s:
+                continue
+            timeout_s = INFERENCE_INTERVALS * limits.liveness_interval_s
+            result = await check_inference((spec.host, spec.port), path, body, timeout_s, spec.auth)
+            if liveness.observe(result, bytes_flowed=upstream.last_byte_at > looked):
+                why = "it is healthy, and does not compute: its probe through inference failed too often"
+                return Crash(CrashClass.UNRESPONSIVE, why, quote=f"{why}: {result.detail}")
+
 
 def _not_started(error: Exception) -> Crash:
     match error:
@@ -283,6 +318,17 @@ def _misplaced(spec: LaunchSpec, look: Look) -> Crash | None:
 async def _any(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
     """Wait until one of them is done, or the time is over."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _first(watches: list[Coroutine[Any, Any, Crash]]) -> Crash:
+    """What the first of them returns; the others end."""
+    tasks = [asyncio.create_task(watch) for watch in watches]
+    try:
+        await _any(*tasks)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            await _cancel(task)
 
 
 async def _cancel(task: asyncio.Task[Crash]) -> None:

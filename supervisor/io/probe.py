@@ -11,7 +11,7 @@ import asyncio
 import errno
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from supervisor.errors import UpstreamError
@@ -49,11 +49,26 @@ async def check_health(address: Address, path: str, timeout_s: float, auth: str 
 
     Connecting and the exchange take at most `timeout_s` together. `auth` is for the Authorization header.
     """
+    return await _ask(address, "GET", path, b"", timeout_s, auth)
+
+
+async def check_inference(
+    address: Address, path: str, body: bytes, timeout_s: float, auth: str | None = None
+) -> ProbeResult:
+    """POST this JSON to `path` and see whether the model computes. Any answer below 500 is ok: who refuses a request lives."""
+    result = await _ask(address, "POST", path, body, timeout_s, auth)
+    return replace(result, ok=result.status is not None and result.status < 500)
+
+
+async def _ask(
+    address: Address, method: str, path: str, body: bytes, timeout_s: float, auth: str | None
+) -> ProbeResult:
     began = time.monotonic()
     upstream = UpstreamPool(*address, auth, connect_s=2 * timeout_s)
+    headers = [(b"content-type", b"application/json")] if body else []
     try:
         async with asyncio.timeout(timeout_s):
-            return await judged(await upstream.request("GET", path.encode(), []))
+            return await judged(await upstream.request(method, path.encode(), headers, body))
     except (OSError, UpstreamError) as error:
         return _failed(error, began, timeout_s)
     finally:

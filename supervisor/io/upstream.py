@@ -81,6 +81,11 @@ class UpstreamPool:
         """Connections now open, idle and busy."""
         return len(self._connections)
 
+    @property
+    def is_busy(self) -> bool:
+        """Some request is under way."""
+        return len(self._connections) > len(self._idle)
+
     async def request(
         self, method: str, target: bytes, headers: Headers, body: Body = b"", *, first_byte_s: float | None = None
     ) -> WorkerResponse:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runtimes.base import Endpoint
+from runtimes.endpoints import SMALLEST
 from tests.contract.conftest import CHATTING
 from tests.support.limits import LIMIT_S
 
@@ -90,6 +91,17 @@ class TestWorker:
         assert events[-1] == "[DONE]"
         text = "".join(subject.question.delta_of(json.loads(event)) for event in events[:-1])
         assert text.startswith(subject.question.answer)
+
+    def test_a_probe_through_inference_is_answered(self, subject, worker):
+        asked = subject.adapter.smallest_request(subject.config())
+        assert (asked is not None) == (subject.config().type in SMALLEST)
+        if asked is None:
+            return
+        path, body = asked
+        answer = worker.post(path, {"model": "the-model", **body})
+        assert answer.status_code == 200, answer.text
+        if subject.name in {"embedded", "binary", "transformers"}:  # those with a model
+            assert answer.json()["usage"]["completion_tokens"] == 1
 
     def test_refuses_requests_without_its_key(self, subject, worker):
         for path in subject.guarded:

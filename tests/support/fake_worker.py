@@ -16,7 +16,8 @@ The usual suspects:
   `--leader-exits-after 1` leaves them behind; `--thread-outlives` ends the main thread only (state Z, not dead)
 - `--exit-code 1 --log-text "CUDA error: out of memory"`: before ready; `--exit-after 3`: that long after ready
 - `--die-after 2`: SIGKILL itself after two SSE chunks; `--hang`: accept requests but never answer them;
-  `--hang-up`: close the connection instead
+  `--hang-up`: close the connection instead; `--hang-while FILE`: hang while that file is there
+- `--one-at-a-time`: another request waits
 - `--lie`: /health is fine, everything else is 500; `--mute`: /health never answers; `--mute-while PATH`: while it is there
 - `--flood`: writes without end; `--take-mib 100` of memory; `--grow-mib 5` a second
 - `--reuseport`: share the port; `--no-listen`: never open one
@@ -27,6 +28,7 @@ The usual suspects:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.server
 import json
 import os
@@ -63,6 +65,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--die-after", type=int, default=-1, help="SIGKILL itself after this many SSE chunks")
     flags.add_argument("--hang", action="store_true")
     flags.add_argument("--hang-up", action="store_true", help="close the connection instead of an answer")
+    flags.add_argument("--hang-while", help="never answer requests that come while this file is there")
+    flags.add_argument("--one-at-a-time", action="store_true")
     flags.add_argument("--lie", action="store_true")
     flags.add_argument("--mute", action="store_true")
     flags.add_argument("--mute-while")
@@ -87,6 +91,7 @@ class Stats:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.turn = threading.Lock()
         self.requests = 0
         self.active = 0
         self.peak = 0
@@ -174,7 +179,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 ids.write(f"{request_id}\n".encode())
         aborted = True
         try:
-            self.answer(self.body())
+            with self.stats.turn if self.options.one_at_a_time else contextlib.nullcontext():
+                self.answer(self.body())
             aborted = False
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
@@ -193,7 +199,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if options.key_env and self.headers.get("Authorization") != f"Bearer {os.environ[options.key_env]}":
             self.send_json(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
             return
-        while options.hang:
+        while options.hang or (options.hang_while and os.path.exists(options.hang_while)):
             time.sleep(3600)
         if options.hang_up:
             raise ConnectionResetError

@@ -119,6 +119,17 @@ serve: 1
         assert problem.endswith("keys/gone.yaml: there is no such file")
         assert folder.load(text, check_files=False).server.api_keys == folder.path / "keys" / "gone.yaml"
 
+    @pytest.mark.parametrize(("kind", "is_good"), [("llm", True), ("asr", False), ("embedding", False)])
+    def test_a_probe_through_inference_where_there_is_none(self, folder, kind, is_good):
+        """The stub serves chat completions alone."""
+        text = f"models: {{m: {{cmd: x, type: {kind}, probe: inference}}}}"
+        if is_good:
+            assert folder.load(text).models["m"].config.probe == "inference"
+            return
+        (problem,) = folder.problems(text)
+        assert problem.startswith(f"llmux.yaml:1:{text.index('probe') + 1} models.m.probe: there is no such probe")
+        assert problem.endswith("llm and embedding")
+
     def test_a_path_that_tells_no_runtime_is_no_misspelt_key(self, folder):
         (problem,) = folder.problems("models: {m: {path: q.bin}}")
         assert problem.endswith("(a path ending in .gguf: llama_server, a cmd: command)")

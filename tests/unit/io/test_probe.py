@@ -20,6 +20,7 @@ from supervisor.io.probe import (
     Readiness,
     StartupPatience,
     check_health,
+    check_inference,
     check_ready,
     read_progress,
     startup_delay_s,
@@ -74,6 +75,34 @@ def closed_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: refuses, and nobody else can take it
         yield taken.getsockname()[1]
+
+
+class TestInference:
+    """A model that answers computes, also where it refuses; one that fails or is silent doesn't."""
+
+    @pytest.mark.parametrize(("status", "ok"), [(200, True), (400, True), (429, True), (500, False), (503, False)])
+    async def test_answers(self, status, ok):
+        asked = []
+
+        async def answer(head, writer):
+            asked.append(head)
+            writer.write(reply(status, b"{}"))
+
+        async with serving(answer) as address:
+            result = await check_inference(address, "/v1/completions", b'{"max_tokens":1}', 10, "Bearer key")
+        assert (result.ok, result.status) == (ok, status)
+        assert asked[0].startswith(b"POST /v1/completions HTTP/1.1\r\n")
+        assert b"authorization: Bearer key\r\n" in asked[0]
+        assert b"content-type: application/json\r\n" in asked[0]
+        assert b"content-length: 16\r\n" in asked[0]
+
+    async def test_silence(self):
+        async def answer(head, writer):
+            await asyncio.Event().wait()
+
+        async with serving(answer) as address:
+            result = await check_inference(address, "/v1/completions", b"{}", 0.2)
+        assert (result.ok, result.detail) == (False, "no answer within 0.2 s")
 
 
 class TestProbe:
