@@ -72,6 +72,12 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
         [("sum by (model, class) (increase(llmux_crashes_total[$__interval]))", "{{model}} {{class}}")],
     ),
     ("Orphans reaped at starts", "short", 8, [("llmux_orphans_reaped_total", "orphans")]),
+    (
+        "Log lines lost",
+        "short",
+        8,
+        [("sum(increase(llmux_log_lines_dropped_total[$__interval]))", "lines")],
+    ),
     ("Scheduler decision, p99", "s", 8, [(quantile("llmux_decision_seconds", 0.99, "job"), "decision")]),
 ]
 

@@ -292,7 +292,7 @@ class TestOperations:
         assert {kind.value for kind in CrashClass} == set(rows(part(text("operations.md"), "### Crashes")))
 
     def test_log_events(self):
-        events = set()
+        events = {"log.dropped"}  # not logged, but put where lines are missing
         for call in calls():
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
             is_log = isinstance(owner, ast.Name) and owner.id == "log"
