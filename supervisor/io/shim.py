@@ -176,6 +176,7 @@ class Shim:
         self.wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self.told_to_end = False
+        self.heard = b""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self.end)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -193,6 +194,8 @@ class Shim:
                 self.become(argv, me)
             except OSError as error:
                 os.write(tell, b"%d %b" % (error.errno or errno.EINVAL, os.fsencode(error.filename or "")))
+            except ValueError:  # a NUL in a word or a variable
+                os.write(tell, b"%d " % errno.EINVAL)
             finally:
                 os._exit(127)
         os.close(tell)
@@ -250,9 +253,10 @@ class Shim:
                     watching, timeout = True, None
 
     def obey(self, said: bytes) -> None:
-        if not said or b"kill" in said:
+        *words, self.heard = (self.heard + said).split(b"\n")
+        if not said or b"kill" in words:
             self.told_to_end = True
-        elif b"term" in said:
+        elif b"term" in words:
             self.stopper = 0
             if self.order["stop_argv"]:
                 try:  # noqa: SIM105  as above
@@ -309,33 +313,37 @@ def drain(fd: int) -> None:
         pass
 
 
-def read_order() -> Order | None:
-    """The launch order, or None when the daemon is gone before it has sent all of it."""
+def read_order() -> tuple[Order, bytes] | None:
+    """The launch order and what was said after it, or None when the daemon is gone before it has sent all of it."""
     said = b""
-    while not said.endswith(b"\n"):
+    while b"\n" not in said:
         part = os.read(0, 1 << 20)
         if not part:
             return None
         said += part
-    order: Order = json.loads(said)
-    return order
+    line, _, rest = said.partition(b"\n")
+    order: Order = json.loads(line)
+    return order, rest
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    order = read_order()
-    if order is None or os.getppid() != order["parent"]:
-        return
     try:
+        said = read_order()
+        if said is None or os.getppid() != said[0]["parent"]:
+            return
+        order, rest = said
         shim = Shim(order)
         shim.leader = shim.start(order["argv"])
-    except OSError as error:
-        report(failed=error.errno, text=str(error))
+    except Exception as error:  # noqa: BLE001  the daemon tells people, whatever it is
+        report(failed=getattr(error, "errno", None) or errno.EINVAL, text=str(error))
         return
     order["env"] = order["env"] if order["stop_argv"] else {}
     report(pid=shim.leader)
+    if rest:
+        shim.obey(rest)
     shim.serve()
     shim.kill_all()
     shim.log.look()
