@@ -241,11 +241,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Raises for requests that llhttp accepts and llmux doesn't; an exception in a callback makes the parser fail."""
         hosts = framings = 0
+        host = b""
         size = len(self.url)
         for name, value in self.headers:
             size += len(name) + len(value) + 4
             if name == b"host":
                 hosts += 1
+                host = value
             elif name == b"content-length":
                 framings += 1
             elif name == b"transfer-encoding":
@@ -260,6 +262,9 @@ class GuardedProtocol(HttpToolsProtocol):
             )
         elif self.parser.get_method() not in METHODS:
             self._refusal = MethodNotAllowedError("This method is not supported.")
+        elif self.url[:1] != b"/" and not self.url.lower().startswith(b"http://%b/" % host.strip().lower()):
+            # A whole address counts more than the Host field, and only that one is checked.
+            self._refusal = InvalidRequestError("The request's address names another host than its Host field.")
         if self._refusal is not None:
             raise self._refusal
 
