@@ -24,6 +24,8 @@ from pydantic import JsonValue
 from runtimes.base import ModelUnusableError
 
 HEADER_LIMIT: Final = 100 * 1024 * 1024  # what the safetensors format allows
+JSON_LIMIT: Final = 64 * 1024 * 1024  # the largest files that come with models have some 30 MiB
+INDEX: Final = "model.safetensors.index.json"
 BITS: Final = MappingProxyType(
     {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16}
     | {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4}
@@ -179,12 +181,12 @@ def config(path: Path) -> Config:
         raise ModelUnusableError(f"{path}: there is no such folder")
     file = path / "config.json"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = _json(file)
     except OSError as error:
         raise ModelUnusableError(
             f"{file} can't be read: {error.strerror}; is it a Hugging Face model folder?"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelUnusableError(f"{file} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelUnusableError(f"{file} holds no JSON object")
@@ -210,7 +212,7 @@ def chat_template(path: Path) -> str | None:
     with contextlib.suppress(OSError):
         return (path / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
     for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _object(path / name).get("chat_template")
+        found = json_object(path / name).get("chat_template")
         if isinstance(found, list):  # several, by name
             named = [item for item in found if isinstance(item, dict)]
             found = next((item.get("template") for item in named if item.get("name") == "default"), None)
@@ -244,10 +246,13 @@ def weights(path: Path) -> Weights:
 
 def _listed(path: Path) -> list[Path]:
     """The files of a sharded model; the folder may hold other files too."""
-    mapping = _object(path / "model.safetensors.index.json").get("weight_map")
+    mapping = json_object(path / INDEX).get("weight_map")
     if not isinstance(mapping, dict):
         return []
-    return [path / name for name in sorted({str(name) for name in mapping.values()})]
+    names = sorted({str(name) for name in mapping.values()})
+    if strange := [name for name in names if "/" in name or "\0" in name]:
+        raise ModelUnusableError(f"{path / INDEX}: {strange[0]!r} is no name of a file beside it")
+    return [path / name for name in names]
 
 
 def tensor_sizes(file: Path) -> list[tuple[str, int]]:
@@ -261,21 +266,33 @@ def tensor_sizes(file: Path) -> list[tuple[str, int]]:
             end = stream.seek(0, 2)
         offsets = {name: (item["dtype"], item["data_offsets"]) for name, item in head.items() if name != "__metadata__"}
         sizes = [(str(kind), int(last) - int(first)) for kind, (first, last) in offsets.values()]
+        if any(size < 0 for _, size in sizes):
+            raise ModelUnusableError(f"{file} is not a safetensors file")
     except FileNotFoundError as error:
         raise ModelUnusableError(f"{file}: there is no such file") from error
     except OSError as error:
         raise ModelUnusableError(f"{file} can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelUnusableError(f"{file} is not a safetensors file") from error
     if end < 8 + length + sum(size for _, size in sizes):
         raise ModelUnusableError(f"{file} is cut off: its tensors need {8 + length + sum(s for _, s in sizes)} bytes")
     return sizes
 
 
-def _object(file: Path) -> Mapping[str, JsonValue]:
-    """The JSON object in a file; empty without one."""
+def json_object(file: Path) -> Mapping[str, JsonValue]:
+    """The JSON object in a file of a model; empty without one. Blocks on it."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+        value = _json(file)
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _json(file: Path) -> JsonValue:
+    """Raises OSError, ValueError and RecursionError."""
+    with file.open("rb") as stream:
+        text = stream.read(JSON_LIMIT + 1)
+    if len(text) > JSON_LIMIT:
+        raise ValueError(f"it is larger than {JSON_LIMIT >> 20} MiB")
+    value: JsonValue = json.loads(text)
+    return value

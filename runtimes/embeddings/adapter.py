@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
@@ -118,9 +116,9 @@ def _context(path: Path) -> int | None:
     except ModelUnusableError:
         return None
     for name, key in (("tokenizer_config.json", "model_max_length"), ("sentence_bert_config.json", "max_seq_length")):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            found.append(json.loads((path / name).read_text(encoding="utf-8")).get(key))
-    return min((limit for limit in found if isinstance(limit, int)), default=None)
+        limit = checkpoints.json_object(path / name).get(key)
+        found += [limit] if isinstance(limit, int) else []
+    return min((limit for limit in found if limit is not None), default=None)
 
 
 def _problems(config: EmbeddingsConfig) -> Iterator[str]:

@@ -269,6 +269,7 @@ class Worker:
 
         A request under way may keep all of it busy, without a byte for as long as `first_byte_s`; after that it is suspect.
         """
+        assert self._model is not None
         asked = self._model.adapter.smallest_request(self._model.config)
         assert asked is not None, "the catalog has checked that"
         path, request = asked

@@ -26,12 +26,14 @@ def headers_too_large(limit: int) -> HeadersTooLargeError:
 def refused_head(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]], limit: int) -> LlmuxError | None:
     """What is wrong with it, if anything is. At most `limit` bytes."""
     hosts = framings = 0
+    host = b""
     size = len(url)
     refusal: LlmuxError | None = None
     for name, value in headers:
         size += len(name) + len(value) + 4
         if name == b"host":
             hosts += 1
+            host = value
         elif name == b"content-length":
             framings += 1
         elif name == b"transfer-encoding":
@@ -44,6 +46,9 @@ def refused_head(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]], 
         return InvalidRequestError("The request has several Host, Content-Length or Transfer-Encoding fields.")
     if method not in METHODS:
         return MethodNotAllowedError("This method is not supported.")
+    if url[:1] != b"/" and not url.lower().startswith(b"http://%b/" % host.strip().lower()):
+        # A whole address counts more than the Host field, and only that one is checked.
+        return InvalidRequestError("The request's address names another host than its Host field.")
     return refusal
 
 

@@ -19,7 +19,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -34,6 +34,7 @@ from supervisor.io.reap import Hunt, Mark, marked, worker_of
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
 _PIPE_BYTES = 65536
+_REPORT_BYTES = 16384  # no report of a shim is longer
 
 
 HOST_TROUBLE: Final = OUR_OWN_TROUBLE | {
@@ -289,10 +290,16 @@ class WorkerProcess:
         if not said:
             self._loop.remove_reader(self._stdout.fileno())
         *lines, self._heard = (self._heard + said).split(b"\n")
+        self._heard = self._heard[:_REPORT_BYTES]
         for line in lines:
-            self._note(json.loads(line))
+            self._note(line)
 
-    def _note(self, fact: Mapping[str, int | str | bool]) -> None:
+    def _note(self, line: bytes) -> None:
+        """A report. What is none is passed over: a worker can write into its shim's output, too."""
+        try:
+            fact: object = json.loads(line[:_REPORT_BYTES])
+        except (ValueError, RecursionError):
+            return
         match fact:
             case {"pid": int(pid)}:
                 self.pid, self.unlogged = pid, str(fact.get("unlogged", ""))

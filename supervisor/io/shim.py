@@ -236,6 +236,8 @@ class Shim:
             except OSError as error:
                 code, path = error.errno or errno.EINVAL, os.fsencode(error.filename or "")
                 os.write(tell, b"%d %b %b" % (code, self.step.encode(), path))
+            except ValueError:  # a NUL in a word or a variable
+                os.write(tell, b"%d %b " % (errno.EINVAL, self.step.encode()))
             finally:
                 os._exit(127)
         os.close(tell)
@@ -302,18 +304,20 @@ class Shim:
             self.told_to_end = True
         *commands, self.unfinished = (self.unfinished + said).split(b"\n")
         for command in commands:
-            self.obey(*command.split())
+            word, _, argument = command.partition(b" ")
+            self.obey(word, argument)
 
-    def obey(self, command: bytes, argument: bytes = b"") -> None:
+    def obey(self, command: bytes, argument: bytes) -> None:
+        """What is no command is passed over."""
         if command == b"kill":
             self.told_to_end = True
         elif command == b"term":
             self.ask_to_end()
-        elif command == b"keep":
+        elif command == b"keep" and argument.isdigit():
             self.watch_daemon(False)
-            self.kept_until = time.monotonic() + float(argument)
+            self.kept_until = time.monotonic() + int(argument)
             report(kept=True)
-        elif command == b"adopt":
+        elif command == b"adopt" and argument.isdigit():
             self.adopt(int(argument))
 
     def ask_to_end(self) -> None:
@@ -415,37 +419,42 @@ def drain(fd: int) -> None:
         pass
 
 
-def read_order() -> Order | None:
-    """The launch order, or None when the daemon is gone before it has sent all of it."""
+def read_order() -> tuple[Order, bytes] | None:
+    """The launch order and what was said after it, or None when the daemon is gone before it has sent all of it."""
     said = b""
-    while not said.endswith(b"\n"):
+    while b"\n" not in said:
         part = os.read(0, 1 << 20)
         if not part:
             return None
         said += part
-    order: Order = json.loads(said)
-    return order
+    line, _, rest = said.partition(b"\n")
+    order: Order = json.loads(line)
+    return order, rest
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    order = read_order()
-    if order is None or os.getppid() != order["parent"]:
-        return
     shim = None
     try:
+        said = read_order()
+        if said is None or os.getppid() != said[0]["parent"]:
+            return
+        order, rest = said
         shim = Shim(order)
         shim.leader = shim.start(order["argv"])
-    except OSError as error:
-        report(failed=error.errno, step=shim.step if shim else "setup", text=str(error))
+    except Exception as error:  # noqa: BLE001  the daemon tells people, whatever it is
+        step = shim.step if shim else "setup"
+        report(failed=getattr(error, "errno", None) or errno.EINVAL, step=step, text=str(error))
         return
     order["env"] = order["env"] if order["stop_argv"] else {}
     if shim.log.trouble:
         report(pid=shim.leader, unlogged=shim.log.trouble)
     else:
         report(pid=shim.leader)
+    if rest:
+        shim.listen(rest)
     shim.serve()
     shim.kill_all()
     shim.log.look()

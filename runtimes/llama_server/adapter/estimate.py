@@ -84,7 +84,7 @@ def _padded(cells: int) -> int:
 
 
 def _model_parts(config: LlamaServerConfig, name: str, metadata: gguf_meta.Metadata, gpu_layers: int) -> dict[str, int]:
-    count = metadata.number("block_count")
+    count = metadata.layers
     weights, cache = metadata.file_bytes, _cache_bytes(config, metadata)
     if 0 < gpu_layers < count:  # the rest stays in host memory
         weights = weights * gpu_layers // (count + 1)
@@ -94,7 +94,7 @@ def _model_parts(config: LlamaServerConfig, name: str, metadata: gguf_meta.Metad
 
 
 def _cache_bytes(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:
-    count = metadata.number("block_count")
+    count = metadata.layers
     heads = metadata.number("attention.head_count", 1) or 1
     width = metadata.number("embedding_length")
     kv_heads = metadata.per_layer("attention.head_count_kv", count, heads)

@@ -2,28 +2,39 @@
 
 A GGUF file is: magic, version, tensor count, key count, then the keys (name, type, value), the tensor table and the
 tensors. The keys that an estimate needs precede the tokenizer, whose vocabulary is most of the header. So reading stops once
-the vocabulary's length is known, and takes a fraction of a millisecond for a model of any size. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+the vocabulary's length is known, and takes about a millisecond for a model of any size. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+The file may be anybody's, and may change meanwhile: it is read, not mapped, because a mapping of a file that shrinks ends the
+process, and whatever lengths it claims, no more than MOST_HEADER of it is looked at.
 """
 
 from __future__ import annotations
 
-import mmap
+import math
 import re
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TypeVar
 
 from runtimes.base import ModelUnusableError
 
 Scalar = int | float | bool | str
 Value = Scalar | tuple[Scalar, ...]
+T = TypeVar("T")
+
+MOST_HEADER: Final = 64 << 20
+"""Bytes. The largest known vocabulary takes a third of it."""
 
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _LONG_ARRAY = 65_536  # longer than any per-layer list; vocabularies are only counted
 _MOST_KEYS = 100_000
+_MOST_ITEMS = 1_000_000  # of all lists together
+_MOST_LAYERS = 4096  # llama.cpp takes 512
+_MOST = 1 << 40  # of anything else
+_PREFIXES = (1 << 20, 16 << 20, MOST_HEADER)
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-00001-of-(?P<count>\d{5})\.gguf")
 
 
@@ -36,20 +47,31 @@ class Metadata:
     vocabulary: int
     file_bytes: int  # of all parts
 
+    @property
+    def layers(self) -> int:
+        """How many blocks it has."""
+        return min(self.number("block_count"), _MOST_LAYERS)
+
     def number(self, key: str, default: int = 0) -> int:
-        """`<architecture>.<key>` as a whole number; of a list, its largest."""
+        """`<architecture>.<key>` as a size, which is never negative; of a list, its largest."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, tuple):
             value = max((item for item in value if isinstance(item, int | float)), default=default)
-        return int(value) if isinstance(value, int | float) else default
+        return _size(value, default)
 
     def per_layer(self, key: str, layers: int, default: int = 0) -> tuple[int, ...]:
         """`<architecture>.<key>` for each layer; a single number applies to all of them."""
         value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, tuple):
-            numbers = tuple(int(item) for item in value if isinstance(item, int | float))
+            numbers = tuple(_size(item, default) for item in value if isinstance(item, int | float))
             return (numbers + (default,) * layers)[:layers]
-        return (int(value) if isinstance(value, int | float) else default,) * layers
+        return (_size(value, default),) * layers
+
+
+def _size(value: Scalar, default: int) -> int:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return default
+    return max(0, min(int(value), _MOST))
 
 
 def parts(path: Path) -> tuple[Path, ...]:
@@ -66,8 +88,7 @@ def read(path: Path) -> Metadata:
 
     Raises ModelUnusableError for a missing part, an unreadable file, or one that isn't GGUF.
     """
-    with _opened(path) as reader:
-        return _metadata(reader, sum(part.stat().st_size for part in parts(path)))
+    return _looked(path, lambda reader: _metadata(reader, sum(part.stat().st_size for part in parts(path))))
 
 
 def chat_template(path: Path) -> str | None:
@@ -75,23 +96,43 @@ def chat_template(path: Path) -> str | None:
 
     Raises ModelUnusableError as `read` does.
     """
-    with _opened(path) as reader:
-        for key, kind in reader.entries():
-            if key == "tokenizer.chat_template" and kind == _STRING:
-                return reader.string()
-            reader.skip(kind)
+    return _looked(path, _chat_template)
+
+
+def _chat_template(reader: _Reader) -> str | None:
+    for key, kind in reader.entries():
+        if key == "tokenizer.chat_template" and kind == _STRING:
+            return reader.string()
+        reader.skip(kind)
     return None
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[_Reader]:
-    """Raises ModelUnusableError for whatever goes wrong while the file is read."""
+class _CutShortError(ValueError):
+    """The header goes on after what was read of it."""
+
+    def __init__(self) -> None:
+        super().__init__("it is cut short")
+
+
+def _looked(path: Path, look: Callable[[_Reader], T]) -> T:
+    """What `look` finds in the beginning of the file: as much of it as it needs.
+
+    Raises ModelUnusableError for whatever goes wrong while the file is read.
+    """
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as head:
-            yield _Reader(head)
+        with path.open("rb") as file:
+            head = b""
+            for most in _PREFIXES:
+                head += file.read(most - len(head))
+                try:
+                    return look(_Reader(head))
+                except (_CutShortError, struct.error, OverflowError) as error:
+                    if len(head) < most or most == MOST_HEADER:
+                        raise _CutShortError from error
+            raise _CutShortError
     except FileNotFoundError as error:
         raise ModelUnusableError(f"{error.filename}: there is no such file") from error
-    except (struct.error, ValueError, RecursionError, OverflowError) as error:
+    except ValueError as error:
         raise ModelUnusableError(f"{path}: not a readable GGUF file ({error})") from error
     except OSError as error:
         raise ModelUnusableError(f"{path}: {error.strerror or error}") from error
@@ -109,18 +150,21 @@ def _metadata(reader: _Reader, size: int) -> Metadata:
     if not isinstance(architecture, str):
         raise ValueError("it names no architecture")  # noqa: TRY004 - about the file's content, not an argument
     declared = values.get(f"{architecture}.vocab_size")
-    return Metadata(architecture, values, declared if isinstance(declared, int) else vocabulary, size)
+    return Metadata(architecture, values, _size(declared, 0) if isinstance(declared, int) else vocabulary, size)
 
 
 class _Reader:
     """A cursor over the header; struct checks the bounds of every read."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+        self._room = _MOST_ITEMS
 
     def entries(self) -> Iterator[tuple[str, int]]:
         """Name and type of each key in file order. After each, its value must be read or skipped."""
+        if not self._data:
+            raise ValueError("it is empty")
         if self._data[:4] != b"GGUF":
             raise ValueError("it doesn't begin with GGUF")
         self._at = 4
@@ -138,7 +182,7 @@ class _Reader:
         """The type and the number of a list's items, which follow."""
         item, count = int(self._unpack("I")), int(self._unpack("Q"))
         if count > len(self._data):
-            raise ValueError("it is cut short")
+            raise _CutShortError
         return item, count
 
     def value(self, kind: int) -> Value:
@@ -148,9 +192,10 @@ class _Reader:
         if kind != _ARRAY:
             return self._unpack(_format(kind))
         item, count = self.array()
-        if count > _LONG_ARRAY:
+        if count > min(_LONG_ARRAY, self._room):
             self._skip(item, count)
             return ()
+        self._room -= count
         if item == _STRING:
             return tuple(self.string() for _ in range(count))
         layout = struct.Struct(f"<{count}{_format(item)}")
@@ -167,7 +212,7 @@ class _Reader:
         length = int(self._unpack("Q"))
         end = self._at + length
         if end > len(self._data):
-            raise ValueError("it is cut short")
+            raise _CutShortError
         text = self._data[self._at : end].decode("utf-8", errors="replace")
         self._at = end
         return text

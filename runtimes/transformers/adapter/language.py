@@ -8,7 +8,6 @@ attention repeats it for the heads that share it. tests/e2e/runtimes compares th
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -196,10 +195,7 @@ def _decodes(folder: checkpoints.Folder) -> bool:
 
 def _takes_images(folder: checkpoints.Folder) -> bool:
     """Only models like Qwen-VL are supported: one token for each merged patch."""
-    try:
-        found = json.loads((folder.path / "preprocessor_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+    found = checkpoints.json_object(folder.path / "preprocessor_config.json")
     return folder.config.takes_images and "image_token_id" in folder.config.values and "merge_size" in found
 
 

@@ -128,7 +128,7 @@ def _yaml(path: Path) -> Mapping[str, JsonValue]:
 def _json(path: Path) -> Mapping[str, JsonValue]:
     try:
         value = json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError((f"{path}: no valid JSON: {error}",)) from error
     if not isinstance(value, dict):
         raise ConfigError((f"{path}: expected an object",))

@@ -119,7 +119,7 @@ class Options:
         elif option == "--chat-template-kwargs":
             try:
                 self.defaults["chat_template_kwargs"] = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 self.lost.append((option, f"{value} is no JSON"))
         elif option in _SAMPLING:
             if _SAMPLING[option] not in {"max_tokens", "seed"} or scalar(value) != -1:

@@ -65,7 +65,7 @@ class VllmOptions:
         """The JSON of --speculative-config, key by key."""
         try:
             said = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
             self.lost.append((option, f"{text} is no JSON object"))
@@ -83,7 +83,7 @@ def typed(key: str, value: str) -> JsonValue:
     if any(getattr(branch, "__origin__", branch) is dict for branch in branches):
         try:
             parsed: JsonValue = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
         return parsed
     return scalar(value) if {int, float} & branches else value

@@ -79,7 +79,7 @@ class TestBroken:
         [
             (b"", "empty"),
             (b"GGU", "begin with GGUF"),
-            (b"GGUF", "unpack_from"),
+            (b"GGUF", "cut short"),
             (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
             (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "can't be right"),
             (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "architecture"),
