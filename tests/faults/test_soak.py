@@ -105,7 +105,7 @@ def test_soak(tmp_path, gpu, measured):
             swaps=int(after["llmux_swaps_total"]),
             requests=len(answers),
             statuses=dict(sorted(statuses.items())),
-            left=sum(answer.left for answer in answers),
+            disconnects=sum(answer.left for answer in answers),
             faults=dict(Counter(fault.kind for fault in soak.trouble.done).most_common()),
             lasted_s=time.monotonic() - began,
             descriptors=(before["process_open_fds"], after["process_open_fds"]),
