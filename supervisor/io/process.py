@@ -301,8 +301,8 @@ class WorkerProcess:
         except (ValueError, RecursionError):
             return
         match fact:
-            case {"pid": int(pid)}:
-                self.pid, self.unlogged = pid, str(fact.get("unlogged", ""))
+            case {"pid": int(pid), **rest}:
+                self.pid, self.unlogged = pid, str(rest.get("unlogged", ""))
                 if not self.running.done():
                     self.running.set_result(None)
             case {"failed": int(code), "step": str(step), "text": str(text)}:
