@@ -83,8 +83,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        early = contextlib.suppress(asyncio.CancelledError)  # by a signal, while it starts
-        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, early:
+        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, _signals_end():
             uvloop.run(serve(configuration, catalog, keyring, instance, listener, on_listening, orphans=len(orphans)))
 
 
@@ -121,8 +120,6 @@ async def serve(
         log.info("daemon.listening", url=url, keys=len(keyring.keys))
         await _until_stopped(daemon, application, reloader, listener)
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # it ends, and not with the code of a signal
         await footprints.close()
         await state.close()
 
@@ -134,7 +131,22 @@ def _on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
     """
     loop = asyncio.get_running_loop()
     for number in numbers:
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
+        signal.signal(number, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(act))
+
+
+@contextlib.contextmanager
+def _signals_end() -> Iterator[None]:
+    """After a clean end in the block, no later signal becomes the exit code."""
+    ending = signal.SIG_IGN
+    try:
+        with contextlib.suppress(asyncio.CancelledError):  # by a signal, while it starts
+            yield
+    except BaseException:
+        ending = signal.SIG_DFL  # the error is still to be printed, perhaps for a reader that is stuck
+        raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, ending)
 
 
 def _url(host: str, port: int) -> str:
