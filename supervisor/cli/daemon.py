@@ -25,7 +25,7 @@ from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.cli.log_setup import dropped_lines
+from supervisor.cli.log_setup import dropped_lines, reopen
 from supervisor.cli.see_out import see_out
 from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
@@ -84,12 +84,11 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         log.warning("keys.exposed", message=warning)
     raise_descriptor_limit()
     state_dir = catalog.server.state_dir
-    early = contextlib.suppress(asyncio.CancelledError)  # by a signal, while it starts
     predecessor = connect(state_dir / SOCKET) if takeover else None
     if predecessor is not None:
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with early:
+        with _signals_end():
             uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
         return
     with contextlib.closing(take_lock(state_dir)) as lock:
@@ -98,7 +97,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, early:
+        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, _signals_end():
             uvloop.run(serve(configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans)))
 
 
@@ -115,7 +114,7 @@ async def serve(
     """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
     _cancel_on_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
-    async with _ending(stores):
+    async with _closing(stores):
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
@@ -136,7 +135,7 @@ async def take_over(
     takeover = Takeover(predecessor)
     inherited = await takeover.ask((catalog.server.host, catalog.server.port))
     stores = await _open_stores(catalog)
-    async with _ending(stores):
+    async with _closing(stores):
         try:
             for store in stores:
                 if store.trouble is not None:
@@ -160,13 +159,10 @@ def _cancel_on_signals() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _ending(stores: Iterable[Store]) -> AsyncIterator[None]:
-    """After the block it ends, and not with the code of a signal."""
+async def _closing(stores: Iterable[Store]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
         for store in stores:
             await store.close()
 
@@ -177,6 +173,7 @@ def _own_stderr() -> None:
     if descriptor is not None:
         os.dup2(int(descriptor), 2)
         os.close(int(descriptor))
+        reopen()
 
 
 async def _open_devices(catalog: Catalog) -> Opened:
@@ -233,7 +230,22 @@ def _on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
     """
     loop = asyncio.get_running_loop()
     for number in numbers:
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(act))
+        signal.signal(number, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(act))
+
+
+@contextlib.contextmanager
+def _signals_end() -> Iterator[None]:
+    """After a clean end in the block, no later signal becomes the exit code."""
+    ending = signal.SIG_IGN
+    try:
+        with contextlib.suppress(asyncio.CancelledError):  # by a signal, while it starts
+            yield
+    except BaseException:
+        ending = signal.SIG_DFL  # the error is still to be printed, perhaps for a reader that is stuck
+        raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, ending)
 
 
 def _url(host: str, port: int) -> str:

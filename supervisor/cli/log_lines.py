@@ -95,6 +95,12 @@ class Lines:
         if self._lines:
             self._shorten()
 
+    def reopen(self) -> None:
+        """The descriptor is another file from now on. What is unwritten by then goes there."""
+        self.write()
+        with self._writing:
+            self._send = _without_waiting(self._descriptor)
+
     def flush(self) -> None:
         """At exit: write what is left, also what an ended loop left. Blocks for at most `EXIT_WAIT_S`."""
         self.write()

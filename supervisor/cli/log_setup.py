@@ -56,6 +56,12 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
     sys.unraisablehook = _unraisable
 
 
+def reopen() -> None:
+    """stderr is another file from now on."""
+    if _lines is not None:
+        _lines.reopen()
+
+
 def dropped_lines() -> int:
     """How many lines of the log were lost: nobody read them in time, or they could not be written."""
     return 0 if _lines is None else _lines.dropped

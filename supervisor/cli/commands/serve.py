@@ -65,4 +65,5 @@ def _open_missing_streams() -> None:
 
 def _end(*_: object) -> None:
     """SIGTERM before the daemon runs: nothing is to be stopped yet."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not become the exit code
     sys.exit(ExitCode.DONE)

@@ -31,11 +31,12 @@ def instance():
 
 
 @pytest.fixture
-def subreaper():
+def subreaper(monkeypatch):
     """Makes this process a subreaper for the test, as the daemon is one, and checks that it leaves no zombie."""
-    from supervisor.io.process import become_subreaper
+    from supervisor.io import process
 
-    become_subreaper()
+    monkeypatch.setattr(process, "_is_subreaper", True)
+    process.become_subreaper()
     yield
     ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
     left = zombies()
