@@ -147,9 +147,17 @@ class TestRefusals:
     def test_only_those_who_are_in_the_way(self):
         pinned_there = on("there", "d1", block=self.PINNED)
         pinned_here = on("here", "d0", mib=10000, block=self.PINNED)
-        answer = plan(want(10, "d0"), world(view("d0", 0), view("d1", 0), pinned_here, pinned_there))
+        snapshot = world(view("d0", 0), view("d1", 9990), pinned_here, pinned_there)
+        for demand in (want(10, "d0"), want(10, "d0", "d1", parts=2)):
+            answer = plan(demand, snapshot)
+            assert isinstance(answer, Refuse)
+            assert answer.reason.endswith("in the way: pinned here holds 10000 MiB")
+
+    def test_a_limit_by_type_has_only_that_type_in_the_way(self):
+        pinned, other = on("a", block=self.PINNED), on("b", kind="tts", block=self.PINNED)
+        answer = plan(want(10), world(view("d0", 100), pinned, other, max_loaded={"llm": 1}))
         assert isinstance(answer, Refuse)
-        assert answer.reason.endswith("in the way: pinned here holds 10000 MiB")
+        assert answer.reason.endswith("in the way: max_loaded allows 1 llm, pinned a holds 10 MiB")
 
 
 class TestOutOfService:
