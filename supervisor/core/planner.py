@@ -182,7 +182,7 @@ class _Case:
         typed = tuple(resident for resident in pool if resident.type == self.demand.type)[: self.excess]
         if len(typed) < self.excess:
             return None
-        here = _by_device(resident for resident in pool if resident not in typed)
+        here = _by_device(pool)
         open_sets = (device_set for device_set in self.candidates if blocked or not device_set.blocked)
         fits = [self._fit(device_set, typed, here) for device_set in open_sets]
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)

@@ -258,3 +258,15 @@ class TestWho:
             ledger.returning(A, 5.0)
             ledger.check()
             assert not ledger.holds(A)
+
+    def test_one_with_several_goes_with_the_last(self):
+        ledger = made(devices=(GPU, OTHER))
+        held(ledger, A)
+        held(ledger, B, at=2.0)
+        ledger.configure([DeviceSpec(OTHER, 16000, 500)], LIMITS)
+        ledger.returning(A, 5.0)
+        ledger.check()
+        assert [lease.holder for lease in ledger.leases_on(GPU)] == [B]
+        ledger.returning(B, 6.0)
+        ledger.check()
+        assert ledger.leases() == ()
