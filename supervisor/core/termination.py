@@ -151,6 +151,8 @@ class Failed(NamedTuple):
 def failed(model: ModelState, now: float) -> Failed:
     """Why it doesn't start, in our own words, and when a request may help again."""
     cause = model.crash.summary if model.crash is not None else model.life.reason
+    if model.crash is not None and model.crash.quote:
+        cause += f". Its last words: llmux logs {model.id}"
     if model.crashes.retry_at is None:
         remedy = f"Fix the cause, then: llmux load {model.id}"
         return Failed(f"{model.id} does not start: {cause}. {remedy}", 60.0)

@@ -32,4 +32,4 @@ class TestChat:
     def test_an_error_in_the_stream(self, site, shell):
         told = shell("chat", "broken", "Hello")
         assert (told.returncode, told.stdout) == (ExitCode.FAILED, "")
-        assert "weights.bin" in told.stderr
+        assert "llmux logs broken" in told.stderr

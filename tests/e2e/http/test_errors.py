@@ -179,7 +179,9 @@ class TestUnavailable:
         assert told.status_code == 503
         error = error_of(told)
         assert error["type"] == "server_error"
-        assert "no such file: weights.bin" in error["detail"]
+        assert "exited with code 1" in error["message"]
+        assert "llmux logs broken" in error["message"], "where its last words are"
+        assert "weights.bin" not in told.text
 
     def test_a_full_queue(self, tmp_path):
         config = {
