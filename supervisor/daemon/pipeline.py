@@ -199,7 +199,7 @@ class Pipeline:
     ) -> None:
         # 4.
         ticket = context.ticket = await self._admitted(context, target.model, keepalive)
-        context.original = b""
+        context.original = None
         assert ticket.upstream is not None
         try:
             # 5.

@@ -40,7 +40,7 @@ class RequestContext:
     key: Key | None = None
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""
-    original: bytes | bytearray = b""  # its body as it came, until a worker gets it
+    original: bytes | bytearray | None = None  # its body as it came, once read, until a worker gets it
     name: str | None = None
     stream: bool = False
     ticket_id: TicketId | None = None  # once it is entered

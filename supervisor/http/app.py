@@ -20,7 +20,7 @@ from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
-from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
+from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, UnavailableError
 from supervisor.http import admin, metrics, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
@@ -28,7 +28,7 @@ from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
 from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import Dialect
-from supervisor.proxy.disconnect import Message, Receive, Scope, Send
+from supervisor.proxy.disconnect import Message, Receive, ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import processing_ms
 
@@ -91,15 +91,18 @@ class Application:
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         """The successor answers it, from the beginning."""
-        upstream, dialect = self._daemon.successor, context.dialect
+        upstream, dialect, body = self._daemon.successor, context.dialect, context.original
         assert upstream is not None
         is_started = context.answering
         try:
-            body = context.original or await read_body(
-                scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024
-            )
+            if body is None and context.ticket_id is not None:  # it was given to a worker, which died
+                raise UnavailableError("The model's worker ended during an upgrade.", retry_after_s=1.0)
+            if body is None:
+                body = await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024)
             await relay(scope, send, body, upstream, context.request_id, dialect, is_started=is_started)
         except LlmuxError as error:
+            if is_started:
+                raise ResponseBrokenError(error.message) from error
             await error_response(error, dialect)(scope, receive, _signed(send, context))
 
     async def _route(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
@@ -134,7 +137,7 @@ def _keeping(receive: Receive, context: RequestContext) -> Receive:
 
     async def kept() -> Message:
         message = await receive()
-        context.original += message.get("body", b"")
+        context.original = (context.original or b"") + message.get("body", b"")
         return message
 
     return kept
