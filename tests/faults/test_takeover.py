@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from tests.support.clients import Call, Stream, code, starts, times, worker_tree
-from tests.support.daemon import Daemon, fake, gguf, wait_until
+from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
 from tests.support.fake_remote import KEY, MODEL, StandIn, serving
 from tests.support.limits import LIMIT_S
 
@@ -339,7 +339,7 @@ class TestWithoutSystemd:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
+            cwd=REPOSITORY,
         )
 
     def test_takes_over_from_one_that_is_not_its_parent(self, make):
@@ -355,6 +355,21 @@ class TestWithoutSystemd:
                 successor.communicate(timeout=LIMIT_S)
         assert successor.returncode == 0
         assert not daemon.workers()
+
+    def test_by_the_command(self, make):
+        daemon = make({"a": fake()})
+        daemon.chat("a")
+        before = worker(daemon, "a")
+        command = [sys.executable, "-m", "supervisor.cli", "service", "upgrade", "--url", daemon.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY)
+        assert done.returncode == 0, done.stderr
+        assert f"the new daemon serves (pid {daemon.serving})" in done.stdout
+        assert worker(daemon, "a") == before
+        daemon.config_path.write_text("models: 3\n")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY)
+        assert done.returncode == 1
+        assert "this one goes on" in done.stderr
+        assert worker(daemon, "a") == before
 
     def test_starts_as_usual_where_none_runs(self, make):
         daemon = make({"a": fake()})
