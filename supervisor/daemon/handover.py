@@ -43,7 +43,7 @@ log = structlog.get_logger("llmux.upgrade")
 
 SOCKET: Final = "takeover.sock"
 OPTION: Final = "--takeover"
-STDERR: Final = "LLMUX_TAKEOVER_STDERR"
+STDERR: Final = "TAKEOVER_STDERR"
 """The variable that names the descriptor of the old daemon's stderr: the successor's own is a pipe until it serves."""
 
 MEET_S: Final = 10.0

@@ -34,7 +34,7 @@ class Fleet:
         self.limits = limits
         self._launcher = launcher
         self._replicas: dict[WorkerKey, Replica] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
 
     @property
     def models(self) -> Mapping[ModelId, CatalogModel]:
@@ -81,15 +81,16 @@ class Fleet:
         self._begin(key, Worker(key, model, devices, self._launcher, self.limits, post, started), post)
 
     def let_go(self) -> None:
-        """Every replica is a successor's now: look after none. Running requests go on."""
-        for task in self._tasks:
-            task.cancel()
+        """Every worker is a successor's now: look after none. Running requests go on, also those of remotes."""
+        for key, task in self._tasks.items():
+            if isinstance(self._replicas.get(key), Worker):
+                task.cancel()
 
     def _begin(self, key: WorkerKey, replica: Replica, post: Post) -> None:
         self._replicas[key] = replica
         task = asyncio.create_task(self._run(key, replica, post), name=f"worker {key[0]}:{key[1]}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._tasks.pop(key))
 
     def _replica(self, effect: StartWorker, post: Post) -> Replica:
         key, model = (effect.model, effect.generation), self.effective(effect.model)

@@ -20,7 +20,7 @@ from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
-from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
+from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, UnavailableError
 from supervisor.http import admin, metrics, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol
@@ -29,7 +29,7 @@ from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import HeldBody
 from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import Dialect
-from supervisor.proxy.disconnect import Message, Receive, Scope, Send
+from supervisor.proxy.disconnect import Message, Receive, ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_body, error_headers
 from supervisor.proxy.forward import processing_ms
 
@@ -92,16 +92,18 @@ class Application:
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         """The successor answers it, from the beginning."""
-        upstream, dialect = self._daemon.successor, context.dialect
+        upstream, dialect, body = self._daemon.successor, context.dialect, context.waiting
         assert upstream is not None
-        body = context.waiting
+        is_started = context.answering
         try:
             if body is None:
                 body = HeldBody(self._daemon.bodies)
                 body.keep(await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, body))
             original = body.source or body
-            await relay(scope, send, original, upstream, context.request_id, dialect, is_started=context.answering)
+            await relay(scope, send, original, upstream, context.request_id, dialect, is_started=is_started)
         except LlmuxError as error:
+            if is_started:
+                raise ResponseBrokenError(error.message) from error
             await error_response(error, dialect)(scope, receive, _signed(send, context))
         finally:
             if body is not None:

@@ -24,7 +24,8 @@ import pytest
 import yaml
 
 from tests.support.clients import Call, Stream, code, starts, times, worker_tree
-from tests.support.daemon import Daemon, fake, gguf, wait_until
+from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
+from tests.support.fake_remote import KEY, MODEL, StandIn, serving
 from tests.support.limits import LIMIT_S
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
@@ -192,6 +193,47 @@ class TestNobodyNotices:
         assert cold.chunks == 5
         assert starts(daemon, "slow") == starts(daemon, "cold") == 1
 
+    def test_a_remote_goes_on_writing(self, make):
+        with serving(StandIn()) as stand_in:
+            about = {
+                "runtime": "openai_remote",
+                "base_url": stand_in.url,
+                "upstream_model": MODEL,
+                "api_key_env": "THEIR_KEY",
+            }
+            daemon = make({"theirs": about}, env={"THEIR_KEY": KEY})
+            daemon.wait_state("theirs", "ready")
+            stand_in.hold.clear()
+            stream = Stream(daemon, "theirs", allow_remote=True)
+            wait_until(lambda: stream.text)
+            daemon.upgrade()
+            stand_in.hold.set()
+            assert stream.result().ended_cleanly, (stream.text, stream.error)
+            daemon.wait_state("theirs", "ready")
+            assert daemon.chat("theirs", allow_remote=True).status_code == 200
+
+    def test_what_comes_on_an_old_connection_is_the_new_ones_to_authorise(self, make, tmp_path):
+        keys = tmp_path / "keys.yaml"
+        entries = [{"name": name, "key": f"sk-test-key-{name}", "scopes": [name]} for name in ("inference", "admin")]
+        keys.write_text(yaml.safe_dump(entries))
+        keys.chmod(0o600)
+        config = {"server": {"api_keys": str(keys)}}
+        daemon = make({"a": fake(), "later": fake()}, config=config)
+        admin, user = ({"authorization": f"Bearer sk-test-key-{name}"} for name in ("admin", "inference"))
+        body = {"model": "a", "messages": [{"role": "user", "content": "Hello"}]}
+        with daemon.client() as client:
+            assert client.post("/v1/chat/completions", json=body, headers=user).status_code == 200
+            assert client.post("/v1/admin/upgrade", headers=user).status_code == 403
+            keys.write_text(yaml.safe_dump([{**entries[0], "key": "sk-test-key-new-one"}, entries[1]]))
+            answer = daemon.post("/v1/admin/upgrade", headers=admin)
+            assert answer.status_code == 200, answer.text
+            old = client.post("/v1/chat/completions", json=body, headers=user)
+            assert (old.status_code, old.headers["connection"]) == (401, "close")
+            new = client.post(
+                "/v1/chat/completions", json=body, headers={"authorization": "Bearer sk-test-key-new-one"}
+            )
+            assert new.status_code == 200
+
     def test_a_load_that_an_operator_waits_for(self, make):
         daemon = make({"slow": fake("--start-delay", "1"), "cold": fake()})
         Call(daemon, "slow")
@@ -297,7 +339,7 @@ class TestWithoutSystemd:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
+            cwd=REPOSITORY,
         )
 
     def test_takes_over_from_one_that_is_not_its_parent(self, make):
@@ -313,6 +355,21 @@ class TestWithoutSystemd:
                 successor.communicate(timeout=LIMIT_S)
         assert successor.returncode == 0
         assert not daemon.workers()
+
+    def test_by_the_command(self, make):
+        daemon = make({"a": fake()})
+        daemon.chat("a")
+        before = worker(daemon, "a")
+        command = [sys.executable, "-m", "supervisor.cli", "service", "upgrade", "--url", daemon.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY)
+        assert done.returncode == 0, done.stderr
+        assert f"the new daemon serves (pid {daemon.serving})" in done.stdout
+        assert worker(daemon, "a") == before
+        daemon.config_path.write_text("models: 3\n")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY)
+        assert done.returncode == 1
+        assert "this one goes on" in done.stderr
+        assert worker(daemon, "a") == before
 
     def test_starts_as_usual_where_none_runs(self, make):
         daemon = make({"a": fake()})
@@ -447,7 +504,7 @@ def test_killed_at_random_points(make, measured, victim):
         upgrade = threading.Thread(target=_try, args=(daemon,))
         upgrade.start()
         wait_until(lambda: daemon.successors() or not upgrade.is_alive())
-        time.sleep(chance.uniform(0.0, 0.8))
+        time.sleep(chance.uniform(0.0, 1.5))
         old, new = daemon.process.pid, daemon.successors()
         with contextlib.suppress(ProcessLookupError):
             os.kill(old if victim == "old" else new[0], signal.SIGKILL)
