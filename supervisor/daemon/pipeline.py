@@ -91,7 +91,11 @@ class Pipeline:
         context.path = scope["path"]
         held = HeldBody(self._bodies)
         try:
-            target = await self._opened(scope, receive, context, held)
+            # 1.
+            body = await _open(await read_body(scope, receive, self._body_limit, held), scope)
+            # 2.
+            target = await self._target(scope, body, context, held)
+            del body  # only what `held` has is kept
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
             cancelling = CancelOnDisconnect(scope)
@@ -111,13 +115,6 @@ class Pipeline:
             # 6.
             held.release()
             self._requests.finished(context)
-
-    async def _opened(self, scope: Scope, receive: Receive, context: RequestContext, held: HeldBody) -> Target:
-        """The first two steps. What they need of the body besides `held` ends with them."""
-        # 1.
-        body = await _open(await read_body(scope, receive, self._body_limit, held), scope)
-        # 2.
-        return await self._target(scope, body, context, held)
 
     # ------------------------------------------------------------------------------------------------------------ target
 
@@ -228,7 +225,9 @@ class Pipeline:
     async def _admitted(self, context: RequestContext, target: Target, keepalive: Keepalive) -> Ticket:
         assert context.ticket_id is not None
         context.ticket = ticket = None
-        target.body.wait()
+        body = target.body
+        if body.may_spill:
+            body.wait()
         try:
             async with keepalive:
                 ticket = await self._engine.admit(context.ticket_id, target.model)
@@ -236,7 +235,8 @@ class Pipeline:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)
             raise
-        target.body.run()
+        if body.may_spill:
+            body.run()
         return ticket
 
 
