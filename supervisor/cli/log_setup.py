@@ -57,7 +57,7 @@ def configure(level: str, form: Literal["auto", "console", "json"]) -> None:
 
 
 def reopen() -> None:
-    """stderr is another file from now on."""
+    """Stderr is another file from now on."""
     if _lines is not None:
         _lines.reopen()
 

@@ -92,8 +92,14 @@ class Pipeline:
         context.path = scope["path"]
         held = HeldBody(self._bodies)
         try:
-            target = await self._opened(scope, receive, context, held)
+            # 1.
+            raw = await read_body(scope, receive, self._body_limit, held)
+            held.keep(raw)
+            body = await _open(raw, scope)
+            # 2.
+            target = await self._target(scope, body, context, held)
             held = target.body
+            del raw, body  # only what `held` has is kept
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
             cancelling = CancelOnDisconnect(scope)
@@ -117,15 +123,6 @@ class Pipeline:
             # 6.
             held.release()
             self._requests.finished(context)
-
-    async def _opened(self, scope: Scope, receive: Receive, context: RequestContext, held: HeldBody) -> Target:
-        """The first two steps. What they need of the body besides `held` ends with them."""
-        # 1.
-        raw = await read_body(scope, receive, self._body_limit, held)
-        held.keep(raw)
-        body = await _open(raw, scope)
-        # 2.
-        return await self._target(scope, body, context, held)
 
     # ------------------------------------------------------------------------------------------------------------ target
 
@@ -245,7 +242,9 @@ class Pipeline:
     ) -> Ticket:
         assert context.ticket_id is not None
         context.ticket = ticket = None
-        target.body.wait()
+        body = target.body
+        if body.may_spill:
+            body.wait()
         try:
             async with keepalive:
                 ticket = await self._engine.admit(context.ticket_id, target.model, client=client)
@@ -253,7 +252,8 @@ class Pipeline:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)
             raise
-        target.body.run()
+        if body.may_spill:
+            body.run()
         return ticket
 
 

@@ -20,7 +20,7 @@ from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
-from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError, UnavailableError
+from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, metrics, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.protocol import GuardedProtocol

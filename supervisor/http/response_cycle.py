@@ -47,11 +47,20 @@ class ResponseCycle(RequestResponseCycle):
 
     async def receive(self) -> ASGIReceiveEvent:
         """ASGI's `receive`. Raises the LlmuxError of `fail`."""
-        if self._failure is None:
-            message = await super().receive()
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            if not self.message_event.is_set():
+                await self.message_event.wait()
+            self.message_event.clear()
         if self._failure is not None:
             raise self._failed()
-        return message
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     def fail(self, error: LlmuxError) -> None:
         """The rest of the request's body won't come: whoever receives it gets `error`."""

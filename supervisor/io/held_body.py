@@ -1,6 +1,6 @@
 """What is kept of requests' bodies: one budget of memory for all of them, and files for those that wait for long.
 
-A body counts from its first byte until it was sent, or until its request ends. A large one whose request waits for its model
+A body above 64 KiB counts until it was sent, or until its request ends. A large one whose request waits for its model
 is written to an unlinked file, off the loop, and no longer counts; its worker gets it from there. Where the disk takes no
 more, it stays in memory.
 """
@@ -25,7 +25,7 @@ log = structlog.get_logger("llmux.bodies")
 Bytes = bytes | bytearray
 
 SLICE: Final = 256 * 1024  # of a body in memory, sent in one turn of the loop
-ALWAYS_TAKEN: Final = 64 * 1024  # bytes: a short question is not refused because of others' pictures
+ALWAYS_TAKEN: Final = 64 * 1024  # bytes, which don't count: a short question is not refused because of others' pictures
 SPILL_ABOVE: Final = 1024 * 1024  # bytes
 SPILL_AFTER_S: Final = 1.0  # of waiting; the disk has no part in a request that is served at once
 BUSY_S: Final = 5.0  # until a refused client should try again
@@ -94,38 +94,37 @@ class _File:
 class HeldBody:
     """One request's body. `release` it when its request ends, however it ends."""
 
-    __slots__ = ("_budget", "_counted", "_data", "_file", "_on_disk", "_timer", "_waits", "size", "source")
+    # Of most requests' bodies none of these is ever set.
+    _counted = 0  # bytes of the budget's memory
+    _on_disk = 0  # bytes of its disk
+    _waits = False
+    _file: _File | None = None
+    _timer: asyncio.TimerHandle | None = None
+    source: HeldBody | None = None  # what it was made of, as it came; kept as long
 
     def __init__(self, budget: BodyBudget = _UNBOUNDED, data: Bytes = b"") -> None:
         self._budget = budget
         self._data: Bytes | None = data
-        self._file: _File | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._waits = False
-        self._counted = 0  # bytes of the budget's memory
-        self._on_disk = 0  # bytes of its disk
         self.size = len(data)
-        self.source: HeldBody | None = None  # what it was made of, as it came; kept as long
 
     def expect(self, size: int) -> None:
-        """Raises UnavailableError if the budget has no room for `size` bytes more."""
-        if self._counted + size > ALWAYS_TAKEN and self._budget.used + size > self._budget.limit:
+        """Raises UnavailableError if the budget has no room for a body of `size` bytes."""
+        if size > ALWAYS_TAKEN and self._budget.used - self._counted + size > self._budget.limit:
             raise UnavailableError(
                 "llmux keeps as many request bodies as it may (limits.bodies_mib).", code="busy", retry_after_s=BUSY_S
             )
 
     def grow(self, size: int) -> None:
-        """Count `size` bytes that have arrived. Raises UnavailableError."""
+        """`size` bytes of it have arrived. Raises UnavailableError."""
         self.expect(size)
-        self._counted += size
-        self._budget.used += size
+        self._count(size)
 
     def keep(self, data: Bytes) -> None:
         """Make `data` the body."""
-        self.size = len(data)
+        self.size = size = len(data)
         self._data = data
-        self._budget.used += self.size - self._counted
-        self._counted = self.size
+        if size > ALWAYS_TAKEN or self._counted:
+            self._count(size)
 
     def changed(self, data: Bytes) -> HeldBody:
         """What `data`, made of this body, is held in."""
@@ -145,13 +144,20 @@ class HeldBody:
 
     def release(self) -> None:
         """Let go of it. Does nothing the second time."""
-        self.run()
-        self._budget.used -= self._counted
-        self._budget.disk_used -= self._on_disk
-        self._counted = self._on_disk = 0
-        self._data = self._file = None
+        self._data = None
+        if self._counted or self._on_disk:
+            self.run()
+            self._count(0)
+            self._budget.disk_used -= self._on_disk
+            self._on_disk = 0
+            self._file = None
         if self.source is not None:
             self.source.release()
+
+    def _count(self, size: int) -> None:
+        counted = size if size > ALWAYS_TAKEN else 0
+        self._budget.used += counted - self._counted
+        self._counted = counted
 
     async def pieces(self) -> AsyncIterator[Bytes | memoryview]:
         """In slices: the kernel takes megabytes at once, and everybody else would wait meanwhile.
@@ -176,11 +182,16 @@ class HeldBody:
 
     # while its request waits
 
+    @property
+    def may_spill(self) -> bool:
+        """It is large enough for the disk: tell it when its request waits (`wait`), and when no longer (`run`)."""
+        return self.size > SPILL_ABOVE or (self.source is not None and self.source.may_spill)
+
     def wait(self) -> None:
-        """The request waits from now on: a large body goes to disk soon."""
+        """The request waits from now on: the body goes to disk soon."""
         if self.source is not None:
             self.source.wait()
-        if self.size > SPILL_ABOVE and self._file is None:
+        if self._file is None and self.size > SPILL_ABOVE:
             self._waits = True
             self._timer = asyncio.get_running_loop().call_later(SPILL_AFTER_S, self._spill_soon)
 
@@ -213,8 +224,7 @@ class HeldBody:
         if file is not None and self._waits:
             budget.tell_disk(None)
             self._file, self._data = file, None
-            budget.used -= self._counted
-            self._counted = 0
+            self._count(0)
         else:
             budget.disk_used -= self._on_disk
             self._on_disk = 0

@@ -65,8 +65,6 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody |
     body, more = await _next(receive)
     if len(body) > limit:
         raise _too_large(limit)
-    if held is not None:
-        held.grow(len(body))
     if not more:
         return body
     grown = bytearray(body)  # grows in place: joining pieces at the end would copy everything in one turn of the loop
@@ -75,7 +73,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody |
         if len(grown) + len(body) > limit:
             raise _too_large(limit)
         if held is not None:
-            held.grow(len(body))
+            held.grow(len(grown) + len(body))
         grown += body
     return grown
 
