@@ -132,7 +132,9 @@ class Outline:
         """`text`, which is the body's from `at`, without most of its numbers and blanks."""
         kinds = text.translate(_KINDS)
         if b"n" * (_MOST_DIGITS + 1) in kinds:
-            raise InvalidRequestError(f"A number in the request body has more than {_MOST_DIGITS} digits.")
+            raise InvalidRequestError(
+                f"A number in the request body has more than {_MOST_DIGITS} digits.", code="too_many_values"
+            )
         kinds = kinds.replace(b"n", b"_")
         thin, done = bytearray(), 0
         while (start := kinds.find(b"_" * _RUN, done)) >= 0:

@@ -234,11 +234,9 @@ def parsed(body: bytes, boundary: bytes) -> list[tuple[str, bytes]]:
     """By the standard library, which is lenient."""
     head = b"MIME-Version: 1.0\r\nContent-Type: multipart/form-data; boundary=%b\r\n\r\n" % boundary
     message = email.message_from_bytes(head + body, policy=email.policy.HTTP.clone(utf8=True))
-    found = []
-    for part in message.get_payload() if message.is_multipart() else []:
-        name = part["content-disposition"].params.get("name", "")
-        found.append((name, part.get_payload(decode=True)))
-    return found
+    parts = message.get_payload() if message.is_multipart() else []
+    named = [part for part in parts if part["content-disposition"] is not None]
+    return [(part["content-disposition"].params.get("name", ""), part.get_payload(decode=True)) for part in named]
 
 
 class TestForms:
@@ -272,8 +270,8 @@ class TestForms:
             found = asyncio.run(read_form(body, b"multipart/form-data; boundary=X"))
         except InvalidRequestError:
             return
-        if found.name is None or not body.isascii():
-            return
+        if found.name is None or not body.isascii() or body.count(b"--X--") > 1:
+            return  # what comes after the end is read by some, and skipped by us and by Starlette
         others = [value for name, value in parsed(body, b"X") if name == "model"]
         assert not others or found.name.encode() in others
 
