@@ -14,7 +14,7 @@ ODD_NUMBERS = (0, 1, 8, 0x7F, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 60, 
 
 def examples(few: int) -> int:
     """How many inputs a test tries: `few` usually, many in a soak (LLMUX_SOAK=1)."""
-    return 200 * few if SOAK else few
+    return 20 * few if SOAK else few
 
 
 @st.composite
