@@ -252,10 +252,7 @@ class Engine(Leaving):
         except BaseException:
             self.finish(ticket)
             raise
-        if ticket.upstream is None and ticket.rejection is None:
-            if self._finished is not None:
-                del self._tickets[ticket_id]
-                raise HandedOverError
+        if ticket.upstream is None and ticket.rejection is None and self._finished is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
             try:
                 await ticket.waiter
@@ -293,10 +290,6 @@ class Engine(Leaving):
         """The request is over. Call this exactly once for every admitted ticket."""
         del self._tickets[ticket.id]
         self.post(RequestFinished(ticket.id))
-
-    def finish_adopted(self, ticket_id: TicketId) -> None:
-        """A request that the predecessor still served is over."""
-        self.post(RequestFinished(ticket_id))
 
     # ------------------------------------------------------------------------------------------------------- the read door
 
