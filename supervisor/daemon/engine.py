@@ -264,10 +264,7 @@ class Engine(Leaving):
         except BaseException:
             self.finish(ticket)
             raise
-        if ticket.upstream is None and ticket.rejection is None:
-            if self._finished is not None:
-                del self._tickets[ticket_id]
-                raise HandedOverError
+        if ticket.upstream is None and ticket.rejection is None and self._finished is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
             try:
                 await ticket.waiter
@@ -306,10 +303,6 @@ class Engine(Leaving):
         del self._tickets[ticket.id]
         ticket.client = None
         self.post(RequestFinished(ticket.id))
-
-    def finish_adopted(self, ticket_id: TicketId) -> None:
-        """A request that the predecessor still served is over."""
-        self.post(RequestFinished(ticket_id))
 
     # ------------------------------------------------------------------------------------------------------- the read door
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import structlog
 
 from supervisor.catalog.overrides import Override, overridden
-from supervisor.core.events import Configured, PinAsked, WorkerAdopted
+from supervisor.core.events import Configured, PinAsked, RequestFinished, WorkerAdopted
 from supervisor.core.types import DeviceSpec, ModelSpec, TicketId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.estate import (
@@ -160,9 +160,9 @@ class Takeover:
                 ticket = foreign(self._channel.pid, content["finished"])
                 if ticket in self._running:
                     self._running.remove(ticket)
-                    daemon.engine.finish_adopted(ticket)
+                    daemon.engine.post(RequestFinished(ticket))
         except ChannelClosedError:
             for ticket in self._running:
-                daemon.engine.finish_adopted(ticket)
+                daemon.engine.post(RequestFinished(ticket))
             self._running.clear()
         log.info("upgrade.predecessor_ended", predecessor=self._channel.pid)

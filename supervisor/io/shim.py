@@ -314,7 +314,8 @@ class Shim:
         elif command == b"term":
             self.ask_to_end()
         elif command == b"keep" and argument.isdigit():
-            self.watch_daemon(False)
+            if self.kept_until is None:
+                self.watch_daemon(False)
             self.kept_until = time.monotonic() + int(argument)
             report(kept=True)
         elif command == b"adopt" and argument.isdigit():
@@ -337,7 +338,8 @@ class Shim:
         except OSError:  # dead already
             self.told_to_end = True
             return
-        self.watch_daemon(False)
+        if self.kept_until is None:
+            self.watch_daemon(False)
         if self.daemon >= 0:
             os.close(self.daemon)
         self.daemon, self.kept_until = daemon, None
@@ -346,17 +348,10 @@ class Shim:
     def watch_daemon(self, watch: bool) -> None:
         """Whether the daemon's death counts: as a signal where it is the parent, else by its pidfd."""
         if self.daemon >= 0:
-            if watch:
-                self.poller.register(self.daemon, select.POLLIN)
-            else:
-                try:  # noqa: SIM105  as above
-                    self.poller.unregister(self.daemon)
-                except KeyError:
-                    pass
+            self.poller.register(self.daemon, select.POLLIN) if watch else self.poller.unregister(self.daemon)
             return
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM if watch else 0)
-        if watch and os.getppid() != self.order["parent"]:
-            self.told_to_end = True
+        self.told_to_end |= watch and os.getppid() != self.order["parent"]
 
     def at_most(self, timeout: int | None) -> int | None:
         """How long to wait: not beyond the time that the parent's death doesn't count."""
