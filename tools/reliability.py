@@ -47,7 +47,7 @@ def attacks() -> list[Row]:
     if not (ROOT / f"{ATTACKS.replace('.', '/')}.py").exists():
         return []
     table: Mapping[str, Iterable[str]] = importlib.import_module(ATTACKS).TABLE
-    return [(attack, _links(tests)) for attack, tests in table.items()]
+    return [(attack.replace("_", " ").capitalize(), _links(tests)) for attack, tests in table.items()]
 
 
 def tests_of(fault: Fault) -> tuple[str, ...]:
