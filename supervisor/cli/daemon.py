@@ -8,43 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import errno
-import gc
-import os
-import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 
 import structlog
-import uvicorn
 
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
-from supervisor.catalog.sections import ServerConfig
-from supervisor.cli.log_setup import dropped_lines, reopen
+from supervisor.cli.log_setup import dropped_lines
+from supervisor.cli.own_process import (
+    on_signals,
+    own_stderr,
+    raise_descriptor_limit,
+    return_freed_memory,
+    settle_garbage_collector,
+    signals_end,
+)
 from supervisor.cli.see_out import see_out
+from supervisor.cli.server import listen, make_server
 from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId, ModelSpec
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
-from supervisor.daemon.handover import SOCKET, STDERR, Handover, Holdings
+from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
-from supervisor.http.protocol import GuardedProtocol
 from supervisor.io import notify
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect
-from supervisor.io.ports import PortRange, who_listens
+from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import InstanceLock, reap_leftovers, take_lock
 from supervisor.io.store import Footprints, Store
@@ -52,21 +53,11 @@ from supervisor.io.venvs import sweep_aside
 
 log = structlog.get_logger("llmux.daemon")
 
-BACKLOG = 2048
 OWN_STOP_S = 20.0  # of the end, besides requests and graces: unkillable workers are waited for, too
-KEEP_ALIVE_S = 75  # longer than clients keep idle connections: whoever closes first must not be us, while they send
-DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
-MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
 WORKER_HOST = "127.0.0.1"
 LOGS = "logs"
 
 OnListening = Callable[[str, int], None]
-
-
-class CannotListenError(LlmuxError):
-    """The address is taken or not ours."""
-
-    code = "cannot_listen"
 
 
 def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening, takeover: bool = False) -> None:
@@ -88,7 +79,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     if predecessor is not None:
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with _signals_end():
+        with signals_end():
             uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
         return
     with contextlib.closing(take_lock(state_dir)) as lock:
@@ -97,7 +88,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, _signals_end():
+        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, signals_end():
             uvloop.run(serve(configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans)))
 
 
@@ -112,7 +103,7 @@ async def serve(
     orphans: int = 0,
 ) -> None:
     """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
-    _cancel_on_signals()
+    _cancelon_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
     async with _closing(stores):
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
@@ -129,7 +120,7 @@ async def take_over(
     on_listening: OnListening,
 ) -> None:
     """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
-    _cancel_on_signals()
+    _cancelon_signals()
     opened = await _open_devices(catalog)
     await _check_models(catalog, opened)
     takeover = Takeover(predecessor)
@@ -146,16 +137,16 @@ async def take_over(
             await takeover.failed(str(error))
             raise
         await takeover.prepared()
-        _own_stderr()
+        own_stderr()
         takeover.adopt(daemon, launcher, configured)
         holdings = _holdings(catalog, inherited.lock, inherited.listener, launcher, stores)
         await _run(configuration, daemon, holdings, inherited.listener, on_listening, takeover)
 
 
-def _cancel_on_signals() -> None:
+def _cancelon_signals() -> None:
     starting = asyncio.current_task()
     assert starting is not None
-    _on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
+    on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
 
 
 @contextlib.asynccontextmanager
@@ -165,15 +156,6 @@ async def _closing(stores: Iterable[Store]) -> AsyncIterator[None]:
     finally:
         for store in stores:
             await store.close()
-
-
-def _own_stderr() -> None:
-    """The old daemon read ours so far, to tell why we can't start."""
-    descriptor = os.environ.pop(STDERR, None)
-    if descriptor is not None:
-        os.dup2(int(descriptor), 2)
-        os.close(int(descriptor))
-        reopen()
 
 
 async def _open_devices(catalog: Catalog) -> Opened:
@@ -221,31 +203,6 @@ async def _run(
 def _reachable(host: str) -> str:
     """Where this machine reaches it: what listens everywhere listens on loopback too."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
-
-
-def _on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
-    """Call `act` in the loop at each of these signals.
-
-    Not by `add_signal_handler`: when the loop closes, the signals would kill the process again, at its very end.
-    """
-    loop = asyncio.get_running_loop()
-    for number in numbers:
-        signal.signal(number, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(act))
-
-
-@contextlib.contextmanager
-def _signals_end() -> Iterator[None]:
-    """After a clean end in the block, no later signal becomes the exit code."""
-    ending = signal.SIG_IGN
-    try:
-        with contextlib.suppress(asyncio.CancelledError):  # by a signal, while it starts
-            yield
-    except BaseException:
-        ending = signal.SIG_DFL  # the error is still to be printed, perhaps for a reader that is stuck
-        raise
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, ending)
 
 
 def _url(host: str, port: int) -> str:
@@ -302,27 +259,13 @@ async def _until_stopped(
     takeover: Takeover | None,
 ) -> None:
     engine, catalog = daemon.engine, daemon.catalog
-    config = uvicorn.Config(
-        application,
-        http=GuardedProtocol,
-        ws="none",
-        loop="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # nothing here depends on who the client says it is
-        timeout_keep_alive=KEEP_ALIVE_S,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=5,
-    )
-    server = _Server(config)
+    server = make_server(application)
     stopping = asyncio.Event()
-    _on_signals(partial(_on_signal, stopping, engine), signal.SIGTERM, signal.SIGINT)
-    _on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
+    on_signals(partial(_on_signal, stopping, engine), signal.SIGTERM, signal.SIGINT)
+    on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
     engine.start()
-    _settle_garbage_collector()
-    _return_freed_memory()
+    settle_garbage_collector()
+    return_freed_memory()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     if takeover is not None:
         await asyncio.wait({serving, asyncio.create_task(server.up.wait())}, return_when=asyncio.FIRST_COMPLETED)
@@ -354,25 +297,6 @@ async def _until_stopped(
     log.info("daemon.stopped")
 
 
-def _settle_garbage_collector() -> None:
-    """What is there now stays: never look through it again, and look for new cycles less often.
-
-    Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
-def _return_freed_memory() -> None:
-    """Keep glibc from raising the size above which it maps memory: it keeps what it doesn't map, so bodies would stay for good."""
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    with contextlib.suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(m_mmap_threshold, MAPPED_ABOVE)
-        mallopt(m_trim_threshold, 4 * MAPPED_ABOVE)
-
-
 async def _feed_watchdog() -> None:
     """Tell systemd that the event loop runs, as often as it wants to hear it."""
     interval_s = notify.watchdog_interval_s()
@@ -386,47 +310,3 @@ def _on_signal(stopping: asyncio.Event, engine: Engine) -> None:
         for model in engine.models():
             engine.post(UnloadAsked(model.id, force=True))
     stopping.set()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: ours drain first. `up` is set once it accepts."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def listen(server: ServerConfig) -> socket.socket:
-    """The bound, listening socket. Raises CannotListenError with what to do."""
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((server.host, server.port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        holder = who_listens(server.port) if error.errno == errno.EADDRINUSE else None
-        raise CannotListenError(
-            f"Can't listen on {server.host}:{server.port}: {os.strerror(error.errno or 0)}"
-            f"{f' by {holder}' if holder is not None else ''}. "
-            f"Choose another port with --port, or end what uses this one."
-        ) from error
-    listener.set_inheritable(False)
-    return listener
-
-
-def raise_descriptor_limit() -> None:
-    """As many open files as the system lets us have: 1024, the usual start, are 500 requests. Workers inherit it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

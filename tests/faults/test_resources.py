@@ -20,7 +20,7 @@ import yaml
 
 from supervisor.catalog import Configuration, load
 from supervisor.catalog.keys import Keyring
-from supervisor.cli import daemon as daemon_module
+from supervisor.cli import own_process
 from tests.support.clients import Call, Stream, stats, times
 from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
@@ -148,10 +148,10 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
     catalog = load(config.config_path)
     catalog.server.state_dir.mkdir(parents=True)
     listening = asyncio.Event()
-    with contextlib.closing(daemon_module.listen(catalog.server)) as listener:
+    with contextlib.closing(own_process.listen(catalog.server)) as listener:
         configuration = Configuration(config.config_path)
         serving = asyncio.create_task(
-            daemon_module.serve(
+            own_process.serve(
                 configuration, catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set()
             )
         )

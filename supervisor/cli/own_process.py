@@ -1,0 +1,79 @@
+"""The daemon's own process: its signals, memory, descriptors and stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+
+from supervisor.cli.log_setup import reopen
+from supervisor.daemon.handover import STDERR
+
+DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
+MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
+
+
+def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
+    """Call `act` in the loop at each of these signals.
+
+    Not by `add_signal_handler`: when the loop closes, the signals would kill the process again, at its very end.
+    """
+    loop = asyncio.get_running_loop()
+    for number in numbers:
+        signal.signal(number, lambda *_: None if loop.is_closed() else loop.call_soon_threadsafe(act))
+
+
+@contextlib.contextmanager
+def signals_end() -> Iterator[None]:
+    """After a clean end in the block, no later signal becomes the exit code."""
+    ending = signal.SIG_IGN
+    try:
+        with contextlib.suppress(asyncio.CancelledError):  # by a signal, while it starts
+            yield
+    except BaseException:
+        ending = signal.SIG_DFL  # the error is still to be printed, perhaps for a reader that is stuck
+        raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, ending)
+
+
+def settle_garbage_collector() -> None:
+    """What is there now stays: never look through it again, and look for new cycles less often.
+
+    Requests are freed by their reference counts. With the defaults the collector took an eighth of a busy daemon's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def return_freed_memory() -> None:
+    """Keep glibc from raising the size above which it maps memory: it keeps what it doesn't map, so bodies would stay for good."""
+    m_trim_threshold, m_mmap_threshold = -1, -3
+    with contextlib.suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(m_mmap_threshold, MAPPED_ABOVE)
+        mallopt(m_trim_threshold, 4 * MAPPED_ABOVE)
+
+
+def raise_descriptor_limit() -> None:
+    """As many open files as the system lets us have: 1024, the usual start, are 500 requests. Workers inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def own_stderr() -> None:
+    """The old daemon read ours so far, to tell why we can't start."""
+    descriptor = os.environ.pop(STDERR, None)
+    if descriptor is not None:
+        os.dup2(int(descriptor), 2)
+        os.close(int(descriptor))
+        reopen()
