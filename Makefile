@@ -77,8 +77,8 @@ golden: .venv/ready-dev ## Write the golden files anew; read the difference befo
 docs: .venv/ready-dev ## Write anew what the documents take from the code
 	$(BIN)/python -m tools.docs
 
-soak: .venv/ready-dev ## The fault tests with their full counts, and a thousand swaps under load (an hour or two)
-	LLMUX_SOAK=1 $(BIN)/pytest -s --figures-to=tests/figures.json tests/faults
+soak: .venv/ready-dev ## Fault and fuzz tests with their full counts, and a thousand swaps under load (an hour or two)
+	LLMUX_SOAK=1 $(BIN)/pytest -s --timeout=3600 --figures-to=tests/figures.json tests/faults $(wildcard tests/security/test_fuzz_*.py)
 	$(BIN)/python -m tools.docs
 
 llama-server: .venv/ready ## Compile a real llama-server once, for the tests that compare it with the embedded one

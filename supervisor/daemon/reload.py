@@ -45,8 +45,8 @@ STILL_WITHIN_S: Final = 10.0
 LIVE: Final = frozenset({"allowed_hosts", "allowed_origins", "api_keys", "watch"})
 """Settings of `server` that need no restart."""
 
-Stamp = tuple[int, int, int] | None
-"""A file's modification time, size and number; None: it isn't there."""
+Stamp = tuple[int, int, int, int] | None
+"""A file's modification time, size, number and mode; None: it isn't there."""
 Stamps = dict[Path, Stamp]
 
 
@@ -304,5 +304,5 @@ def _stamps(files: Iterable[Path]) -> Stamps:
 def _stamp(path: Path) -> Stamp:
     with contextlib.suppress(OSError):
         status = path.stat()
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode
     return None

@@ -28,12 +28,20 @@ TABLE: Final = (
         "kill -9 of the daemon at any moment",
         "No process of its workers lives 2 s later, not even a detached grandchild.",
         "`io/shim`: each worker runs below a subreaper that gets a parent-death signal, ends on end of input, and kills its tree.",
+        (
+            "tests/faults/test_identity.py::TestHiddenChildren",
+            "tests/faults/test_takeover.py::TestAfterwards",
+        ),
     ),
     Fault(
         2,
         "kill -9 of the daemon and of its shims",
         "The next start has ended what is left within 1 s, before it takes its port.",
         "`io/reap`: leftovers are found by the instance's mark in their environment, and by their start time.",
+        (
+            "tests/faults/test_identity.py::TestCopiedDirectory",
+            "tests/faults/test_identity.py::TestLivingDaemon",
+        ),
     ),
     Fault(
         3,
@@ -52,6 +60,7 @@ TABLE: Final = (
         "SIGSTOP of a ready worker",
         "It gets no requests after three failed probes, and is replaced only after six patient ones.",
         "`fleet/worker`: readiness and liveness are probed apart.",
+        ("tests/faults/test_inference_probe.py",),
     ),
     Fault(
         6,
@@ -71,19 +80,28 @@ TABLE: Final = (
         "A pid is used again",
         "A stranger is never signalled.",
         "`io/reap`: pid, start time and mark are compared, and signals go to a pidfd.",
+        ("tests/faults/test_identity.py::TestStrangers",),
     ),
     Fault(
         9,
         "A worker never becomes ready",
-        "After five failures in ten minutes the model is given up with its cause; callers hear it within 1 s.",
+        "After five failures in ten minutes the model is given up with its cause; callers hear it within 1 s. It is tried again every `failed_retry_s`, unless its arguments are wrong.",
         "`core/termination`: backoff with jitter, then FAILED; the classified cause is in each answer.",
+        (
+            "tests/faults/test_host_trouble.py::TestFailed",
+            "tests/faults/test_host_trouble.py::TestRefused",
+        ),
     ),
     Fault(
         10,
         "A worker dies in the middle of a stream",
         "The stream says so in its own format and never ends as if whole; nothing is sent again.",
         "`proxy/forward`, `proxy/event_stream`: an in-band error, then the connection is cut.",
-        ("tests/unit/proxy/test_forward.py::TestBroken", "tests/e2e/dialects/test_anthropic.py"),
+        (
+            "tests/unit/proxy/test_forward.py::TestBroken",
+            "tests/e2e/dialects/test_anthropic.py",
+            "tests/security/test_worker_logs.py::TestInBand",
+        ),
     ),
     Fault(
         11,
@@ -136,7 +154,10 @@ TABLE: Final = (
         "The GPU's driver is lost, hangs or changed its version",
         "The last values stay, marked as stale; nothing new is loaded; requests are served on.",
         "`io/nvml`, `io/memory`: read in a thread, opened anew with growing pauses.",
-        ("tests/unit/io/test_nvml.py::TestALostDriver",),
+        (
+            "tests/unit/io/test_nvml.py::TestALostDriver",
+            "tests/faults/test_lost_card.py",
+        ),
     ),
     Fault(
         19,
@@ -156,7 +177,11 @@ TABLE: Final = (
         "The disk is full",
         "What was stored stays, and what is loaded serves on.",
         "`io/store`: SQLite with a backup; what can't be saved is a warning.",
-        ("tests/unit/io/test_store.py::TestAFullDisk",),
+        (
+            "tests/unit/io/test_store.py::TestAFullDisk",
+            "tests/faults/test_host_trouble.py::TestDisk",
+            "tests/faults/test_host_trouble.py::TestFolders",
+        ),
     ),
     Fault(
         22,
@@ -174,14 +199,22 @@ TABLE: Final = (
         "A configuration with mistakes is reloaded",
         "The old one serves on, and all mistakes are listed.",
         "`daemon/reload`: read and checked as a whole before anything changes.",
-        ("tests/e2e/daemon/test_reload.py::TestMistakes",),
+        (
+            "tests/e2e/daemon/test_reload.py::TestMistakes",
+            "tests/faults/test_reload.py",
+        ),
     ),
     Fault(
         24,
         "A client leaves",
         "Its request is removed, or its worker's connection closed, within 100 ms; nothing is loaded for nobody.",
         "`proxy/disconnect`: the client is listened to while anything is awaited.",
-        ("tests/unit/proxy/test_disconnect.py", "tests/unit/proxy/test_forward.py::TestLeaving"),
+        (
+            "tests/unit/proxy/test_disconnect.py",
+            "tests/unit/proxy/test_forward.py::TestLeaving",
+            "tests/faults/test_bodies_memory.py",
+            "tests/security/test_slow_and_many.py::TestHalfClosed",
+        ),
     ),
     Fault(
         25,
@@ -192,21 +225,30 @@ TABLE: Final = (
     Fault(
         26,
         "Two models take turns on one device",
-        "At most one swap per `min_residency_s`, and nobody waits for ever.",
-        "`core/admission`: minimum residency and aging.",
+        "At most one swap per `min_residency_s`, and nobody waits for ever: a drain has a deadline.",
+        "`core/admission`: minimum residency and aging; `core/draining`: deadlines of drains.",
+        ("tests/faults/test_slow_reader_drain.py",),
     ),
     Fault(
         27,
         "A client reads slowly, or not at all",
         "Each costs at most 1 MiB.",
         "`io/upstream_response`: nothing more is read of the worker while 128 KiB wait.",
-        ("tests/unit/proxy/test_forward.py::TestSlowReader",),
+        (
+            "tests/unit/proxy/test_forward.py::TestSlowReader",
+            "tests/faults/test_slow_reader_drain.py",
+            "tests/security/test_slow_and_many.py::TestSlowReaders",
+        ),
     ),
     Fault(
         28,
         "200 connections that never finish their head; no descriptors left",
         "The admin API answers within 1 s of their release; no worker is killed for a probe that had no descriptor.",
         "`http/protocol`: `header_s`; `fleet/worker`: our own want of descriptors is no failure of a worker.",
+        (
+            "tests/faults/test_host_trouble.py::TestRefused",
+            "tests/security/test_slow_and_many.py",
+        ),
     ),
     Fault(
         29,
@@ -220,6 +262,10 @@ TABLE: Final = (
         "SIGTERM under load; a wall clock that is set; a loop that stands still",
         "The drain is bounded; nothing is started or stopped for the clock; the watchdog fires.",
         "`daemon/engine` drains; deadlines are monotonic; `cli/daemon` feeds systemd's watchdog from the loop.",
-        ("tests/installation/test_service.py::TestNotify",),
+        (
+            "tests/installation/test_service.py::TestNotify",
+            "tests/faults/test_signals.py",
+            "tests/faults/test_stuck_log_reader.py",
+        ),
     ),
 )

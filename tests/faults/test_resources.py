@@ -20,7 +20,9 @@ import yaml
 
 from supervisor.catalog import Configuration, load
 from supervisor.catalog.keys import Keyring
-from supervisor.cli import own_process
+from supervisor.cli.daemon import serve
+from supervisor.cli.server import listen
+from supervisor.io.reap import take_lock
 from tests.support.clients import Call, Stream, stats, times
 from tests.support.daemon import REPOSITORY, Daemon, fake, running, wait_until
 from tests.support.limits import LIMIT_S
@@ -148,12 +150,13 @@ async def test_tasks_back_to_baseline(tmp_path, measured):
     catalog = load(config.config_path)
     catalog.server.state_dir.mkdir(parents=True)
     listening = asyncio.Event()
-    with contextlib.closing(own_process.listen(catalog.server)) as listener:
+    with (
+        contextlib.closing(take_lock(catalog.server.state_dir)) as lock,
+        contextlib.closing(listen(catalog.server)) as listener,
+    ):
         configuration = Configuration(config.config_path)
         serving = asyncio.create_task(
-            own_process.serve(
-                configuration, catalog, Keyring(), "0123456789abcdef", listener, lambda _url, _keys: listening.set()
-            )
+            serve(configuration, catalog, Keyring(), lock, listener, lambda _url, _keys: listening.set())
         )
         await listening.wait()
         async with httpx.AsyncClient(base_url=config.url, trust_env=False, verify=False, timeout=30) as client:

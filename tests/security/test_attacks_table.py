@@ -58,7 +58,11 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/security/test_attacks.py::TestRedirects::test_are_not_followed",
         "tests/e2e/remote/test_requests.py::TestErrors::test_redirects_are_not_followed",
     ),
-    "media_references": ("tests/e2e/http/test_media.py", "tests/unit/proxy/test_media.py"),
+    "media_references": (
+        "tests/security/test_media.py",
+        "tests/e2e/http/test_media.py",
+        "tests/unit/proxy/test_media.py",
+    ),
     "routes_of_workers": (
         "tests/security/test_exposure.py::TestPaths::test_llama_servers_own_management",
         "tests/security/test_attacks.py::TestPaths::test_routes_of_workers",
@@ -79,7 +83,10 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/unit/http/test_protocol.py::TestRefusals::test_refused",
     ),
     "body_bombs": (
-        "tests/security/test_bodies.py::TestBombs::test_refused",
+        "tests/security/test_loop_stalls.py",
+        "tests/security/test_fuzz_bodies.py",
+        "tests/security/test_slow_and_many.py::TestManyLargeBodies",
+        "tests/faults/test_bodies_memory.py",
         "tests/security/test_bodies.py::TestReadAnotherWay::test_refused",
         "tests/security/test_bodies.py::TestTheRestOfARefusedBody::test_is_not_read_without_bound",
         "tests/e2e/http/test_errors.py",
@@ -120,6 +127,12 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
     "secrets_in_logs": (
         "tests/security/test_attacks.py::TestLogs::test_have_nothing_of_a_request",
         "tests/security/test_auth.py::TestWorkers::test_the_log_names_the_key_and_does_not_tell_it",
+    ),
+    "log_lines_of_workers": ("tests/security/test_worker_logs.py",),
+    "files_that_others_can_change": ("tests/security/test_file_permissions.py",),
+    "slow_clients": (
+        "tests/security/test_slow_and_many.py::TestSlowReaders",
+        "tests/faults/test_slow_reader_drain.py",
     ),
     "forged_log_lines": (
         "tests/security/test_attacks.py::TestLogs::test_no_line_is_forged",
