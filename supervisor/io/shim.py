@@ -313,10 +313,10 @@ class Shim:
             self.told_to_end = True
         elif command == b"term":
             self.ask_to_end()
-        elif command == b"keep" and argument.isdigit():
+        elif command == b"keep" and argument.replace(b".", b"", 1).isdigit():
             if self.kept_until is None:
                 self.watch_daemon(False)
-            self.kept_until = time.monotonic() + int(argument)
+            self.kept_until = time.monotonic() + float(argument)
             report(kept=True)
         elif command == b"adopt" and argument.isdigit():
             self.adopt(int(argument))
