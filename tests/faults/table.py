@@ -268,4 +268,25 @@ TABLE: Final = (
             "tests/faults/test_stuck_log_reader.py",
         ),
     ),
+    Fault(
+        31,
+        "The daemon is replaced by a successor, or either is killed meanwhile",
+        "No request fails, no stream breaks, no model loads again. After a kill one of the two serves, or every tree is gone within 2 s.",
+        "`daemon/handover`, `daemon/takeover`: descriptors are passed on; `io/shim` confirms whose death counts.",
+        ("tests/faults/test_takeover.py", "tests/faults/io/test_shim_handover.py"),
+    ),
+    Fault(
+        32,
+        "Nobody reads the log",
+        "Requests are answered, and SIGTERM ends the daemon in its usual time. Lost lines are counted and said.",
+        "`cli/log_lines`: lines are written without waiting; a thread waits for the reader.",
+        ("tests/faults/test_stuck_log_reader.py",),
+    ),
+    Fault(
+        33,
+        "Requests fail, or their clients leave, with large bodies",
+        "The daemon's memory is within 10 MiB of what it was.",
+        "`io/held_body`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them.",
+        ("tests/faults/test_bodies_memory.py",),
+    ),
 )
