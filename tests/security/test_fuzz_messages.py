@@ -141,7 +141,7 @@ class TestShim:
             )
         )
         reports = self.shim(folder, [said])
-        assert {key for report in reports for key in report} <= {"failed", "text", "pid", "exited", "gone"}
+        assert {key for report in reports for key in report} <= {"failed", "step", "text", "pid", "unlogged", "exited", "gone"}
 
 
 class TestWorkersWords:

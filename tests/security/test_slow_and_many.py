@@ -121,13 +121,14 @@ class TestManyLargeBodies:
         async def ask() -> None:
             sent = body("slow", size)
             digest = hashlib.sha256(sent).digest()
+            await waiting.acquire()  # before it connects: a connection may not wait for long
             async with connected(daemon) as (reader, writer):
-                async with waiting:
-                    writer.write(head(len(sent), "Connection: close") + sent)
-                    await writer.drain()
-                    del sent
-                    while await asyncio.to_thread(rss_mib, daemon) - before > 30:
-                        await asyncio.sleep(0.05)
+                writer.write(head(len(sent), "Connection: close") + sent)
+                await writer.drain()
+                del sent
+                while await asyncio.to_thread(rss_mib, daemon) - before > 30:
+                    await asyncio.sleep(0.05)
+                waiting.release()
                 status, _, content = await answer(reader)
                 assert (status, hashlib.sha256(content).digest()) == (200, digest)
 
