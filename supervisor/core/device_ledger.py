@@ -58,8 +58,8 @@ class MemorySnapshot:
 
     free_mib: int
     seen: Mapping[Holder, int | None]  # of living workers
-    gone: Mapping[Holder, int] = field(default_factory=dict)  # what each that was gone had before its exit
-    gone_mib: int = 0  # the most that these still held, together
+    gone: Mapping[Holder, int]  # what each that was gone had before its exit
+    gone_mib: int  # the most that these still held, together
 
     def of(self, holder: Holder) -> int:
         return self.seen.get(holder) or 0
@@ -105,12 +105,12 @@ class PendingRelease:
         growth = 0
         for holder, lease in now.items():
             if holder in before.gone:
-                continue
+                continue  # it only returns memory
             if lease.seen_mib is None and holder in before.seen and lease.phase is not Phase.STARTING:
                 continue  # never measured, and nothing makes it grow
             growth += _most(lease) - before.of(holder)
         ended = sum(before.of(holder) for holder in before.seen if holder != self.holder and holder not in now)
-        # Of what these had before their exits, a part was back already.
+        # Workers that were gone at that snapshot had given back a part of their memory before it.
         returned = min(before.gone_mib, sum(mib for holder, mib in before.gone.items() if holder not in now))
         return growth - ended - returned
 
