@@ -57,7 +57,9 @@ class MemorySnapshot:
     """What one sample showed of a device."""
 
     free_mib: int
-    seen: Mapping[Holder, int | None]
+    seen: Mapping[Holder, int | None]  # of living workers
+    gone: Mapping[Holder, int]  # what each that was gone had before its exit
+    gone_mib: int  # the most that these still held, together
 
     def of(self, holder: Holder) -> int:
         return self.seen.get(holder) or 0
@@ -67,46 +69,50 @@ class MemorySnapshot:
 class PendingRelease:
     """Memory that a worker is to return: what the device showed before the exit, to tell when it is back."""
 
-    free_mib: int | None
-    expected_mib: int
-    others: Mapping[Holder, int | None]
+    holder: Holder
+    before: MemorySnapshot | None
     warned: bool = False
 
     @classmethod
     def after(cls, snapshots: Sequence[MemorySnapshot], holder: Holder) -> PendingRelease:
         """By the one of `snapshots`, latest first, that promises least: a later one may show the memory back already."""
-        if not snapshots:
-            return cls(None, 0, {})
         with_it = [snapshot for snapshot in snapshots if snapshot.of(holder)] or snapshots[:1]
-        snapshot = min(with_it, key=lambda snapshot: snapshot.free_mib + snapshot.of(holder))
-        others = {other: seen for other, seen in snapshot.seen.items() if other != holder}
-        return cls(snapshot.free_mib, snapshot.of(holder), others)
+        return cls(holder, min(with_it, key=lambda snapshot: snapshot.free_mib + snapshot.of(holder), default=None))
 
-    def is_back(self, device: DeviceLedger, holder: Holder, write_off_s: float) -> bool:
+    @property
+    def expected_mib(self) -> int:
+        return self.before.of(self.holder) if self.before else 0
+
+    def is_back(self, device: DeviceLedger, write_off_s: float) -> bool:
         """Does the device's last sample, which must be newer than the exit, show the memory?"""
-        if device.spec.returns_at_exit:
+        if device.spec.returns_at_exit or self.before is None:
             return True
         free_mib = device.free_mib
         assert free_mib is not None
         tolerance = max(TOLERANCE_MIB, int(self.expected_mib * TOLERANCE))
-        others = [lease for lease in device.leases.values() if lease.holder != holder]
-        if self.free_mib is None or free_mib >= self.free_mib + self.expected_mib - self._growth(others) - tolerance:
+        others = [lease for lease in device.leases.values() if lease.holder != self.holder]
+        growth = self._growth(self.before, others)
+        if free_mib >= self.before.free_mib + self.expected_mib - growth - tolerance:
             return True
         if device.outside_mib is None:
-            return device.taken_at - device.leases[holder].since >= write_off_s
+            return device.taken_at - device.leases[self.holder].since >= write_off_s
         explained = sum(_most(lease) for lease in others) + device.outside_mib
         return device.spec.total_mib - free_mib <= explained + tolerance
 
-    def _growth(self, others: Iterable[Lease]) -> int:
+    def _growth(self, before: MemorySnapshot, others: Iterable[Lease]) -> int:
         """How much more the others may use than before the exit; unknown use counts as the most possible."""
         now = {lease.holder: lease for lease in others}
         growth = 0
         for holder, lease in now.items():
-            before = self.others.get(holder)
-            if lease.seen_mib is None and holder in self.others and lease.phase is not Phase.STARTING:
+            if holder in before.gone:
+                continue  # it only returns memory
+            if lease.seen_mib is None and holder in before.seen and lease.phase is not Phase.STARTING:
                 continue  # never measured, and nothing makes it grow
-            growth += _most(lease) - (before or 0)
-        return growth - sum(before or 0 for holder, before in self.others.items() if holder not in now)
+            growth += _most(lease) - before.of(holder)
+        ended = sum(before.of(holder) for holder in before.seen if holder != self.holder and holder not in now)
+        # Workers that were gone at that snapshot had given back a part of their memory before it.
+        returned = min(before.gone_mib, sum(mib for holder, mib in before.gone.items() if holder not in now))
+        return growth - ended - returned
 
 
 def _most(lease: Lease) -> int:
@@ -164,6 +170,16 @@ class DeviceLedger:
             for lease in self.leases.values()
             if lease.phase is Phase.STARTING or self.taken_at <= lease.since
         )
+
+    def snapshot(self, free_mib: int) -> MemorySnapshot:
+        """What the last sample, with so much free, showed. Memory that it hides is held by workers that are gone."""
+        living = {lease.holder: lease.seen_mib for lease in self.leases.values() if lease.phase is not Phase.RETURNING}
+        gone = {lease.holder: lease.seen_mib or 0 for lease in self.leases.values() if lease.holder not in living}
+        shown_mib = free_mib + sum(seen or 0 for seen in living.values())
+        before = (release.before for release in self.releases.values())
+        known_mib = [it.free_mib + sum(seen or 0 for seen in it.seen.values()) + it.gone_mib for it in before if it]
+        hidden_mib = max(known_mib, default=self.spec.total_mib) - shown_mib
+        return MemorySnapshot(free_mib, living, gone, max(0, min(hidden_mib, sum(gone.values()))))
 
     def free(self) -> int:
         """What a new lease may take; negative when more is promised than is free so far."""

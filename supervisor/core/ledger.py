@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from supervisor.core.device_ledger import DeviceLedger, Holder, Lease, MemorySnapshot, PendingRelease, Phase
+from supervisor.core.device_ledger import DeviceLedger, Holder, Lease, PendingRelease, Phase
 from supervisor.core.effects import Alert
 from supervisor.core.events import DeviceSample
 from supervisor.core.plans import DeviceView
@@ -185,11 +185,10 @@ class Ledger:
                 self._put(replace(lease, seen_mib=lease.measured_mib))
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, release in list(device.releases.items()):
-            if taken_at > device.leases[holder].since and release.is_back(device, holder, write_off_s):
+            if taken_at > device.leases[holder].since and release.is_back(device, write_off_s):
                 self._drop(device.leases[holder])
         # Without the leases just released: this snapshot shows their memory as free.
-        seen = {lease.holder: lease.seen_mib for lease in device.leases.values()}
-        device.snapshots.appendleft(MemorySnapshot(sample.free_mib, seen))
+        device.snapshots.appendleft(device.snapshot(sample.free_mib))
 
     def _lose(self, device: DeviceLedger, why: str) -> None:
         if device.lost is None:

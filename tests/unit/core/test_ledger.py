@@ -211,6 +211,30 @@ class TestReturning:
         assert sample(ledger, 12000, 7.0) == []
         assert sample(ledger, 16000, 8.0) == [B]
 
+    def test_what_was_back_in_part_is_not_waited_for_again(self, ledger):
+        """B's last reading shows only a part of A's memory as used: no more than that is still to come from A."""
+        held(ledger, A, 4000, 4000, free=12000, at=1.0)
+        ledger.returning(A, 2.0)
+        held(ledger, B, 4000, 4000, free=9600, at=3.0)  # 2400 of A are missing
+        ledger.returning(B, 4.0)
+
+        assert sample(ledger, 12000, 5.0) == [A]
+        assert sample(ledger, 15500, 6.0) == []
+        assert sample(ledger, 15600, 7.0) == [B]
+
+    def test_so_of_two_together(self, ledger):
+        """Nobody knows which of A and B gave how much back, only what both still held."""
+        held(ledger, A, 4000, 4000, free=12000, at=1.0)
+        held(ledger, B, 4000, 4000, free=8000, at=2.0)
+        ledger.returning(A, 3.0)
+        ledger.returning(B, 3.0)
+        held(ledger, C, 4000, 4000, free=6000, at=4.0)  # 6000 of A and B are missing
+        ledger.returning(C, 5.0)
+
+        assert sample(ledger, 12000, 6.0) == [A, B]
+        assert sample(ledger, 15500, 7.0) == []
+        assert sample(ledger, 15600, 8.0) == [C]
+
     def test_memory_taken_by_others_at_once_is_explained_by_their_use(self, ledger):
         """Another program takes what came back before any sample shows it free."""
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
