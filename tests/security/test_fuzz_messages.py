@@ -141,7 +141,15 @@ class TestShim:
             )
         )
         reports = self.shim(folder, [said])
-        assert {key for report in reports for key in report} <= {"failed", "step", "text", "pid", "unlogged", "exited", "gone"}
+        assert {key for report in reports for key in report} <= {
+            "failed",
+            "step",
+            "text",
+            "pid",
+            "unlogged",
+            "exited",
+            "gone",
+        }
 
 
 class TestWorkersWords:
