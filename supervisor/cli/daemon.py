@@ -61,9 +61,10 @@ OnListening = Callable[[str, int], None]
 
 
 def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening, takeover: bool = False) -> None:
-    """Serve `catalog`, as it was read from `configuration`, until a signal ends it. `on_listening` gets the URL and how many keys there are.
+    """Serve `catalog`, as it was read from `configuration`, until a signal ends it.
 
-    With `takeover`, a daemon that runs on the same state directory hands over its workers and its socket first. Raises LlmuxError for what keeps it from starting.
+    `on_listening` gets the URL and how many keys there are. With `takeover`, a daemon that runs on the same state directory
+    hands over its workers and its socket first. Raises LlmuxError for what keeps it from starting.
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
