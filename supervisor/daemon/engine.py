@@ -359,7 +359,9 @@ class Engine(Leaving):
                 if found.spec.remote:
                     raise UnavailableError(f"{model}: {found.life.reason}", code="remote_unavailable")
             self._check_quarantine(found)
-            if found.state is WorkerState.FAILED or (found.state is WorkerState.STOPPED and found.asked_at is None):
+            if found.state is WorkerState.FAILED or (
+                found.state in {WorkerState.STOPPED, WorkerState.BACKOFF} and found.asked_at is None
+            ):
                 crash = found.crash or Crash(CrashClass.UNKNOWN, "")
                 code = "runtime_not_installed" if crash.kind is CrashClass.NOT_INSTALLED else "load_failed"
                 message = f"{model} was not loaded: {found.life.reason}"

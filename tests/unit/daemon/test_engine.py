@@ -7,6 +7,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from supervisor.core.events import (
     Event,
     MemorySampled,
     Respecified,
+    Tick,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
@@ -359,6 +361,20 @@ class TestOperators:
         bench.exit(Crash(CrashClass.BAD_ARGUMENTS, "unknown argument --x", ("last line",)))
         async with asyncio.timeout(10):
             with pytest.raises(UnavailableError, match="unknown argument --x"):
+                await loading
+
+    async def test_load_that_the_machine_refuses_again_and_again_says_why(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.exit(Crash(CrashClass.HOST, "No space left on device"))
+        await bench.engine.sample()
+        later = bench.engine.clock() + bench.world.limits.queue_wait_s
+        bench.engine.clock = lambda: later
+        bench.world.models[A].crashes = replace(bench.world.models[A].crashes, retry_at=later + 30)
+        bench.world.wake(later + 30, A)
+        bench.engine.post(Tick())
+        async with asyncio.timeout(10):
+            with pytest.raises(UnavailableError, match="No space left on device; next try"):
                 await loading
 
     async def test_shutdown_does_not_wait_for_memory_or_for_what_can_not_be_killed(self, bench):
