@@ -46,7 +46,7 @@ from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect
 from supervisor.io.ports import PortRange, who_listens
 from supervisor.io.process import become_subreaper
-from supervisor.io.reap import InstanceLock, reap_leftovers, take_lock
+from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
 from supervisor.io.store import Footprints, Store
 from supervisor.io.venvs import sweep_aside
 
@@ -70,12 +70,14 @@ class CannotListenError(LlmuxError):
 
 
 def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListening, takeover: bool = False) -> None:
-    """Serve `catalog`, as it was read from `configuration`, until a signal ends it. `on_listening` gets the URL and how many keys there are.
+    """Serve `catalog`, as it was read from `configuration`, until a signal ends it.
 
-    With `takeover`, a daemon that runs on the same state directory hands over its workers and its socket first. Raises LlmuxError for what keeps it from starting.
+    `on_listening` gets the URL and how many keys there are. With `takeover`, a daemon that runs on the same state directory
+    hands over its workers and its socket first. Raises LlmuxError for what keeps it from starting.
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
+    signal.signal(signal.SIGHUP, lambda *_: None)  # until it is ready there is nothing to reload, nor to end for that
     keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
     refused = refuse_exposed(catalog.server, keyring)
     if refused is not None:
@@ -92,6 +94,10 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
         return
     with contextlib.closing(take_lock(state_dir)) as lock:
+        if (running := connect(state_dir / SOCKET)) is not None:
+            running.close()
+            message = f"another llmux runs on {state_dir}, whose {LOCK} was removed: stop it first"
+            raise LlmuxError(message, code="state_dir_in_use")
         orphans = reap_leftovers(lock.instance, logs=state_dir / LOGS)
         for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
@@ -156,6 +162,8 @@ def _cancel_on_signals() -> None:
     starting = asyncio.current_task()
     assert starting is not None
     _on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
+    # Sent again until the reloader is there to take it.
+    _on_signals(lambda: starting.get_loop().call_later(0.1, signal.raise_signal, signal.SIGHUP), signal.SIGHUP)
 
 
 @contextlib.asynccontextmanager
