@@ -26,6 +26,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.leaving import HandedOverError
 from supervisor.errors import NotFoundError, UnavailableError
 from tests.support.simulation import GPU, model
 
@@ -388,3 +389,25 @@ class TestOperators:
         bench.exit()
         async with asyncio.timeout(10):
             await down
+
+
+class TestLeaving:
+    """A successor schedules from now on."""
+
+    async def test_who_waits_goes_to_the_successor_and_who_runs_is_reported(self, bench):
+        running = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        ticket = await running
+        waiting = bench.ask(B, "2")
+        loading = asyncio.create_task(bench.engine.load(B))
+        await soon(lambda: len(bench.engine._tickets) == 2 and bool(bench.engine._watchers))
+        finished: list[TicketId] = []
+        bench.engine.leave(finished.append)
+        async with asyncio.timeout(10):
+            for who in (waiting, loading):
+                with pytest.raises(HandedOverError):
+                    await who
+        bench.engine.finish(ticket)
+        assert finished == [ticket.id]
+        assert bench.engine._tickets == {}
