@@ -110,7 +110,7 @@ class TestWhoseDeathCounts:
         assert len(lent.tree()) == 4
 
     async def test_the_parents_again_when_nobody_adopts(self, lent):
-        await lent.begin("keep 0.5")
+        await lent.begin("keep 1")
         await heard(lent)
         killed_at = time.monotonic()
         lent.kill_parent()
@@ -119,7 +119,7 @@ class TestWhoseDeathCounts:
 
     async def test_the_parent_lives_and_nobody_adopts(self, lent):
         """It goes on, and the parent's death counts as before."""
-        await lent.begin("keep 0.1")
+        await lent.begin("keep 1")
         await asyncio.sleep(0.3)  # the time is over: nothing shows that from outside
         assert len(lent.tree()) == 4
         lent.kill_parent()
