@@ -47,7 +47,7 @@ from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect
 from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
-from supervisor.io.reap import InstanceLock, reap_leftovers, take_lock
+from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
 from supervisor.io.store import Footprints, Store
 from supervisor.io.venvs import sweep_aside
 
@@ -68,6 +68,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     """
     import uvloop  # noqa: PLC0415  # only the daemon needs it
 
+    signal.signal(signal.SIGHUP, lambda *_: None)  # until it is ready there is nothing to reload, nor to end for that
     keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
     refused = refuse_exposed(catalog.server, keyring)
     if refused is not None:
@@ -84,6 +85,10 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
         return
     with contextlib.closing(take_lock(state_dir)) as lock:
+        if (running := connect(state_dir / SOCKET)) is not None:
+            running.close()
+            message = f"another llmux runs on {state_dir}, whose {LOCK} was removed: stop it first"
+            raise LlmuxError(message, code="state_dir_in_use")
         orphans = reap_leftovers(lock.instance, logs=state_dir / LOGS)
         for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
@@ -104,7 +109,7 @@ async def serve(
     orphans: int = 0,
 ) -> None:
     """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
-    _cancelon_signals()
+    _cancel_on_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
     async with _closing(stores):
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
@@ -121,7 +126,7 @@ async def take_over(
     on_listening: OnListening,
 ) -> None:
     """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
-    _cancelon_signals()
+    _cancel_on_signals()
     opened = await _open_devices(catalog)
     await _check_models(catalog, opened)
     takeover = Takeover(predecessor)
@@ -144,10 +149,12 @@ async def take_over(
         await _run(configuration, daemon, holdings, inherited.listener, on_listening, takeover)
 
 
-def _cancelon_signals() -> None:
+def _cancel_on_signals() -> None:
     starting = asyncio.current_task()
     assert starting is not None
     on_signals(starting.cancel, signal.SIGTERM, signal.SIGINT)
+    # Sent again until the reloader is there to take it.
+    on_signals(lambda: starting.get_loop().call_later(0.1, signal.raise_signal, signal.SIGHUP), signal.SIGHUP)
 
 
 @contextlib.asynccontextmanager

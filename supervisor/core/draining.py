@@ -55,12 +55,13 @@ def _begin(state: SchedulerState, step: Step, victim: ModelState, urgent_since: 
 
 
 def _reckon(state: SchedulerState, step: Step, victim: ModelState, drain: Drain, *, urgent: bool) -> None:
-    """Who waits for it has changed, perhaps."""
-    if urgent == (drain.urgent_since is not None):
-        return
-    urgent_since = step.now if urgent else None
+    """Who waits for it has changed, perhaps, or the configuration."""
+    urgent_since = drain.urgent_since
+    if urgent != (urgent_since is not None):
+        urgent_since = step.now if urgent else None
     until = state.admission.drains_until(victim, drain.since, urgent_since)
-    victim.drain = replace(drain, urgent_since=urgent_since, until=until)
+    look_at = drain.look_at if state.admission.drain_s(victim.spec) is None else None
+    victim.drain = replace(drain, urgent_since=urgent_since, until=until, look_at=look_at)
     if until != drain.until:
         _announce(state, step, victim, victim.drain)
 

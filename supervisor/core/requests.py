@@ -23,7 +23,12 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
         message = "llmux is shutting down; try again in a moment."
         step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
         return False
-    if model.state is WorkerState.FAILED or model.stuck:
+    if model.stuck:
+        device = model.devices[0]
+        message = f"{model.id} can't be loaded: {device} is {state.ledger.view(device).blocked}"
+        step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message, 60.0))
+        return False
+    if model.state is WorkerState.FAILED:
         refused = failed(model, step.now)
         step.emit(Reject(event.ticket, RejectCode.MODEL_FAILED, refused.message, refused.retry_after_s))
         return False

@@ -12,9 +12,9 @@ A request's way:
  4. finished, however it ended.
 
 The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (who is loaded,
-who has to go), `draining` (how long a victim's
-requests may still run), `reports` (what workers and devices report), `termination` (stops, crashes, what is left of a worker),
-`operators` (people and configurations), `timers` (what only time brings). All of them change the one `SchedulerState`.
+who has to go), `draining` (how long a victim's requests may still run), `reports` (what workers and devices report),
+`termination` (stops, crashes, what is left of a worker), `operators` (people and configurations), `timers` (what only
+time brings). All of them change the one `SchedulerState`.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ def stop_worker(
         return
     if model.in_flight and not force:
         until = step.now + state.admission.ordered_drain_s(model.spec)
+        if model.drain is not None:  # to ask again gives them no more time
+            until = min(until, model.drain.until)
         state.wake(until, model.id)
         drain = Drain(cause, reason, step.now, until)
         if model.state is WorkerState.READY:
@@ -76,6 +78,10 @@ def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
     model.in_flight.clear()
     if not model.spec.remote:
         state.ledger.returning(model.holder, step.now)
+    if model.drain is not None and model.drain.is_ordered:  # it had to go anyway: there is nothing to try again
+        if event.crash is not None:
+            step.decide("crash", model.id, f"{event.crash.kind}: {event.crash.told}")
+        advance(model, Trigger.STOP, step.now, model.drain.reason)
     if model.state is WorkerState.STOPPING:
         model.worker = Worker(model.devices, exited=True)
         finish_stop(state, step, model)

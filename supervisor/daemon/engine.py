@@ -45,7 +45,6 @@ from supervisor.core.events import (
     WorkerReady,
 )
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.state import ModelState
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.daemon.leaving import HandedOverError, Leaving
 from supervisor.daemon.recording import Recording
@@ -142,12 +141,6 @@ class Engine(Leaving):
         if mistake is not None:
             raise mistake
 
-    def _wake_watchers(self) -> None:
-        watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            if not watcher.done():
-                watcher.set_result(None)
-
     def _tell(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
         """Everybody who looks. A mistake of theirs must not stop the engine."""
         try:
@@ -170,12 +163,6 @@ class Engine(Leaving):
         if self._impatient and not was_impatient:
             self._sampling.soon()
         self._schedule_tick()
-
-    async def _change(self) -> None:
-        """Until the next event has been handled."""
-        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watchers.append(watcher)
-        await watcher
 
     def _schedule_tick(self) -> None:
         deadline = self._scheduler.deadline(self.clock())
@@ -359,7 +346,9 @@ class Engine(Leaving):
                 if found.spec.remote:
                     raise UnavailableError(f"{model}: {found.life.reason}", code="remote_unavailable")
             self._check_quarantine(found)
-            if found.state is WorkerState.FAILED or (found.state is WorkerState.STOPPED and found.asked_at is None):
+            if found.state is WorkerState.FAILED or (
+                found.state in {WorkerState.STOPPED, WorkerState.BACKOFF} and found.asked_at is None
+            ):
                 crash = found.crash or Crash(CrashClass.UNKNOWN, "")
                 code = "runtime_not_installed" if crash.kind is CrashClass.NOT_INSTALLED else "load_failed"
                 message = f"{model} was not loaded: {found.life.reason}"
@@ -382,12 +371,6 @@ class Engine(Leaving):
             self._check_quarantine(found)
             await self._change()
 
-    def _check_quarantine(self, found: ModelState) -> None:
-        """A worker can't be killed, or its memory is long overdue: nobody can say when that ends."""
-        reason = self._scheduler.state.ledger.quarantined_by(found.holder)
-        if reason is not None:
-            raise UnavailableError(reason, code="device_quarantined")
-
     # ---------------------------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
@@ -406,11 +389,7 @@ class Engine(Leaving):
             found.has_worker and not found.exited and not found.stuck for found in self._scheduler.state.models.values()
         ):
             await self._change()
-        self._sampling.stop()
-        if self._tick is not None:
-            self._tick.cancel()
-        for recording in tuple(self._recordings):
-            recording.end()
+        self._rest()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def sample(self) -> None:

@@ -259,6 +259,7 @@ class Handover:
     def _let_go(self, channel: FdChannel, processes: list[WorkerProcess]) -> None:
         notify.notify(f"MAINPID={channel.pid}")
         self.successor = channel.pid
+        self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
         self._daemon.fleet.let_go()
         for process in processes:
             process.let_go()

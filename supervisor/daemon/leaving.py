@@ -1,4 +1,7 @@
-"""How the engine gives its workers to a successor, and what is left of it then: it decides nothing, and waits for requests."""
+"""How the engine rests: how others wait for what it does, and how it gives its workers to a successor.
+
+What is left of it then decides nothing, and waits for requests.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from supervisor.core.types import SERVES, ModelId, StopCause, TicketId
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.ticket import Ticket
+from supervisor.errors import UnavailableError
 
 
 class HandedOverError(Exception):
@@ -30,6 +34,7 @@ class Leaving:
     _events: deque[Event]
     _handling: bool
     _tick: asyncio.TimerHandle | None
+    _watchers: list[asyncio.Future[None]]
     _finished: Callable[[TicketId], None] | None  # set iff a successor schedules
 
     async def calm(self) -> None:
@@ -84,11 +89,7 @@ class Leaving:
         Requests that wait for a worker get HandedOverError, and so does everybody else who waits.
         """
         self._finished = finished
-        self._sampling.stop()
-        if self._tick is not None:
-            self._tick.cancel()
-        for recording in tuple(self._recordings):
-            recording.end()
+        self._rest()
         for event in self._events:
             if type(event) is RequestFinished:
                 finished(event.ticket)
@@ -97,18 +98,37 @@ class Leaving:
             ticket.wake()
         self._wake_watchers()
 
+    def _rest(self) -> None:
+        """Read no memory, set no timer, record nothing any more."""
+        self._sampling.stop()
+        if self._tick is not None:
+            self._tick.cancel()
+        for recording in tuple(self._recordings):
+            recording.end()
+
+    # ------------------------------------------------------------------------------------------ who waits for a change
+
+    async def _change(self) -> None:
+        """Until the next event has been handled."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        await watcher
+
+    def _wake_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if not watcher.done():
+                watcher.set_result(None)
+
+    def _check_quarantine(self, found: ModelState) -> None:
+        """A worker can't be killed, or its memory is long overdue: nobody can say when that ends."""
+        reason = self._scheduler.state.ledger.quarantined_by(found.holder)
+        if reason is not None:
+            raise UnavailableError(reason, code="device_quarantined")
+
     def _check_handed_over(self) -> None:
         if self._finished is not None:
             raise HandedOverError
 
     def _handle(self, event: Event | None) -> None:
-        raise NotImplementedError
-
-    async def _change(self) -> None:
-        raise NotImplementedError
-
-    def _check_quarantine(self, found: ModelState) -> None:
-        raise NotImplementedError
-
-    def _wake_watchers(self) -> None:
         raise NotImplementedError

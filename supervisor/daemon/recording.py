@@ -26,7 +26,7 @@ from supervisor.core.scheduler import Scheduler
 from supervisor.daemon.listener import Listener
 from supervisor.errors import InvalidRequestError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 BACKLOG_BYTES: Final = 64 * 1024 * 1024  # of lines that the listener has not taken yet; then the recording ends
 
 _SAME: Final = "&"
@@ -103,8 +103,13 @@ def replay(lines: Iterable[bytes]) -> Iterator[Replayed]:
 
 
 def _recorded_state(content: Any) -> Scheduler:
-    if not isinstance(content, dict) or content.get("llmux_recording") != FORMAT:
-        raise InvalidRequestError("This is not a recording of this version of llmux; llmux record makes one.")
+    found = content.get("llmux_recording") if isinstance(content, dict) else None
+    if found is None:
+        raise InvalidRequestError("This is not a recording; llmux record makes one.")
+    if found != FORMAT:
+        raise InvalidRequestError(
+            f"Another version of llmux made this recording (format {found}; this one reads {FORMAT}): replay it with that."
+        )
     scheduler = unpacked(content["scheduler"])
     assert isinstance(scheduler, Scheduler)
     return scheduler

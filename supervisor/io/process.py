@@ -23,13 +23,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import Final
 
 from supervisor.core.types import CrashClass
 from supervisor.errors import LlmuxError
 from supervisor.io import cgroup
 from supervisor.io.procfs import OUR_OWN_TROUBLE, Proc, ProcessTable, oom_kills, processes
 from supervisor.io.reap import Hunt, Mark, marked, worker_of
+from supervisor.io.shim_ends import AdoptedShim, Shim
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DYING_POLL_S = 0.01
@@ -84,31 +85,6 @@ _workers: set[WorkerProcess] = set()
 own_children: set[int] = set()
 """Pids of processes that we started in a session of their own, besides shims: no hunt touches them."""
 _is_subreaper = False
-
-
-class Shim(Protocol):
-    """A shim and our ends of its pipes: a child of ours (`subprocess.Popen`), or an `AdoptedShim`."""
-
-    pid: int
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
-
-    def wait(self) -> int | None:
-        """Collect it once it has ended."""
-        ...
-
-
-class AdoptedShim:
-    """A shim that another daemon started and handed over. Its parent, or who inherits it, collects it."""
-
-    def __init__(self, pid: int, stdin: int, stdout: int, pidfd: int) -> None:
-        self.pid = pid
-        self.stdin: IO[bytes] | None = os.fdopen(stdin, "wb", buffering=0)
-        self.stdout: IO[bytes] | None = os.fdopen(stdout, "rb", buffering=0)
-        self.pidfd = pidfd
-
-    def wait(self) -> int | None:
-        return None
 
 
 class WorkerProcess:

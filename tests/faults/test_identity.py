@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import Daemon, fake, wait_until
+from tests.support.limits import LIMIT_S
 from tests.support.trees import state
 
 TREE = fake("--daemonize", "--fork", grace_s=0.2)
@@ -81,6 +82,19 @@ class TestCopiedDirectory:
         assert first.chat("tree").status_code == 200
         assert second.stop() == 0
         assert set(first.workers()) == workers
+
+
+def test_a_second_daemon_is_refused_also_where_somebody_removed_the_lock(daemons):
+    first, second = daemons("first", {"tree": TREE}).start(), daemons("second", {"tree": TREE})
+    load(first, "tree")
+    workers = set(first.workers())
+    (first.state_dir / "instance.lock").unlink()
+    second.state_dir, second.config["server"]["state_dir"] = first.state_dir, str(first.state_dir)
+    second.start(wait=False)
+    assert second.process.wait(LIMIT_S) != 0
+    assert f"another llmux runs on {first.state_dir}, whose instance.lock was removed" in second.log_text()
+    assert all(map(is_alive, workers))
+    assert first.chat("tree").status_code == 200
 
 
 class TestLivingDaemon:

@@ -51,6 +51,21 @@ def test_a_signal_while_it_starts(tmp_path, moment):
         daemon.kill()
 
 
+def test_reloads_that_are_asked_for_while_it_starts(tmp_path):
+    """SIGHUP ends nothing: the last one is obeyed when there is something to reload."""
+    daemon = Daemon(tmp_path, MODELS).start(wait=False)
+    try:
+        wait_until((daemon.state_dir / "instance.lock").exists)
+        while "daemon.listening" not in daemon.log_text():
+            daemon.signal(signal.SIGHUP)
+            assert daemon.process.poll() is None, daemon.log_text()
+            time.sleep(0.01)
+        wait_until(lambda: list(daemon.events("reload.finished")))
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()
+
+
 def test_a_start_without_stdin_stdout_and_stderr(tmp_path):
     """What is opened later doesn't get their numbers: a line that is printed can't land in a socket or a database."""
     close = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, sys.orig_argv[:1] + sys.argv[1:])"

@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.core import admission
 from supervisor.core.events import ClientsRead, LoadAsked, UnloadAsked
-from supervisor.core.types import Limits, ModelId
+from supervisor.core.types import Crash, CrashClass, Limits, ModelId
 from tests.support.simulation import World, model, record
 
 NO_RESIDENCY = {"min_residency_s": 0.0}
@@ -256,6 +256,66 @@ class TestTold:
         assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
         world.run(5)
         assert world.loaded() == {"urgent"}
+
+
+class TestOrdered:
+    """An operator, a reload or the shutdown wants it gone."""
+
+    def test_to_ask_again_gives_no_more_time(self):
+        world, ticket = busy()
+        for _ in range(3):
+            world.post(UnloadAsked(ModelId("victim")))
+            world.run(admission.ORDERED_DRAIN_S / 2)
+        assert ticket in world.cut
+        assert world.state("victim") == "stopped"
+
+    def test_it_gives_no_more_time_than_who_waits(self):
+        world, ticket = busy()
+        world.request("urgent")
+        world.post(UnloadAsked(ModelId("victim")))
+        assert lasts(world, ticket) == pytest.approx(admission.URGENT_DRAIN_S, abs=1)
+
+    def test_an_unloaded_one_that_crashes_meanwhile_stays_away(self):
+        world, _ = busy()
+        world.post(UnloadAsked(ModelId("victim")))
+        world.crash("victim", Crash(CrashClass.UNKNOWN, "it ended"))
+        world.run(300)
+        assert world.state("victim") == "stopped"
+        assert world.starts == ["victim"]
+        assert ("crash", "unknown: it ended") in world.reasons("victim")
+
+    def test_a_changed_one_that_crashes_meanwhile_comes_back_changed(self):
+        world, _ = busy()
+        world.configure(model("victim", 14000, definition="other"))
+        world.crash("victim", Crash(CrashClass.UNKNOWN, "it ended"))
+        world.run(10)
+        assert world.loaded() == {"victim"}
+        assert record(world, "victim").spec.definition == "other"
+
+
+class TestReload:
+    """A drain under way follows the configuration."""
+
+    MODELS = (model("victim", 14000), model("equal", 14000))
+
+    def reloaded(self, before, after):
+        world, ticket = busy(limits={"drain_s": before})
+        world.request("equal")
+        world.run(10)
+        world.configure(*self.MODELS, limits=Limits(queue_wait_s=10_000, drain_s=after, **NO_RESIDENCY))
+        return lasts(world, ticket)
+
+    def test_one_that_would_never_end_gets_an_end(self):
+        assert self.reloaded(math.inf, 60) == pytest.approx(50, abs=1)
+
+    def test_one_that_is_over_by_now_ends(self):
+        assert self.reloaded(None, 5) == pytest.approx(0, abs=1)
+
+    def test_clients_that_read_nothing_keep_the_new_time(self):
+        assert self.reloaded(None, 500) == pytest.approx(490, abs=1)
+
+    def test_back_to_the_default(self):
+        assert self.reloaded(1000, None) == pytest.approx(admission.LONGEST_DRAIN_S - 10, abs=1)
 
 
 def test_several_victims():

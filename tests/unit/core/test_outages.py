@@ -172,6 +172,12 @@ class TestQuarantined:
         assert reject.code is RejectCode.DEVICE_QUARANTINED
         assert reject.message.startswith("b can't be loaded: gpu0 is quarantined: a: still there")
 
+    def test_who_asks_for_the_stuck_one_learns_the_same(self):
+        world, _ = self.stuck(1)
+        reject = world.rejected[world.request("a")]
+        assert reject.code is RejectCode.DEVICE_QUARANTINED
+        assert reject.message.startswith("a can't be loaded: gpu0 is quarantined: a: still there")
+
     def test_those_who_wait_as_well(self):
         world = cards(count=1, min_residency_s=0.0)
         world.return_s = 50.0

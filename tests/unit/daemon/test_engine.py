@@ -7,6 +7,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from supervisor.core.events import (
     Event,
     MemorySampled,
     Respecified,
+    Tick,
     UnloadAsked,
     WorkerExited,
     WorkerReady,
@@ -24,6 +26,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.types import Crash, CrashClass, DeviceSpec, ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.leaving import HandedOverError
 from supervisor.errors import NotFoundError, UnavailableError
 from tests.support.simulation import GPU, model
 
@@ -361,6 +364,20 @@ class TestOperators:
             with pytest.raises(UnavailableError, match="unknown argument --x"):
                 await loading
 
+    async def test_load_that_the_machine_refuses_again_and_again_says_why(self, bench):
+        loading = asyncio.create_task(bench.engine.load(A))
+        await soon(lambda: bool(bench.fleet.started))
+        bench.exit(Crash(CrashClass.HOST, "No space left on device"))
+        await bench.engine.sample()
+        later = bench.engine.clock() + bench.world.limits.queue_wait_s
+        bench.engine.clock = lambda: later
+        bench.world.models[A].crashes = replace(bench.world.models[A].crashes, retry_at=later + 30)
+        bench.world.wake(later + 30, A)
+        bench.engine.post(Tick())
+        async with asyncio.timeout(10):
+            with pytest.raises(UnavailableError, match="No space left on device; next try"):
+                await loading
+
     async def test_shutdown_does_not_wait_for_memory_or_for_what_can_not_be_killed(self, bench):
         loading = asyncio.create_task(bench.engine.load(A))
         await soon(lambda: bool(bench.fleet.started))
@@ -372,3 +389,25 @@ class TestOperators:
         bench.exit()
         async with asyncio.timeout(10):
             await down
+
+
+class TestLeaving:
+    """A successor schedules from now on."""
+
+    async def test_who_waits_goes_to_the_successor_and_who_runs_is_reported(self, bench):
+        running = bench.ask()
+        await soon(lambda: bool(bench.fleet.started))
+        bench.become_ready()
+        ticket = await running
+        waiting = bench.ask(B, "2")
+        loading = asyncio.create_task(bench.engine.load(B))
+        await soon(lambda: len(bench.engine._tickets) == 2 and bool(bench.engine._watchers))
+        finished: list[TicketId] = []
+        bench.engine.leave(finished.append)
+        async with asyncio.timeout(10):
+            for who in (waiting, loading):
+                with pytest.raises(HandedOverError):
+                    await who
+        bench.engine.finish(ticket)
+        assert finished == [ticket.id]
+        assert bench.engine._tickets == {}
