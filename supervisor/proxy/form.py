@@ -27,7 +27,7 @@ PARTS_LIMIT: Final = 64
 VALUE_LIMIT: Final = 512  # of the fields that are read
 PARAMETERS_LIMIT: Final = 100  # of a header in it
 TYPE_LIMIT: Final = 1024  # of the Content-Type
-SLICE: Final = 128 * 1024  # parsed or copied between two turns of the loop
+SLICE: Final = 32 * 1024  # parsed or copied between two turns of the loop; the parser may need 0.3 ms for a KiB
 EPILOGUE_LIMIT: Final = 4096  # bytes after a form's end, which mean nothing
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_ \t\r\n"
 
