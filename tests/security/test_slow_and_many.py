@@ -205,6 +205,14 @@ class TestSlowReaders:
 class TestHalfClosed:
     """A client that has sent all, and says so, still gets its answer."""
 
+    async def test_gets_the_rest_of_its_answer(self, daemon):
+        content = body("plain", 16 * MIB)
+        async with connected(daemon) as (reader, writer):
+            writer.write(head(len(content)) + content)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write_eof()
+            assert await reader.read() == content
+
     async def test_gets_its_answer(self, daemon):
         for fields in ({}, {"stream": True}, {"fake": {"delay": 0.5}}, {"stream": True, "fake": {"chunk_delay": 0.1}}):
             content = json.dumps({"model": "plain", "messages": [], **fields}).encode()
