@@ -94,7 +94,7 @@ class Leaving:
                 finished(event.ticket)
         self._events.clear()
         for ticket in list(self._tickets.values()):
-            self._wake(ticket)
+            ticket.wake()
         self._wake_watchers()
 
     def _check_handed_over(self) -> None:
@@ -108,10 +108,6 @@ class Leaving:
         raise NotImplementedError
 
     def _check_quarantine(self, found: ModelState) -> None:
-        raise NotImplementedError
-
-    @staticmethod
-    def _wake(ticket: Ticket) -> None:
         raise NotImplementedError
 
     def _wake_watchers(self) -> None:
