@@ -47,7 +47,7 @@ def read_guarded(path: Path, source: Source) -> tuple[Node | None, list[Problem]
 
 def _places(path: Path) -> Iterator[Path]:
     """The file, the folders that lead to it, and those in which a link to it lies."""
-    path, real = path.absolute(), path.resolve()
+    path, real = path.absolute(), Path(os.path.realpath(path))  # `resolve` raises RuntimeError for links in a circle
     yield from dict.fromkeys((real, *real.parents, *path.parents))
 
 

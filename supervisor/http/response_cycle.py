@@ -75,7 +75,10 @@ class ResponseCycle(RequestResponseCycle):
             self._failure = None  # kept here, it would keep the frames that it passes
 
     def probe(self) -> bool:
-        """Send something that changes nothing, so that a client that has gone answers with a reset. False: nothing can be sent."""
+        """Provoke a reset from a client that has gone, by something that changes nothing. False: there is no way to.
+
+        The next piece of an answer whose length is known does it as well.
+        """
         if self.response_complete or self.transport.is_closing():
             return False
         if not self.response_started:
@@ -85,8 +88,6 @@ class ResponseCycle(RequestResponseCycle):
         elif self.chunked_encoding and self.scope["method"] != "HEAD":
             self._flush()
             self.transport.write(b"0")  # a leading zero of the next chunk's size
-        else:
-            return False
         return True
 
     async def send(self, message: ASGISendEvent) -> None:

@@ -99,7 +99,7 @@ class SlowReader:
 
     def _check(self) -> None:
         self._timer = None
-        if self._paused_at is None or self._transport.is_closing():
+        if self._paused_at is None:
             return
         now = self._loop.time()
         waited_s = self._waited_s + now - self._paused_at

@@ -27,14 +27,16 @@ PARTS_LIMIT: Final = 64
 VALUE_LIMIT: Final = 512  # of the fields that are read
 PARAMETERS_LIMIT: Final = 100  # of a header in it
 TYPE_LIMIT: Final = 1024  # of the Content-Type
-SLICE: Final = 128 * 1024  # parsed or copied between two turns of the loop
+SLICE: Final = 32 * 1024  # parsed or copied between two turns of the loop; the parser may need 0.3 ms for a KiB
+EPILOGUE_LIMIT: Final = 4096  # bytes after a form's end, which mean nothing
 _BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_ \t\r\n"
 
 
 async def read_form(body: Bytes, content_type: bytes) -> Form:
     """Scan a form. Other tasks run in between.
 
-    Raises InvalidRequestError for what is not a form, has too many parts, or names the model twice.
+    Raises InvalidRequestError for what is not a form, has too many parts, or names the model twice; and for a form that
+    has no end, or a delimiter after it, because other readers take its last part, or go on after its end.
     """
     if len(content_type) > TYPE_LIMIT:
         raise InvalidRequestError(f"The Content-Type is longer than {TYPE_LIMIT} bytes.")
@@ -42,7 +44,10 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
     boundary = options.get(b"boundary")
     if not boundary:
         raise InvalidRequestError("The multipart body has no boundary in its Content-Type.")
-    form = Form(body, b"--" + boundary)
+    delimiter = b"--" + boundary
+    closing = body.rfind(delimiter, max(0, len(body) - EPILOGUE_LIMIT - len(delimiter)))
+    last = closing + len(delimiter) + 1  # the second hyphen after it ends the form
+    form = Form(body, delimiter, closing)
     try:
         parser = MultipartParser(
             boundary,
@@ -54,25 +59,33 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
                 "on_header_end": form.header_end,
                 "on_part_data": form.part_data,
                 "on_part_end": form.part_end,
+                "on_end": form.end,
             },
         )
-        for start in range(0, len(body), SLICE):
+        for start in range(0, last, SLICE):
             if start:
                 await asyncio.sleep(0)
             form.parsed = start
-            parser.write(bytes(body[start : start + SLICE]))
+            parser.write(bytes(body[start : min(start + SLICE, last)]))
+        if form.is_complete:
+            raise InvalidRequestError("The multipart body goes on after its end.")
+        parser.write(bytes(body[last : last + 1]))
     except FormParserError as error:
         raise InvalidRequestError(f"The multipart body can't be read: {error}.") from error
+    if not form.is_complete:
+        raise InvalidRequestError("The multipart body has no end: a last boundary, followed by two hyphens.")
     form.name = form.name or None
     return form
 
 
 class Form(Body):
-    """One request's form, which brings its files along; the methods from `part_begin` to `part_end` are callbacks of the parser."""
+    """One request's form, which brings its files along; the methods from `part_begin` to `end` are callbacks of the parser."""
 
-    def __init__(self, body: Bytes, delimiter: bytes) -> None:
+    def __init__(self, body: Bytes, delimiter: bytes, closing: int) -> None:
         super().__init__()
         self._body = body
+        self._closing = closing  # where the last delimiter begins
+        self.is_complete = False
         self.allow_remote: str | None = None
         self.parsed = 0  # bytes of the body before the slice that is being parsed
         self._delimiter = delimiter
@@ -153,6 +166,9 @@ class Form(Body):
         self._reading, self._loaded, self._is_base64 = b"", "", True
         self._value.clear()
 
+    def end(self) -> None:
+        self.is_complete = True
+
     @property
     def names(self) -> frozenset[str]:
         """Of all fields."""
@@ -184,8 +200,7 @@ class Form(Body):
             return body
         # The delimiter is directly before the first header, with nothing else in between.
         begins = [body.rfind(self._delimiter, 0, begin) for _, begin in self._fields]
-        closing = await self._closing(begins[-1])
-        ends = [*begins[1:], closing]
+        ends = [*begins[1:], self._closing]
         kept = [
             (begin, end) for (name, _), begin, end in zip(self._fields, begins, ends, strict=True) if name not in fields
         ]
@@ -193,7 +208,7 @@ class Form(Body):
         changed = bytearray()
         await self._copy(changed, 0, begins[0])
         changed += added
-        for begin, end in (*kept, (closing, len(body))):
+        for begin, end in (*kept, (self._closing, len(body))):
             await self._copy(changed, begin, end)
         return changed
 
@@ -201,16 +216,6 @@ class Form(Body):
         for start in range(begin, end, SLICE):
             changed += self._body[start : min(start + SLICE, end)]
             await asyncio.sleep(0)
-
-    async def _closing(self, begin: int) -> int:
-        """Where the last delimiter begins; the body's end if there is none. `begin` is before it."""
-        sign = b"\r\n" + self._delimiter + b"--"
-        for start in range(begin, len(self._body), SLICE):
-            found = self._body.find(sign, start, start + SLICE + len(sign))
-            if found >= 0:
-                return found + 2
-            await asyncio.sleep(0)
-        return len(self._body)
 
     def _part(self, name: str, value: str) -> bytes:
         quoted = name.replace("\\", "\\\\").replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")

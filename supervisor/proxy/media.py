@@ -23,6 +23,7 @@ from supervisor.errors import InvalidRequestError
 _LOADED: Final = re.compile(
     r"(?!(?:callback|notification|redirect|return|status|webhook)_?ur[li]s?$)(?:.*_)?"
     r"(?:ur[li]|src|data|media|image|audio|video|file|path|mask)s?(?:\[\])?"
+    r"|base64"  # Hugging Face's, which may be an address or a path all the same
     r"|(?!(?:callback|notification|redirect|return|status|webhook)Ur[li]s?$)"
     r".*(?:Ur[li]|Src|Data|Media|Image|Audio|Video|File|Path)s?",
     re.DOTALL,

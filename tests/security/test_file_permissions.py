@@ -43,6 +43,11 @@ class TestWritable:
         config.chmod(mode)
         assert load(config).server.port == 1
 
+    def test_links_in_a_circle(self, tmp_path):
+        (path := tmp_path / "keys.yaml").symlink_to(path)
+        with pytest.raises(ConfigError, match="can't be read"):
+            load_keys(path)
+
     def test_everybody(self, config):
         config.chmod(0o666)
         assert f"everybody on this machine can change {config} (mode 666); chmod go-w {config}" in problem(config)

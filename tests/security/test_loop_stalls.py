@@ -195,6 +195,7 @@ FORMS = {
     "line ends": (b"X", b"file", b"\r\n"),
     "carriage returns": (b"X", b"file", b"\r"),
     "almost delimiters": (b"Xa", b"file", b"\r\n--X"),
+    "half an end": (b"X", b"file", b"\r\n--X-"),
     "dashes": (DASHES, b"file", b"-"),
     "lines of dashes": (DASHES, b"file", b"\r\n" + b"-" * 69),
     "a long text": (b"X", b"prompt", b"a: b"),
@@ -240,7 +241,8 @@ class TestForms:
 
 def test_slices():
     """What is handled in one turn, which the times follow from."""
-    assert max(outline._SLICE, form.SLICE) <= 128 * 1024
+    assert outline._SLICE <= 128 * 1024
+    assert form.SLICE <= 32 * 1024
     assert outline.MOST_VALUES <= 100_000
     assert json_body._SMALL <= 64 * 1024
     assert json_body._LARGE <= 256 * 1024

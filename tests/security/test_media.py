@@ -66,6 +66,7 @@ ATTACKS = {
     "chat: lists in lists": lambda url: user({"type": "video", "video": [[DATA], [[url]]]}),
     "chat: Hugging Face's url": lambda url: user({"type": "image", "url": url}),
     "chat: Hugging Face's path": lambda url: user({"type": "image", "path": url}),
+    "chat: Hugging Face's base64": lambda url: user({"type": "image", "base64": url}),
     "chat: Hugging Face's image": lambda url: user({"type": "image", "image": url}),
     "chat: a source": lambda url: user({"type": "image", "src": url}),
     "chat: a file": lambda url: user({"type": "file", "file": {"file_data": url}}),
@@ -101,6 +102,7 @@ ATTACKS = {
 INNOCENT = {
     "a picture": user({"type": "image_url", "image_url": {"url": DATA, "detail": "auto"}}),
     "a picture of plain base64": user({"type": "image", "image": "iVBORw0KGgoAAAANSUhEUgAA\nAAEAAAABCAYAAAAfFcSJ"}),
+    "Hugging Face's base64": user({"type": "image", "base64": "/9j/4AAQSkZJRgABAQ=="}),
     "a JPEG of plain base64": {"prompt": "p", "image": "/9j/4AAQSkZJRgABAQ=="},
     "base64url": {"prompt": "p", "image": "_-9jAAQSkZJRgABAQ"},
     "a sound": user({"type": "input_audio", "input_audio": {"data": "//uQxAAAAAAAAAAAAA==", "format": "mp3"}}),

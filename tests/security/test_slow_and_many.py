@@ -156,9 +156,10 @@ class TestSlowReaders:
             piece, pause_s = (bytes(200_000), 0.0) if scope["path"] == "/much" else (b"a word ", 0.05)
             with CancelOnDisconnect(scope):
                 await send({"type": "http.response.start", "status": 200, "headers": []})
-                while True:
+                while scope["path"] != "/all":
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await asyncio.sleep(pause_s)
+                await send({"type": "http.response.body", "body": bytes(16 * MIB), "more_body": False})
 
         async with front(app) as running:
             yield running
@@ -172,7 +173,7 @@ class TestSlowReaders:
             connection.setblocking(False)
             loop = asyncio.get_running_loop()
             await loop.sock_connect(connection, ("127.0.0.1", running.port))
-            await loop.sock_sendall(connection, f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            await loop.sock_sendall(connection, f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
             began, taken = loop.time(), 0
             while (elapsed := loop.time() - began) < until_s:
                 if taken < bytes_per_s * elapsed:
@@ -190,6 +191,10 @@ class TestSlowReaders:
     async def test_of_much_is_cut(self, site):
         assert await self.read(site, "/much", 10_000, until_s=60.0)
 
+    async def test_of_a_whole_answer_is_cut(self, site):
+        """Its connection is closing already, and would do so for ever."""
+        assert await self.read(site, "/all", 10_000, until_s=60.0)
+
     async def test_that_is_fast_enough_is_served(self, site):
         assert not await self.read(site, "/much", 2_000_000, until_s=4.0)
 
@@ -200,6 +205,14 @@ class TestSlowReaders:
 
 class TestHalfClosed:
     """A client that has sent all, and says so, still gets its answer."""
+
+    async def test_gets_the_rest_of_its_answer(self, daemon):
+        content = body("plain", 16 * MIB)
+        async with connected(daemon) as (reader, writer):
+            writer.write(head(len(content)) + content)
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write_eof()
+            assert await reader.read() == content
 
     async def test_gets_its_answer(self, daemon):
         for fields in ({}, {"stream": True}, {"fake": {"delay": 0.5}}, {"stream": True, "fake": {"chunk_delay": 0.1}}):
