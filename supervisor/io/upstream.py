@@ -43,8 +43,8 @@ class Upstream(Protocol):
 class UpstreamPool:
     """Connections to one worker. Use from one event loop; `close` it when the worker ends.
 
-    `auth` is the Authorization header sent with every request; with `names_host` off requests bring their own Host. `idle_s` is how long an unused connection is kept when the
-    worker sends no `Keep-Alive: timeout=N`: half of uvicorn's default.
+    `auth` is the Authorization header sent with every request; with `names_host` off requests bring their own Host.
+    `idle_s` is how long an unused connection is kept when the worker sends no `Keep-Alive: timeout=N`: half of uvicorn's default.
     """
 
     def __init__(

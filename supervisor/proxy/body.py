@@ -53,8 +53,9 @@ class Body:
 async def read_body(scope: Scope, receive: Receive, limit: int, held: HeldBody | None = None) -> Bytes:
     """The whole body. The protocol disconnects a client that stalls.
 
-    `held` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon
-    after the answer), and ClientDisconnectedError.
+    `held` counts it while it arrives, and raises UnavailableError when the budget has no room for it. Raises
+    TooLargeError as soon as more than `limit` bytes are announced or arrive (the server ends the connection soon after
+    the answer), and ClientDisconnectedError.
     """
     for name, value in scope["headers"]:
         if name == b"content-length":

@@ -79,7 +79,10 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
 
 
 class Form(Body):
-    """One request's form, which brings its files along; the methods from `part_begin` to `end` are callbacks of the parser."""
+    """One request's form, which brings its files along.
+
+    The methods from `part_begin` to `end` are callbacks of the parser.
+    """
 
     def __init__(self, body: Bytes, delimiter: bytes, closing: int) -> None:
         super().__init__()
