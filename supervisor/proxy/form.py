@@ -67,8 +67,7 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
                 await asyncio.sleep(0)
             form.parsed = start
             parser.write(bytes(body[start : min(start + SLICE, last)]))
-        if form.is_complete:
-            raise InvalidRequestError("The multipart body goes on after its end.")
+        form.parsed = last
         parser.write(bytes(body[last : last + 1]))
     except FormParserError as error:
         raise InvalidRequestError(f"The multipart body can't be read: {error}.") from error
@@ -170,6 +169,8 @@ class Form(Body):
         self._value.clear()
 
     def end(self) -> None:
+        if self.parsed <= self._closing + len(self._delimiter):  # another delimiter follows
+            raise InvalidRequestError("The multipart body goes on after its end.")
         self.is_complete = True
 
     @property
