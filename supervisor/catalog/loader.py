@@ -52,7 +52,8 @@ def load(
 ) -> Catalog:
     """The validated configuration.
 
-    `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what adapters check on disk.
+    `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what
+    adapters check on disk.
     Blocks on files. Raises ConfigError with every problem.
     """
     base = find_config(config)

@@ -129,7 +129,7 @@ class Reloader:
                 continue
             now = await asyncio.to_thread(self._stamps)
             if now == before and now != self._read:
-                await self.begin("a file changed")
+                await asyncio.gather(self.begin("a file changed"), return_exceptions=True)  # which is logged
             before = now
 
     async def _reload_after(

@@ -1,7 +1,8 @@
 """Notices that a client disconnected, also while nothing is read from it or written to it.
 
-The server protocol knows at once (`connection_lost`) and says so through a `Disconnect` in the ASGI scope; `CancelOnDisconnect` turns
-that into the cancellation of whatever the request is waiting for. Nothing is started for a request that runs its course.
+The server protocol knows at once (`connection_lost`) and says so through a `Disconnect` in the ASGI scope;
+`CancelOnDisconnect` turns that into the cancellation of whatever the request is waiting for. Nothing is started for a
+request that runs its course.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
                 await asyncio.sleep(0)
             form.parsed = start
             parser.write(bytes(body[start : min(start + SLICE, last)]))
-        if form.is_complete:
-            raise InvalidRequestError("The multipart body goes on after its end.")
+        form.parsed = last
         parser.write(bytes(body[last : last + 1]))
     except FormParserError as error:
         raise InvalidRequestError(f"The multipart body can't be read: {error}.") from error
@@ -79,7 +78,10 @@ async def read_form(body: Bytes, content_type: bytes) -> Form:
 
 
 class Form(Body):
-    """One request's form, which brings its files along; the methods from `part_begin` to `end` are callbacks of the parser."""
+    """One request's form, which brings its files along.
+
+    The methods from `part_begin` to `end` are callbacks of the parser.
+    """
 
     def __init__(self, body: Bytes, delimiter: bytes, closing: int) -> None:
         super().__init__()
@@ -167,6 +169,8 @@ class Form(Body):
         self._value.clear()
 
     def end(self) -> None:
+        if self.parsed <= self._closing + len(self._delimiter):  # another delimiter follows
+            raise InvalidRequestError("The multipart body goes on after its end.")
         self.is_complete = True
 
     @property

@@ -123,8 +123,8 @@ async def forward(
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
-    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was sent already (see
-    `Keepalive`). `translation` maps an answer to what the client speaks.
+    `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was
+    sent already (see `Keepalive`). `translation` maps an answer to what the client speaks.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error. Later, raises ResponseBrokenError, after which nobody may send.

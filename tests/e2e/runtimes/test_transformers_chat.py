@@ -254,7 +254,7 @@ def _chained(count: int) -> dict[str, object]:
 
 
 HOSTILE = {
-    "stack": _chained(12_000),
+    "stack": _chained(9_000),
     "making": {"allOf": [{"type": "string", "pattern": f".*{i}"} for i in range(30)]},
     "a step": {"anyOf": [{"type": "array", "items": {"$ref": "#"}} for _ in range(1500)]},
 }
