@@ -273,7 +273,8 @@ class ModelState:
         yield (drain is not None) == (state is WorkerState.DRAINING), "a drain iff DRAINING"
         if drain is not None:
             yield bool(self.in_flight), "nothing to drain"
-            yield drain.look_at is None or not drain.is_ordered, "an ordered drain looks at no clients"
+            waits_for_model = drain.look_at is not None or drain.urgent_since is not None
+            yield not (waits_for_model and drain.is_ordered), "an ordered drain looks at no clients and no waiter"
             yield drain.is_ordered or self.claimed_by is not None, "drained for nobody"
         yield self.wish is None or self.wish != Wish(), "an empty wish"
         yield self.wish is None or state is not WorkerState.READY, "wished for although it is ready"
@@ -374,6 +375,7 @@ class SchedulerState:
         may = state is WorkerState.STOPPED and not model.removed and not self.shutting_down
         yield (model.id in self.wanted) == (may and bool(queued or model.wish)), "wanted iff it is to be loaded"
         yield not model.claims or model.id in self.wanted, "only a wanted model claims others"
+        yield not (model.claims and self.handing_over), "claims although a successor plans"
         if model.claimed_by is not None:
             claimant = self.models.get(model.claimed_by)
             yield claimant is not None and model.id in claimant.claims, "claimed by a model that does not wait for it"
