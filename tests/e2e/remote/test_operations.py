@@ -176,7 +176,7 @@ class TestLoadAndUnload:
                 for piece in pieces:
                     received += piece
                 raise AssertionError("it ended cleanly")
-        assert b"upstream_broken" in received
+        assert b"model_unloaded" in received
         assert secure.left.wait(LIMIT_S)
 
     def test_reload_connects_to_another_address(self, start, plain):
