@@ -44,7 +44,7 @@ from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
 from supervisor.io import notify
 from supervisor.io.devices import Opened, open_sampler
-from supervisor.io.fd_channel import connect
+from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
@@ -85,8 +85,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             uvloop.run(take_over(configuration, catalog, keyring, predecessor, on_listening))
         return
     with contextlib.closing(take_lock(state_dir)) as lock:
-        if (running := connect(state_dir / SOCKET)) is not None:
-            running.close()
+        if goes_on_listening(state_dir / SOCKET):
             message = f"another llmux runs on {state_dir}, whose {LOCK} was removed: stop it first"
             raise LlmuxError(message, code="state_dir_in_use")
         orphans = reap_leftovers(lock.instance, logs=state_dir / LOGS)

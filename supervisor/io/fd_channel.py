@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -103,6 +104,17 @@ def connect(path: Path) -> socket.socket | None:
     return connection
 
 
+def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
+    """Does somebody listen there, still after `within_s`? Who is being killed lets go of one file after another. Blocks."""
+    deadline = time.monotonic() + within_s
+    while (connection := connect(path)) is not None:
+        connection.close()
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 class FdListener:
     """Listens on a unix socket; `accepted` gets a channel for each connection of our own user."""
 
@@ -131,6 +143,7 @@ class FdListener:
     def leave(self) -> None:
         """Listen no more; the path is somebody else's now."""
         self._path = None
+        self.close()
 
     def close(self) -> None:
         """Harmless when repeated."""
