@@ -18,7 +18,6 @@ import select
 import socket
 import stat
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -54,6 +53,7 @@ class Lines:
         self._due = False  # a write is scheduled
         self._writing = threading.Lock()
         self._stuck = False  # a thread waits for the reader and writes
+        self._waiting: threading.Thread | None = None  # the last such thread
         self._rest = b""  # taken from `_lines`, not yet written
         self._torn = False  # a line was written in part
         self._failed = 0  # lines that could not be written: counted by whoever holds `_writing`
@@ -104,9 +104,8 @@ class Lines:
     def flush(self) -> None:
         """At exit: write what is left, also what an ended loop left. Blocks for at most `EXIT_WAIT_S`."""
         self.write()
-        deadline = time.monotonic() + EXIT_WAIT_S
-        while self._stuck and time.monotonic() < deadline:
-            time.sleep(0.005)
+        if self._waiting is not None:
+            self._waiting.join(EXIT_WAIT_S)
 
     def _advance(self, send: Callable[[bytes], int] | None) -> bool:
         """Write as much as there is room for; False: some is left. Only for the holder of `_writing`."""
@@ -141,7 +140,9 @@ class Lines:
 
     def _begin_to_wait(self) -> None:
         try:
-            threading.Thread(target=self._wait_and_write, name="log", daemon=True).start()
+            waiting = threading.Thread(target=self._wait_and_write, name="log", daemon=True)
+            waiting.start()
+            self._waiting = waiting
         except RuntimeError:  # no more threads: the next line tries again
             self._stuck = False
 

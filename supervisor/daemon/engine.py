@@ -258,13 +258,10 @@ class Engine(Leaving):
             except asyncio.CancelledError:
                 self.finish(ticket)
                 raise
-        if ticket.rejection is not None:
-            del self._tickets[ticket_id]
-            raise rejection(ticket.rejection)
-        if ticket.upstream is None:
-            del self._tickets[ticket_id]
-            raise HandedOverError
-        return ticket
+        if ticket.upstream is not None:
+            return ticket
+        del self._tickets[ticket_id]
+        raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection)
 
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
         """Does it turn out, now or within that time, that the ticket's worker takes no more requests?
@@ -381,6 +378,15 @@ class Engine(Leaving):
         """How long running requests get at the most when all workers are stopped."""
         state = self._scheduler.state
         return max((state.admission.ordered_drain_s(model.spec) for model in state.models.values()), default=0.0)
+
+    def freeze(self) -> None:
+        """Handle nothing until `thaw` or `leave`: what is posted waits. Call it outside of events."""
+        assert not self._handling
+        self._handling = True
+
+    def thaw(self) -> None:
+        """Handle what was posted meanwhile, and all that follows. Harmless when it is not frozen."""
+        self._handle(None)
 
     async def shutdown(self) -> None:
         """Drain and stop every worker; returns when each has ended or can't be killed. Does not wait for their memory."""

@@ -198,7 +198,7 @@ class Handover:
             await self._give(channel)
             async with asyncio.timeout(CALM_S):
                 await engine.calm()
-            await self._commit(channel, pidfd)
+            processes = await self._commit(channel, pidfd)
         except BaseException as error:
             await _refuse(channel, _reason(error))
             await asyncio.shield(_end(pidfd))
@@ -208,6 +208,9 @@ class Handover:
             raise
         finally:
             os.close(pidfd)
+        self._let_go(channel, processes)  # out here: a mistake in it must not end the successor, which has everything
+        with contextlib.suppress(ChannelClosedError):  # it died just now, and with it the shims' last hold
+            await channel.send({"yours": True})
 
     async def _give(self, channel: FdChannel) -> None:
         """Copies of everything. The successor says whether it can go on with them."""
@@ -223,8 +226,8 @@ class Handover:
         if "prepared" not in answer:
             raise TakeoverError(str(answer.get("failed", "it did not say why")))
 
-    async def _commit(self, channel: FdChannel, pidfd: int) -> None:
-        """Everything is the successor's. Nothing is scheduled here for as long as it needs to begin to listen."""
+    async def _commit(self, channel: FdChannel, pidfd: int) -> list[WorkerProcess]:
+        """Everything is the successor's; returns the workers' processes. Nothing is scheduled here for as long as it needs to begin to listen."""
         engine = self._daemon.engine
         kept = [process for process, _ in self._holdings.launcher.running().values()]
         processes: list[WorkerProcess] = []
@@ -252,13 +255,12 @@ class Handover:
                 process.listen()
             engine.thaw()
             raise
-        self._let_go(channel, processes)
-        with contextlib.suppress(ChannelClosedError):  # it died just now, and with it the shims' last hold
-            await channel.send({"yours": True})
+        return processes
 
     def _let_go(self, channel: FdChannel, processes: list[WorkerProcess]) -> None:
-        notify.notify(f"MAINPID={channel.pid}")
+        self.done.set()
         self.successor = channel.pid
+        notify.notify(f"MAINPID={channel.pid}")
         self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
         self._daemon.fleet.let_go()
         for process in processes:
@@ -269,7 +271,6 @@ class Handover:
         self._daemon.engine.leave(self._note_end)
         if self._listener is not None:
             self._listener.leave()
-        self.done.set()
         self.running = self._daemon.engine.queue().in_flight
         log.info("upgrade.handed_over", successor=channel.pid, running=self.running)
 

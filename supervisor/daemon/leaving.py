@@ -32,7 +32,6 @@ class Leaving:
     _recordings: set[Recording]
     _tickets: dict[TicketId, Ticket]
     _events: deque[Event]
-    _handling: bool
     _tick: asyncio.TimerHandle | None
     _watchers: list[asyncio.Future[None]]
     _finished: Callable[[TicketId], None] | None  # set iff a successor schedules
@@ -73,15 +72,6 @@ class Leaving:
     def pins(self) -> dict[ModelId, bool]:
         """The models that an operator pinned or unpinned."""
         return {model.id: model.pin for model in self._scheduler.state.models.values() if model.pin is not None}
-
-    def freeze(self) -> None:
-        """Handle nothing until `thaw` or `leave`: what is posted waits. Call it outside of events."""
-        assert not self._handling
-        self._handling = True
-
-    def thaw(self) -> None:
-        """Handle what was posted meanwhile, and all that follows. Harmless when it is not frozen."""
-        self._handle(None)
 
     def leave(self, finished: Callable[[TicketId], None]) -> None:
         """A successor schedules from now on: decide nothing any more, and tell `finished` of each request that ends.
@@ -129,6 +119,3 @@ class Leaving:
     def _check_handed_over(self) -> None:
         if self._finished is not None:
             raise HandedOverError
-
-    def _handle(self, event: Event | None) -> None:
-        raise NotImplementedError

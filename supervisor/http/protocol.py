@@ -12,8 +12,6 @@ disconnected. If an application fails after its response began, its connection i
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 from collections import deque
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -35,14 +33,13 @@ from supervisor.http.half_closed import HalfClosed
 from supervisor.http.request_head import headers_too_large, refused_head, split_url
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
-from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender
+from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, bytes_read
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseBrokenError, ResponseOverError
 from supervisor.proxy.error_response import error_body, error_headers
 
 log = structlog.get_logger("llmux.http")
 
 PIPELINE_LIMIT: Final = 16
-_BYTES_ACKED: Final = slice(120, 128)  # in Linux's struct tcp_info
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
 
 
@@ -408,8 +405,5 @@ def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
 
 
 def _read_while_held_up(flow: FlowControl, transport: asyncio.Transport) -> int | None:
-    """See `Disconnect`. What the kernel knows: once its buffers are full, bytes are acknowledged only as they are read."""
-    if not flow.write_paused or transport.is_closing():
-        return None
-    info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
-    return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)
+    """See `Disconnect`."""
+    return None if transport.is_closing() or not flow.write_paused else bytes_read(transport)

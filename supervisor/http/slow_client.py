@@ -94,7 +94,7 @@ class SlowReader:
 
     def _begin(self) -> None:
         self._waited_s = 0.0
-        self._acked = _acked(self._transport)
+        self._acked = bytes_read(self._transport)
         self._timer = self._loop.call_later(self._window_s, self._check)
 
     def _check(self) -> None:
@@ -103,7 +103,7 @@ class SlowReader:
             return
         now = self._loop.time()
         waited_s = self._waited_s + now - self._paused_at
-        acked = _acked(self._transport)
+        acked = bytes_read(self._transport)
         if acked is None or self._acked is None:
             is_slow = self._waited_s == 0.0  # it took nothing, all the time
         else:
@@ -123,8 +123,8 @@ class SlowReader:
         self._transport.abort()
 
 
-def _acked(transport: asyncio.Transport) -> int | None:
-    """Bytes that the client's kernel has received; None where ours doesn't say."""
+def bytes_read(transport: asyncio.Transport) -> int | None:
+    """What the client's kernel has received; once its buffers are full, what the client has read. None: ours doesn't say."""
     try:
         info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         (acked,) = struct.unpack_from("Q", info, _ACKED_AT)

@@ -111,7 +111,7 @@ def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
         connection.close()
         if time.monotonic() >= deadline:
             return True
-        time.sleep(0.01)
+        time.sleep(0.01)  # before the loop runs, and nobody tells
     return False
 
 

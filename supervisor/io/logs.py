@@ -227,10 +227,10 @@ def classify(code: int | None, lines: Sequence[str], *, oom_killed: bool = False
         for line in lines:
             if pattern.search(line):
                 return Crash(kind, f"{_SENTENCES[kind]} ({ended})", kept, code, _STAMP.sub("", line).strip())
-    telling = next((line for line in reversed(lines) if _TELLING.search(line)), kept[-1] if kept else "")
-    if not telling:
+    last = next((line for line in reversed(lines) if _TELLING.search(line)), kept[-1] if kept else "")
+    if not last:
         return Crash(CrashClass.UNKNOWN, f"{ended} and left nothing in its log", kept, code)
-    return Crash(CrashClass.UNKNOWN, ended, kept, code, f"{ended}: {_STAMP.sub('', telling).strip()}")
+    return Crash(CrashClass.UNKNOWN, ended, kept, code, f"{ended}: {_STAMP.sub('', last).strip()}")
 
 
 def _rules(code: int | None) -> tuple[tuple[CrashClass, re.Pattern[str]], ...]:
