@@ -208,7 +208,10 @@ class Handover:
             raise
         finally:
             os.close(pidfd)
-        self._let_go(channel, processes)  # out here: a mistake in it must not end the successor, which has everything
+        try:  # out here: a mistake in it must not end the successor, which has everything
+            self._let_go(channel, processes)
+        except Exception:
+            log.exception("upgrade.unfinished", successor=channel.pid)
         with contextlib.suppress(ChannelClosedError):  # it died just now, and with it the shims' last hold
             await channel.send({"yours": True})
 
@@ -261,14 +264,14 @@ class Handover:
         self.done.set()
         self.successor = channel.pid
         notify.notify(f"MAINPID={channel.pid}")
-        self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
-        self._daemon.fleet.let_go()
-        for process in processes:
-            process.let_go()
         host, port = self._holdings.answers_at
         day_s = 86400.0  # it is the successor that bounds how long an answer may take
         self._daemon.successor = UpstreamPool(host, port, first_byte_s=day_s, stream_idle_s=day_s, names_host=False)
         self._daemon.engine.leave(self._note_end)
+        self._holdings.lock.close()  # the successor's copy holds it on: where that one dies, another may start at once
+        self._daemon.fleet.let_go()
+        for process in processes:
+            process.let_go()
         if self._listener is not None:
             self._listener.leave()
         self.running = self._daemon.engine.queue().in_flight

@@ -25,3 +25,21 @@ def test_a_successor_that_died_is_replaced_while_the_old_daemon_sees_its_clients
     finally:
         anew.stop()
         old.end()
+
+
+class Clumsy(Upgraded):
+    program = ("-m", "tests.support.clumsy_daemon")
+
+
+def test_a_mistake_after_the_last_step_ends_nobody(tmp_path):
+    """The successor has everything by then: nothing may be undone."""
+    old = Clumsy(tmp_path, {"models": {"chat": fake()}}).start()
+    try:
+        assert old.chat("chat").status_code == 200
+        worker = old.model("chat")["worker"]["pid"]
+        assert old.upgrade() in old.successors()
+        assert old.chat("chat").status_code == 200
+        assert old.model("chat")["worker"]["pid"] == worker
+        assert "a mistake after the last step" in old.log_text()
+    finally:
+        old.end()
