@@ -25,6 +25,7 @@ from supervisor.cli.own_process import (
     raise_descriptor_limit,
     return_freed_memory,
     settle_garbage_collector,
+    share_one_pool,
     signals_end,
 )
 from supervisor.cli.see_out import see_out
@@ -76,6 +77,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     for warning in keyring.warnings:
         log.warning("keys.exposed", message=warning)
     raise_descriptor_limit()
+    share_one_pool()
     state_dir = catalog.server.state_dir
     predecessor = connect(state_dir / SOCKET) if takeover else None
     if predecessor is not None:

@@ -53,13 +53,23 @@ def settle_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def share_one_pool() -> None:
+    """Keep glibc from giving each helper thread a pool of memory of its own: single pieces in use would hold megabytes.
+
+    Call it before there are threads.
+    """
+    _mallopt(-8, 1)  # M_ARENA_MAX
+
+
 def return_freed_memory() -> None:
     """Keep glibc from raising the size above which it maps memory: it keeps what it doesn't map, so bodies would stay for good."""
-    m_trim_threshold, m_mmap_threshold = -1, -3
+    _mallopt(-3, MAPPED_ABOVE)  # M_MMAP_THRESHOLD
+    _mallopt(-1, 4 * MAPPED_ABOVE)  # M_TRIM_THRESHOLD
+
+
+def _mallopt(parameter: int, value: int) -> None:
     with contextlib.suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(m_mmap_threshold, MAPPED_ABOVE)
-        mallopt(m_trim_threshold, 4 * MAPPED_ABOVE)
+        ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def raise_descriptor_limit() -> None:
