@@ -78,6 +78,12 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
         8,
         [("sum(increase(llmux_log_lines_dropped_total[$__interval]))", "lines")],
     ),
+    (
+        "Request bodies kept",
+        "bytes",
+        8,
+        [("llmux_body_bytes", "in {{where}}"), ("llmux_body_limit_bytes", "limit, {{where}}")],
+    ),
     ("Scheduler decision, p99", "s", 8, [(quantile("llmux_decision_seconds", 0.99, "job"), "decision")]),
 ]
 

@@ -145,7 +145,19 @@ class _States(Collector):
             "llmux_log_lines_dropped", "Lines of the log that nobody read in time, or that failed."
         )
         dropped.add_metric([], self._daemon.metrics.dropped_lines())
-        yield from (build, state, queued, flight, tasks, dropped, *self._memory())
+        yield from (build, state, queued, flight, tasks, dropped, *self._bodies(), *self._memory())
+
+    def _bodies(self) -> Iterator[GaugeMetricFamily]:
+        kept = GaugeMetricFamily("llmux_body_bytes", "Request bodies kept, by where.", labels=["where"])
+        limit = GaugeMetricFamily("llmux_body_limit_bytes", "What they may take there.", labels=["where"])
+        budget = self._daemon.bodies
+        for where, used, most in (
+            ("memory", budget.used, budget.limit),
+            ("disk", budget.disk_used, budget.disk_limit),
+        ):
+            kept.add_metric([where], used)
+            limit.add_metric([where], most)
+        yield from (kept, limit)
 
     def _memory(self) -> Iterator[GaugeMetricFamily]:
         devices = {

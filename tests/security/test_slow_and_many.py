@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import random
+import re
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -41,6 +42,12 @@ def rss_mib(daemon: Daemon) -> float:
     assert daemon.process is not None
     text = Path(f"/proc/{daemon.process.pid}/status").read_text()
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def kept(daemon: Daemon) -> dict[str, float]:
+    """Bytes of bodies, by where they are, as `/metrics` tells."""
+    found = re.findall(r'^llmux_body_bytes{where="(\w+)"} (\S+)$', daemon.get("/metrics").text, re.MULTILINE)
+    return {where: float(size) for where, size in found}
 
 
 def head(size: int, *fields: str, path: str = "/echo") -> bytes:
@@ -107,10 +114,12 @@ class TestManyLargeBodies:
             await until(lambda: refused.total() >= 20)
             assert refused["busy"]
             peak = rss_mib(daemon)
+            assert BODY <= kept(daemon)["memory"] <= BUDGET_MIB * MIB
             assert (await asyncio.to_thread(daemon.chat, "plain")).status_code == 200
             leave.set()
         assert peak - before < BUDGET_MIB * 9 / 8 + 60, "an eighth more while they grow, and what connections read"
         await until(lambda: rss_mib(daemon) - before < 20)
+        assert kept(daemon) == {"memory": 0, "disk": 0}
 
     async def test_those_that_wait_are_on_disk(self, daemon):
         """More requests can wait than fit into memory, and each body reaches its worker as it came."""
@@ -137,11 +146,13 @@ class TestManyLargeBodies:
                 group.create_task(ask())
             await until(lambda: len(daemon.get("/v1/admin/requests").json()["data"]) == count)
             await until(lambda: rss_mib(daemon) - before < 30)
+            await until(lambda: kept(daemon)["disk"] > count * size)
             assert not [
                 entry for entry in daemon.state_dir.iterdir() if entry.is_file() and entry.stat().st_size > size
             ]
             (daemon.folder / GATE).touch()
         await until(lambda: rss_mib(daemon) - before < 30)
+        assert kept(daemon) == {"memory": 0, "disk": 0}
 
 
 class TestSlowReaders:
