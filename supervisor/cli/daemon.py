@@ -25,7 +25,6 @@ from supervisor.cli.own_process import (
     raise_descriptor_limit,
     return_freed_memory,
     settle_garbage_collector,
-    share_one_pool,
     signals_end,
 )
 from supervisor.cli.see_out import see_out
@@ -77,7 +76,6 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
     for warning in keyring.warnings:
         log.warning("keys.exposed", message=warning)
     raise_descriptor_limit()
-    share_one_pool()
     state_dir = catalog.server.state_dir
     predecessor = connect(state_dir / SOCKET) if takeover else None
     if predecessor is not None:
@@ -274,13 +272,12 @@ async def _until_stopped(
     on_signals(partial(reloader.begin, "SIGHUP"), signal.SIGHUP)
     engine.start()
     settle_garbage_collector()
-    return_freed_memory()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     if takeover is not None:
         await asyncio.wait({serving, asyncio.create_task(server.up.wait())}, return_when=asyncio.FIRST_COMPLETED)
         await takeover.serves(daemon)
     handover.listen()
-    background = [asyncio.create_task(_feed_watchdog()), asyncio.create_task(reloader.watch())]
+    background = [asyncio.create_task(task) for task in (_feed_watchdog(), reloader.watch(), return_freed_memory())]
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,8 @@ from supervisor.daemon.handover import STDERR
 
 DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
 MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
+TRIM_S = 5.0  # between looks for what else was freed
+M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
@@ -53,23 +55,14 @@ def settle_garbage_collector() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def share_one_pool() -> None:
-    """Keep glibc from giving each helper thread a pool of memory of its own: single pieces in use would hold megabytes.
-
-    Call it before there are threads.
-    """
-    _mallopt(-8, 1)  # M_ARENA_MAX
-
-
-def return_freed_memory() -> None:
-    """Keep glibc from raising the size above which it maps memory: it keeps what it doesn't map, so bodies would stay for good."""
-    _mallopt(-3, MAPPED_ABOVE)  # M_MMAP_THRESHOLD
-    _mallopt(-1, 4 * MAPPED_ABOVE)  # M_TRIM_THRESHOLD
-
-
-def _mallopt(parameter: int, value: int) -> None:
+async def return_freed_memory() -> None:
+    """Have glibc give back what bodies took, until cancelled: by itself it keeps all that lies below a piece still in use."""
     with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(parameter, value)
+        glibc = ctypes.CDLL(None)
+        glibc.mallopt(M_MMAP_THRESHOLD, MAPPED_ABOVE)
+        while True:
+            await asyncio.sleep(TRIM_S)
+            glibc.malloc_trim(0)  # next to nothing where there is nothing to give back, else 4 ms for 100 MiB
 
 
 def raise_descriptor_limit() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from supervisor.cli.own_process import TRIM_S
 from tests.support.clients import times
 from tests.support.daemon import Daemon, fake, running, wait_until
 from tests.support.held import held
@@ -241,12 +242,9 @@ KINDS: dict[str, Callable[[Daemon, int], Awaitable[None]]] = {
 
 
 async def settled_mib(daemon: Daemon) -> float:
-    """Its memory, once that neither grows nor shrinks."""
-    before, now = 0.0, rss_mib(daemon)
-    while abs(now - before) > 1:
-        await asyncio.sleep(0.3)
-        before, now = now, rss_mib(daemon)
-    return now
+    """Its memory, once it has given back what it doesn't use."""
+    await asyncio.sleep(TRIM_S + 1)
+    return rss_mib(daemon)
 
 
 @pytest.mark.timeout(300)
