@@ -17,7 +17,7 @@ from supervisor.daemon.handover import STDERR
 DESCRIPTORS = 65536  # each request takes two: the client's connection and the worker's
 MAPPED_ABOVE = 1024 * 1024  # bytes: what is larger than this goes back to the system as soon as it is freed
 TRIM_S = 5.0  # between looks for what else was freed
-M_MMAP_THRESHOLD = -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> None:
@@ -60,6 +60,7 @@ async def return_freed_memory() -> None:
     with contextlib.suppress(AttributeError):  # another C library
         glibc = ctypes.CDLL(None)
         glibc.mallopt(M_MMAP_THRESHOLD, MAPPED_ABOVE)
+        glibc.mallopt(M_TRIM_THRESHOLD, 4 * MAPPED_ABOVE)
         while True:
             await asyncio.sleep(TRIM_S)
             glibc.malloc_trim(0)  # next to nothing where there is nothing to give back, else 4 ms for 100 MiB
