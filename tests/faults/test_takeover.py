@@ -26,6 +26,7 @@ import yaml
 from tests.support.clients import Call, Stream, code, starts, times, worker_tree
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, wait_until
 from tests.support.fake_remote import KEY, MODEL, StandIn, serving
+from tests.support.held import held
 from tests.support.limits import LIMIT_S
 
 SEED = int(os.environ.get("LLMUX_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
@@ -174,10 +175,11 @@ class TestNobodyNotices:
         assert worker(daemon, "real") == before
         assert daemon.chat("real").status_code == 200
 
-    def test_who_waits_for_a_cold_model_is_served_by_the_new_one(self, make):
+    def test_who_waits_for_a_cold_model_is_served_by_the_new_one(self, make, tmp_path):
         """Loads under way end first; what is asked for meanwhile waits, also where keep-alives were sent already."""
         config = {"limits": {"keepalive_s": 0.1}}
-        daemon = make({"slow": fake("--start-delay", "1.5"), "cold": fake()}, config=config)
+        may_load = tmp_path / "may-load"
+        daemon = make({"slow": held(may_load), "cold": fake()}, config=config)
         loading = Call(daemon, "slow")
         daemon.wait_state("slow", "starting")
         asked = threading.Thread(target=daemon.upgrade)
@@ -186,6 +188,7 @@ class TestNobodyNotices:
         cold, plain = Stream(daemon, "cold"), Call(daemon, "cold")
         wait_until(lambda: ":" in cold.text, what="a keep-alive came")
         assert daemon.model("cold")["state"] == "stopped"
+        may_load.touch()
         asked.join(LIMIT_S)
         assert loading.result().status == 200
         assert plain.result().status == 200, plain.error
@@ -234,13 +237,15 @@ class TestNobodyNotices:
             )
             assert new.status_code == 200
 
-    def test_a_load_that_an_operator_waits_for(self, make):
-        daemon = make({"slow": fake("--start-delay", "1"), "cold": fake()})
+    def test_a_load_that_an_operator_waits_for(self, make, tmp_path):
+        may_load = tmp_path / "may-load"
+        daemon = make({"slow": held(may_load), "cold": fake()})
         Call(daemon, "slow")
         daemon.wait_state("slow", "starting")
         asked = threading.Thread(target=daemon.upgrade)
         asked.start()
         wait_until(lambda: "upgrade.began" in daemon.log_text())
+        threading.Timer(1.0, may_load.touch).start()
         answer = daemon.post("/v1/admin/models/cold/load")
         assert (answer.status_code, answer.json()["state"]) == (200, "ready"), answer.text
         asked.join(LIMIT_S)
@@ -284,40 +289,45 @@ class TestAfterwards:
         wait_until(lambda: not worker_tree(daemon, "a", generation), what="its tree is gone")
         assert daemon.chat("a").status_code == 200
 
-    def test_unload_waits_for_requests_of_the_old_one(self, make):
+    def test_unload_waits_for_requests_of_the_old_one(self, make, tmp_path):
         """They count as running; with their end the worker stops, by SIGTERM."""
         daemon = make({"a": fake()})
         daemon.chat("a")
-        stream = Stream(daemon, "a", fake=SLOW)
+        may_end = tmp_path / "may-end"
+        stream = Stream(daemon, "a", fake={"goes_on_until": str(may_end)})
         wait_until(lambda: stream.chunks)
         daemon.upgrade()
         assert daemon.model("a")["in_flight"] == 1
+        threading.Timer(1.0, may_end.touch).start()
         assert daemon.post("/v1/admin/models/a/unload").json()["state"] == "stopped"
         assert stream.result().ended_cleanly
         assert not daemon.workers()
         assert not [event for event in daemon.events("decision.made") if event["kind"] == "crash"]
 
-    def test_again_while_the_first_one_still_has_requests(self, make):
+    def test_again_while_the_first_one_still_has_requests(self, make, tmp_path):
         daemon = make({"a": fake()})
         daemon.chat("a")
         before = worker(daemon, "a")
-        stream = Stream(daemon, "a", fake={"chunks": 100, "chunk_delay": 0.05})
+        may_end = tmp_path / "may-end"
+        stream = Stream(daemon, "a", fake={"goes_on_until": str(may_end)})
         wait_until(lambda: stream.chunks)
         pids = {daemon.upgrade() for _ in range(3)}
         assert len(pids) == 3
         assert (daemon.model("a")["in_flight"], worker(daemon, "a")) == (1, before)
+        may_end.touch()
         assert stream.result().ended_cleanly
         wait_until(lambda: daemon.model("a")["in_flight"] == 0)
         daemon.process.wait(LIMIT_S)
         wait_until(lambda: daemon.successors() == [daemon.serving], what="only the last one is left")
         assert daemon.chat("a").status_code == 200
 
-    def test_a_new_configuration_counts_as_a_reload(self, make):
+    def test_a_new_configuration_counts_as_a_reload(self, make, tmp_path):
         daemon = make({"same": fake(), "changed": fake(), "removed": fake()})
         for name in ("same", "changed", "removed"):
             daemon.chat(name)
         before = worker(daemon, "same"), worker(daemon, "changed")
-        stream = Stream(daemon, "removed", fake=SLOW)
+        may_end = tmp_path / "may-end"
+        stream = Stream(daemon, "removed", fake={"goes_on_until": str(may_end)})
         wait_until(lambda: stream.chunks)
         daemon.config["models"] = {"same": fake(), "changed": fake("--warmup", "0.1"), "added": fake()}
         daemon.config_path.write_text(yaml.safe_dump(daemon.config, sort_keys=False))
@@ -326,6 +336,7 @@ class TestAfterwards:
         assert daemon.chat("changed").status_code == daemon.chat("added").status_code == 200
         assert worker(daemon, "changed")[0] != before[1][0]
         assert daemon.chat("removed").status_code == 404
+        may_end.touch()
         assert stream.result().ended_cleanly
         wait_until(lambda: not worker_tree(daemon, "removed", 1), what="the removed model's worker is gone")
 
@@ -333,26 +344,28 @@ class TestAfterwards:
 class TestWithoutSystemd:
     """`llmux serve --takeover`, started by anybody."""
 
-    def started(self, daemon: Upgraded) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    @contextlib.contextmanager
+    def started(self, daemon: Upgraded) -> Iterator[subprocess.Popen[str]]:
+        with subprocess.Popen(
             [sys.executable, "-m", "supervisor.cli", "serve", "--takeover", "--config", str(daemon.config_path)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             cwd=REPOSITORY,
-        )
+        ) as successor:
+            try:
+                yield successor
+            finally:
+                successor.terminate()
+                successor.communicate(timeout=LIMIT_S)
 
     def test_takes_over_from_one_that_is_not_its_parent(self, make):
         daemon = make({"a": fake()})
         daemon.chat("a")
         before = worker(daemon, "a")
         with self.started(daemon) as successor:
-            try:
-                daemon.process.wait(LIMIT_S)
-                assert (daemon.serving, worker(daemon, "a")) == (successor.pid, before)
-            finally:
-                successor.terminate()
-                successor.communicate(timeout=LIMIT_S)
+            daemon.process.wait(LIMIT_S)
+            assert (daemon.serving, worker(daemon, "a")) == (successor.pid, before)
         assert successor.returncode == 0
         assert not daemon.workers()
 
@@ -375,16 +388,13 @@ class TestWithoutSystemd:
         daemon = make({"a": fake()})
         daemon.stop()
         with self.started(daemon) as successor:
-            try:
-                wait_until(lambda: daemon.serving == successor.pid)
-                wait_until(lambda: _answers(daemon))
-                assert daemon.chat("a").status_code == 200
-            finally:
-                successor.terminate()
-                successor.communicate(timeout=LIMIT_S)
+            wait_until(lambda: daemon.serving == successor.pid)
+            wait_until(lambda: _answers(daemon))
+            assert daemon.chat("a").status_code == 200
 
-    def test_one_at_a_time(self, make):
-        daemon = make({"slow": fake("--start-delay", "2")})
+    def test_one_at_a_time(self, make, tmp_path):
+        may_load = tmp_path / "may-load"
+        daemon = make({"slow": held(may_load)})
         Call(daemon, "slow")
         daemon.wait_state("slow", "starting")
         asked = threading.Thread(target=daemon.upgrade)
@@ -396,6 +406,7 @@ class TestWithoutSystemd:
         assert "Another upgrade is under way already." in said
         refused = daemon.post("/v1/admin/upgrade")
         assert (refused.status_code, code(refused)) == (503, "upgrade_failed")
+        may_load.touch()
         asked.join(LIMIT_S)
 
 
@@ -447,8 +458,9 @@ class TestTheOldOneStays:
         daemon.config_path.write_text(text.replace(f"port: {daemon.port}\n", f"port: {daemon.port + 40}\n"))
         assert "which only a restart can change" in self.refused(daemon)
 
-    def test_a_successor_that_hangs_is_ended(self, make):
-        daemon = make({"slow": fake("--start-delay", "1.5"), "a": fake(), "b": fake()})
+    def test_a_successor_that_ends_meanwhile(self, make, tmp_path):
+        may_load = tmp_path / "may-load"
+        daemon = make({"slow": held(may_load), "a": fake(), "b": fake()})
         daemon.chat("a")
         before = worker(daemon, "a")
         Call(daemon, "slow")
@@ -460,6 +472,7 @@ class TestTheOldOneStays:
         wait_until(lambda: "upgrade.began" in daemon.log_text())
         (successor,) = daemon.successors()
         os.kill(successor, signal.SIGKILL)
+        may_load.touch()
         upgrade.join(LIMIT_S)
         assert worker(daemon, "a") == before
         assert daemon.chat("b").status_code == 200

@@ -79,6 +79,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags.add_argument("--delay", type=float, default=0.0, help="before the head of each answer")
     flags.add_argument("--chunks", type=int, default=len(WORDS), help="SSE chunks of content")
     flags.add_argument("--chunk-delay", type=float, default=0.0)
+    flags.add_argument("--goes-on-until", metavar="FILE", help="no stream ends before that file is there")
     flags.add_argument("--chunk-bytes", type=int, default=0, help="size of each chunk of content, instead of words")
     flags.add_argument("--status", type=int, default=200, help="status of inference answers")
     flags.set_defaults(headers=[])
@@ -254,6 +255,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 os.kill(os.getpid(), signal.SIGKILL)
             self.event({"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]})
             time.sleep(options.chunk_delay)
+        while options.goes_on_until and not os.path.exists(options.goes_on_until):
+            self.event({"choices": [{"index": 0, "delta": {"content": " still"}, "finish_reason": None}]})
+            time.sleep(0.05)
         self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
