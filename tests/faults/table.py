@@ -286,7 +286,8 @@ TABLE: Final = (
         33,
         "Requests fail, or their clients leave, with large bodies",
         "The daemon's memory is within 10 MiB of what it was.",
-        "`io/held_body`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them.",
+        "`io/held_body`: a body is let go once its worker has it, or its request has failed; one budget bounds all of them. "
+        "`cli/own_process` has the C library give back what it keeps.",
         ("tests/faults/test_bodies_memory.py",),
     ),
 )
