@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ from typing import BinaryIO
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """An empty file to fill in the block; then it replaces `path` in one step, synced to disk, unless the block raises."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    aside.unlink(missing_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+        if left == aside or not Path("/proc", left.name.rsplit(".", 2)[1]).exists():  # whoever wrote it was killed
+            left.unlink(missing_ok=True)
     os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         yield aside
