@@ -17,7 +17,8 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """An empty file to fill in the block; then it replaces `path` in one step, synced to disk, unless the block raises."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
-        if left == aside or not Path("/proc", left.name.rsplit(".", 2)[1]).exists():  # whoever wrote it was killed
+        pid = left.name.rsplit(".", 2)[1]
+        if left == aside or (pid.isdecimal() and not Path("/proc", pid).exists()):  # whoever wrote it was killed
             left.unlink(missing_ok=True)
     os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:

@@ -37,7 +37,7 @@ class TestReplacing:
     def test_what_killed_writers_left_goes(self, tmp_path):
         with subprocess.Popen(["true"]) as ended:
             pass
-        kept = {f".keys.{os.getppid()}.new", f".other.{ended.pid}.new", "keys"}
+        kept = {f".keys.{os.getppid()}.new", f".other.{ended.pid}.new", ".keys.mine.new", "keys"}
         for name in kept | {f".keys.{ended.pid}.new", f".keys.{os.getpid()}.new"}:
             (tmp_path / name).touch()
         with replacing(tmp_path / "keys"):
