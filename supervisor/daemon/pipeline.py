@@ -110,7 +110,8 @@ class Pipeline:
             context.failure, context.failed_status = error.code, int(error.status)
             if not context.answering:
                 raise
-            context.outcome.sse = context.outcome.sse or context.stream
+            if not context.outcome.started:  # the keep-alive began a stream
+                context.outcome.framed = True
             await break_off(send, context.outcome, error, context.dialect)
         except ClientDisconnectedError:
             context.failure = "client_gone"

@@ -42,7 +42,7 @@ class Ticket:
         """Its worker is taken away, so its client gets an error."""
         self.cut_reason = reason
         if self.client is not None:
-            message = f"{self.model} was stopped before the answer was complete: {reason}."
+            message = f"The model was stopped before the answer was complete: {reason}."
             code = RejectCode.MODEL_UNLOADED.value
             self.client.interrupt(UnavailableError(message, code=code, retry_after_s=5.0))
 

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import OpenAI
+from supervisor.proxy.dialect import after
 
 _PATH: Final = "/v1/messages"
 _TYPES: Final = {
@@ -43,9 +44,9 @@ class Anthropic(OpenAI):
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {**fields, "type": kind}})
 
-    def error_event(self, body: bytes) -> bytes:
+    def error_event(self, body: bytes, sent: bytes) -> bytes:
         """See Dialect."""
-        return b"event: error\ndata: " + body + b"\n\n"
+        return after(sent, b"event: error\ndata: " + body + b"\n\n")
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """None: workers serve all of it."""

@@ -34,7 +34,7 @@ from supervisor.http.request_head import headers_too_large, refused_head, split_
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
 from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, bytes_read
-from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseBrokenError, ResponseOverError
+from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseOverError
 from supervisor.proxy.error_response import error_body, error_headers
 
 log = structlog.get_logger("llmux.http")
@@ -61,7 +61,6 @@ class GuardedProtocol(HttpToolsProtocol):
     most_connections = 1024  # of a client's address; 0: any number
     linger_s = 2.0  # for a client to read an early answer while it still sends
     linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
-    last_words_s = 1.0  # for a client to read the error before its response is cut
     _connections_of: ClassVar[dict[str, int]] = {}  # address → open connections
 
     def __init__(
@@ -363,8 +362,6 @@ class GuardedProtocol(HttpToolsProtocol):
     async def _run(self, cycle: ResponseCycle, app: Any) -> None:
         try:
             await app(cycle.scope, cycle.receive, cycle.send)
-        except ResponseBrokenError as broken:  # browsers, aiohttp, undici drop what they hold unread when it breaks
-            cycle.cut(after_s=self.last_words_s if broken.told else 0.0)
         except ResponseOverError:
             cycle.cut()
         except asyncio.CancelledError:

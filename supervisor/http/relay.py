@@ -14,7 +14,7 @@ from supervisor.io.upstream import HOP_BY_HOP, Headers, Upstream, UpstreamRespon
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
-from supervisor.proxy.forward import ERROR_LIMIT
+from supervisor.proxy.forward import ERROR_LIMIT, TAIL_BYTES
 from supervisor.proxy.upstream_error import worker_error
 
 _FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}
@@ -32,12 +32,13 @@ async def relay(
 ) -> None:
     """Ask `upstream` instead. `is_started`: the client has the head of an event stream already, so errors go into it.
 
-    Raises UpstreamError while nothing was sent, ResponseBrokenError later, ClientDisconnectedError.
+    Raises UpstreamError while nothing was sent, later ResponseBrokenError, unless an event stream can end with the error;
+    ClientDisconnectedError.
     """
     headers = [item for item in scope["headers"] if item[0] not in _FRAMING]
     headers.append((b"x-request-id", request_id))
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    is_event_stream = is_started
+    is_event_stream, tail = is_started, b""
     with CancelOnDisconnect(scope):
         response: UpstreamResponse | None = None
         try:
@@ -49,16 +50,16 @@ async def relay(
                 await send(start)
                 is_started = True
             while chunk := await response.next_chunk():
+                tail = chunk[-TAIL_BYTES:]
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except LlmuxError as error:
             if not is_started:
                 raise
-            is_stream = is_event_stream or (response is not None and _is_event_stream(response.headers))
-            if is_stream:
-                event = b"\n\n" + error_event(error, dialect)
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            raise ResponseBrokenError(error.message, told=is_stream) from error
+            if not (is_event_stream or (response is not None and _is_event_stream(response.headers))):
+                raise ResponseBrokenError(error.message) from error
+            event = error_event(error, dialect, tail)
+            await send({"type": "http.response.body", "body": event, "more_body": False})
         finally:
             if response is not None:
                 response.close()

@@ -103,13 +103,10 @@ class ResponseCycle(RequestResponseCycle):
         else:
             raise RuntimeError(f"An ASGI message {message['type']!r} has no place in an HTTP response.")
 
-    def cut(self, *, after_s: float = 0.0) -> None:
-        """Write what is held, and close the connection `after_s` later, so that the client can read it first."""
+    def cut(self) -> None:
+        """Write what is held, and close the connection."""
         self._flush()
-        if after_s and not self.transport.is_closing():
-            self._loop.call_later(after_s, self.transport.close)
-        else:
-            self.transport.close()
+        self.transport.close()
 
     def _flush(self) -> None:
         if self._head and not self.transport.is_closing():

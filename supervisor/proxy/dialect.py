@@ -39,6 +39,14 @@ class Dialect(abc.ABC):
         """The body of an error answer as JSON without a line break. `fields`: message, type, param, code and more."""
         return msgspec.json.encode({"error": fields})
 
-    def error_event(self, body: bytes) -> bytes:
-        """An error's body as an event of a stream that has begun."""
-        return b"data: " + body + b"\n\n"
+    def error_event(self, body: bytes, sent: bytes) -> bytes:
+        """An error's body as the last event of a stream.
+
+        `sent` is the end of what the client has; it may end within an event, unless the stream is a `translation`'s.
+        """
+        return after(sent, b"data: " + body + b"\n\n")
+
+
+def after(sent: bytes, event: bytes) -> bytes:
+    """A server-sent event that no unfinished one before it swallows."""
+    return event if not sent or sent.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")) else b"\n\n" + event

@@ -29,11 +29,7 @@ class ClientDisconnectedError(ResponseOverError):
 
 
 class ResponseBrokenError(ResponseOverError):
-    """The response had begun and can't be completed: it must not look complete. `told`: it contains the error."""
-
-    def __init__(self, message: str, *, told: bool = False) -> None:
-        super().__init__(message)
-        self.told = told
+    """The response had begun and can't be completed: it must not look complete."""
 
 
 class Disconnect:

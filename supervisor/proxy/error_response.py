@@ -24,9 +24,9 @@ def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
     return dialect.error(fields, error.status)
 
 
-def error_event(error: LlmuxError, dialect: Dialect) -> bytes:
-    """The error as an event of a stream that has begun."""
-    return dialect.error_event(error_body(error, dialect))
+def error_event(error: LlmuxError, dialect: Dialect, sent: bytes = b"") -> bytes:
+    """The error as the last event of a stream that ended with `sent` so far."""
+    return dialect.error_event(error_body(error, dialect), sent)
 
 
 def error_headers(error: LlmuxError, body: bytes) -> list[tuple[bytes, bytes]]:

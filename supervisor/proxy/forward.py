@@ -2,7 +2,8 @@
 
 Bodies are not parsed on their way: the last few pieces are kept, and `Outcome` looks for token counts in them on demand.
 The exception: a worker's error responses are converted to the dialect's shape. A response that broke off never looks
-complete: `ResponseBrokenError` makes the server cut the connection, and an event stream gets an in-band error before that.
+complete: the last event of a stream is the error, and of everything else the connection is cut (`ResponseBrokenError`). A
+stream's connection is not: clients such as aiohttp would report that instead of the error.
 
 Disconnects are not watched here: the caller wraps admission and forwarding in one `CancelOnDisconnect`, whose cancellation
 closes the worker's connection at once.
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
@@ -79,13 +80,13 @@ class Outcome:
     first_byte_s: float | None = None  # from sending the request to the first piece of the body
     error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
     started: bool = False  # the client has the response's head
-    sse: bool = False
+    framed: bool = False  # a stream whose events the client takes one by one, so that an error can be one
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
     def usage(self) -> Usage:
         """The usage at the end of the response. Each call searches for it."""
-        tail = b"".join(self._tail if self.canonical is None else self.canonical)
+        tail = self.tail() if self.canonical is None else b"".join(self.canonical)
         start = tail.find(_TOKENS)
         if start < 0:
             return _timed(tail)
@@ -98,10 +99,9 @@ class Outcome:
         self.bytes_sent += size
         self._tail.append(chunk if size <= TAIL_BYTES else chunk[-TAIL_BYTES:])
 
-    def ends_event(self) -> bool:
-        """What was sent so far ends with a whole server-sent event."""
-        tail = b"".join(self._tail)
-        return not tail or tail.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+    def tail(self) -> bytes:
+        """The end of what was sent."""
+        return b"".join(self._tail)
 
 
 async def forward(
@@ -127,7 +127,7 @@ async def forward(
     sent already (see `Keepalive`). `translation` maps an answer to what the client speaks.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
-    with `sse_started` the worker's error. Later, raises ResponseBrokenError, after which nobody may send.
+    with `sse_started` the worker's error. Later, see `break_off`.
     Cancellation closes the worker's connection.
     """
     started_at = upstream.loop.time()
@@ -156,7 +156,7 @@ async def forward(
         if not sse_started:
             head = response_headers(response.headers, own, sse=is_stream)
             await send({"type": "http.response.start", "status": response.status, "headers": head})
-        outcome.started, outcome.sse = True, is_stream
+        outcome.started, outcome.framed = True, is_stream and not _encoded(response.headers)
         try:
             await _send_body(send, response, outcome, started_at, upstream)
         except LlmuxError as error:
@@ -165,16 +165,16 @@ async def forward(
         response.close()
 
 
-async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Dialect) -> NoReturn:
-    """End a response that has begun and can't be completed: event streams get the error, and the connection is cut.
+async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Dialect) -> None:
+    """End a response that has begun and can't be completed: a stream of events with the error.
 
-    Raises ResponseBrokenError.
+    Raises ResponseBrokenError for everything else, after which nobody may send.
     """
     outcome.error = error.code
-    if outcome.sse:
-        event = error_event(error, dialect) if outcome.ends_event() else b"\n\n" + error_event(error, dialect)
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-    raise ResponseBrokenError(error.message, told=outcome.sse) from error
+    if not outcome.framed:
+        raise ResponseBrokenError(error.message) from error
+    event = error_event(error, dialect, outcome.tail())
+    await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 async def _send_body(

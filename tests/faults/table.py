@@ -96,7 +96,7 @@ TABLE: Final = (
         10,
         "A worker dies in the middle of a stream",
         "The stream says so in its own format and never ends as if whole; nothing is sent again.",
-        "`proxy/forward`, `proxy/event_stream`: an in-band error, then the connection is cut.",
+        "`proxy/forward`, `proxy/dialect`: the stream's last event is the error; any other answer is cut.",
         (
             "tests/unit/proxy/test_forward.py::TestBroken",
             "tests/e2e/dialects/test_anthropic.py",
@@ -138,7 +138,7 @@ TABLE: Final = (
     Fault(
         16,
         "A worker's answer is cut, or is no HTTP",
-        "502 with an error response in the client's dialect, or a cut connection if the answer had begun.",
+        "502 with an error response in the client's dialect; if the answer had begun, an event with the error, or a cut connection where it is no stream.",
         "`io/upstream_wire`, `proxy/upstream_error`.",
         ("tests/unit/proxy/test_forward.py::TestErrorAnswers",),
     ),

@@ -65,7 +65,7 @@ class Test14NeverAnswers:
         measured(first_byte_s=5, answered_504_after_s=call.elapsed_s)
 
     def test_silent_in_the_middle(self, daemon):
-        """A stream that falls silent for `stream_idle_s` ends with an in-band error and is cut."""
+        """A stream that falls silent for `stream_idle_s` ends with an in-band error."""
         assert daemon.chat("liar").status_code == 500
         stream = Stream(daemon, "liar", fake={"lie": False, "chunk_delay": 60}).result()
         assert stream.chunks == 1

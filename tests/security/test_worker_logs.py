@@ -109,8 +109,7 @@ class TestInBand:
             pieces: list[str] = []
             with site.client() as client, client.stream("POST", path, json=body) as answer:
                 assert answer.status_code == 200
-                with pytest.raises(httpx.RemoteProtocolError):
-                    pieces.extend(answer.iter_text())
+                pieces.extend(answer.iter_text())
             assert any("error" in piece or "sorry" in piece for piece in pieces)
             assert SECRET not in "".join(pieces)
             wait_until(lambda: site.model("mid-stream")["state"] == "failed")

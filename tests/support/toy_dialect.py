@@ -1,6 +1,6 @@
 """A daemon with one API dialect more, which only this file defines: `python -m tests.support.toy_dialect serve …`.
 
-`POST /toy/say` takes `{"to": MODEL, "say": TEXT, "live": true}` and answers in lines of text.
+`POST /toy/say` takes `{"to": MODEL, "say": TEXT, "live": true}` and answers in text, live in lines of JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from supervisor.dialects.openai import OpenAI
 class Say:
     path = "/v1/chat/completions"
     content_type = b"text/plain"
-    stream_content_type = b"application/x-toy"
+    stream_content_type = b"application/x-ndjson"
 
     def request(self, fields):
         said = {key: msgspec.json.decode(value) for key, value in fields.items()}
@@ -43,16 +43,16 @@ class Words:
         *events, self.rest = (self.rest + piece).split(b"\n\n")
         chunks = [json.loads(event[6:]) for event in events if event[6:] != b"[DONE]"]
         words = [chunk["choices"][0]["delta"].get("content") for chunk in chunks]
-        return b"".join(b"data: %s\n\n" % word.encode() for word in words if word)
+        return b"".join(json.dumps({"said": word}).encode() + b"\n" for word in words if word)
 
     def end(self):
-        return b"data: bye\n\n"
+        return b'{"said": "bye"}\n'
 
 
 class Toy(OpenAI):
     name = "toy"
     credential_headers = frozenset({b"x-toy-key"})
-    keepalive = b": toy\n\n"
+    keepalive = b'{"wait": true}\n'
     has_openai_errors = False
 
     def owns(self, path):
@@ -63,6 +63,9 @@ class Toy(OpenAI):
 
     def error(self, fields, status):
         return b'"sorry: %d %s"' % (status, fields["message"].encode())
+
+    def error_event(self, body, sent):
+        return body + b"\n"
 
     def routes(self, daemon):
         return []

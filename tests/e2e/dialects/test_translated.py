@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.daemon import Daemon, fake
 from tests.support.fake_worker import WORDS
 
 KEY = "sk-secret-of-mine-0123456789"
+ADMIN = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("toy")
-    (folder / "keys.yaml").write_text(f"- {{name: me, key: {KEY}, scopes: [inference, metrics]}}\n")
+    (folder / "keys.yaml").write_text(f"- {{name: me, key: {KEY}, scopes: [inference, metrics, admin]}}\n")
     config = {
         "models": {
             "fake": fake(endpoints=["/v1/chat/completions"]),
             "slow": fake("--start-delay=1", endpoints=["/v1/chat/completions"]),
+            "endless": fake("--chunks=100000", "--chunk-delay=0.05", endpoints=["/v1/chat/completions"]),
             "broken": fake("--status=500", endpoints=["/v1/chat/completions"]),
         },
         "virtual_models": {"polite": {"model": "fake", "force": {"seed": 7}}},
@@ -47,13 +51,28 @@ class TestTranslated:
 
     def test_a_stream(self, site):
         told = say(site, to="fake", say="hello", live=True)
-        assert told.headers["content-type"] == "application/x-toy"
-        assert told.text == "".join(f"data: {word}\n\n" for word in [*WORDS, "bye"])
+        assert told.headers["content-type"] == "application/x-ndjson"
+        assert [json.loads(line) for line in told.text.splitlines()] == [{"said": word} for word in [*WORDS, "bye"]]
+
+    def test_a_stream_that_breaks_off_ends_with_its_error(self, site):
+        """An operator unloads the model: the last line says so, and the answer is complete in HTTP."""
+        body = {"to": "endless", "say": "hello", "live": True}
+        headers = {"x-toy-key": KEY}
+        with site.client() as client, client.stream("POST", "/toy/say", json=body, headers=headers) as told:
+            pieces = told.iter_text()
+            text = next(pieces)
+            while '"said"' not in text:
+                text += next(pieces)
+            site.post("/v1/admin/models/endless/unload?force=true", headers=ADMIN)
+            text += "".join(pieces)
+        *_, before, last = text.splitlines()
+        assert '"said"' in before
+        assert last == ('"sorry: 503 The model was stopped before the answer was complete: unloaded by an operator."')
 
     def test_keepalives_are_its_own(self, site):
         told = say(site, to="slow", say="hello", live=True)
-        assert told.text.startswith(": toy\n\n")
-        assert told.text.endswith("data: bye\n\n")
+        assert told.text.startswith('{"wait": true}\n')
+        assert told.text.endswith('{"said": "bye"}\n')
 
     def test_errors_are_its_own(self, site):
         assert say(site, to="nobody", say="hello").text.startswith('"sorry: 404 There is no model')

@@ -33,7 +33,7 @@ def test_a_cut_tells_the_client_why():
     (error,) = client.errors
     assert isinstance(error, UnavailableError)
     assert (error.code, error.retry_after_s) == ("model_unloaded", 5.0)
-    assert error.message == "a was stopped before the answer was complete: drains for b."
+    assert error.message == "The model was stopped before the answer was complete: drains for b."
     assert cut.cut_reason == "drains for b"
 
 
