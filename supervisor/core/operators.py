@@ -40,9 +40,9 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
     if model is None:
         return
     model.wish = None
-    reason = "unloaded by an operator"
+    reason = "llmux is shutting down" if state.shutting_down else "unloaded by an operator"
     if event.force or model.state not in SERVES:
-        message = f"{model.id} was {reason}."
+        message = f"{model.id} was unloaded by an operator."
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     stop_worker(state, step, model, StopCause.OPERATOR, reason, force=event.force)
     _reset(step, model, reason)

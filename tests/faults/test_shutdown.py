@@ -77,5 +77,6 @@ class Test30SigtermUnderLoad:
         assert daemon.process.wait(LIMIT_S) == 0
         ended_s = time.monotonic() - asked_at
         assert not any(stream.result().ended_cleanly for stream in streams)
+        assert all("complete: llmux is shutting down." in stream.text for stream in streams)
         assert daemon.workers() == []
         measured(ended_after_second_signal_s=ended_s)

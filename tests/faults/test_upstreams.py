@@ -89,13 +89,20 @@ class Test16WrongReplies:
         answer = daemon.chat("wrong", text="plain-500")
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "I am broken.")
 
-    @pytest.mark.parametrize("mode", ["truncated", "not-sse"])
-    def test_truncated(self, daemon, mode):
+    def test_truncated(self, daemon):
         """An answer that breaks off never ends cleanly."""
         before = asked(daemon)
-        call = Call(daemon, "wrong", text=mode, stream=mode == "not-sse").result()
+        call = Call(daemon, "wrong", text="truncated").result()
         assert call.response is None
         assert "incomplete" in str(call.error) or "without sending complete" in str(call.error)
+        assert asked(daemon) == before + 1
+
+    def test_a_truncated_stream(self, daemon):
+        """It ends with the error, so that clients show that."""
+        before = asked(daemon)
+        stream = Stream(daemon, "wrong", text="not-sse").result()
+        assert (stream.error, stream.ended_cleanly) == (None, False)
+        assert '"upstream_broken"' in stream.text.rpartition("data: ")[2]
         assert asked(daemon) == before + 1
 
     def test_healthy_liar(self, daemon):
