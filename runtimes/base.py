@@ -332,6 +332,10 @@ class Adapter(abc.ABC, Generic[C]):
         """The model name the worker insists on; None when it takes any."""
         return None
 
+    def answers_as(self, config: C, model: str) -> str:
+        """The model name in its answers, for a model that is configured as `model`."""
+        return self.upstream_model(config) or model
+
     def inputs(self, config: C) -> frozenset[Modality] | None:
         """What the model takes as input; None where only the worker knows. May read the head of a file."""
         return frozenset(config.modalities) if "modalities" in config.model_fields_set else None

@@ -38,6 +38,7 @@ from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import SSE, Keepalive
+from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.translation import Translation
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
@@ -57,6 +58,7 @@ class Target:
     path: bytes  # the worker's path and query
     body: HeldBody
     translation: Translation | None = None  # of the answer
+    names: Renaming | None = None  # in the answer
 
 
 class Pipeline:
@@ -70,6 +72,7 @@ class Pipeline:
         self._requests = requests
         self._bodies = bodies
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
+        self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
         self._table = endpoint_table(catalog)
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
@@ -149,7 +152,9 @@ class Pipeline:
         path = (endpoint.upstream_path or public_path).encode()
         if scope["query_string"]:
             path += b"?" + scope["query_string"]
-        return Target(model, path, held.changed(await body.rewritten(route.rewrite, endpoint)), translation)
+        theirs = self._names[model]
+        names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
+        return Target(model, path, held.changed(await body.rewritten(route.rewrite, endpoint)), translation, names)
 
     def _unnamed(self, scope: Scope) -> str | None:
         """The model of a request whose body names none."""
@@ -228,6 +233,7 @@ class Pipeline:
                 body=target.body,
                 dialect=context.dialect,
                 translation=target.translation,
+                names=target.names,
                 request_id=context.request_id,
                 extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *context.extra],
                 arrived_at=context.arrived_at,

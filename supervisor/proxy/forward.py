@@ -23,6 +23,7 @@ from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, Upstream
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
+from supervisor.proxy.model_name import RenamedResponse, Renaming
 from supervisor.proxy.translation import TranslatedResponse, Translation
 from supervisor.proxy.upstream_error import error_answer, worker_error
 
@@ -114,6 +115,7 @@ async def forward(
     body: Body,
     dialect: Dialect,
     translation: Translation | None = None,
+    names: Renaming | None = None,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     arrived_at: float | None = None,
@@ -124,7 +126,8 @@ async def forward(
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was
-    sent already (see `Keepalive`). `translation` maps an answer to what the client speaks.
+    sent already (see `Keepalive`). `translation` maps an answer to what the client speaks; before that `names`
+    puts the asked name into it.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error. Later, see `break_off`.
@@ -134,17 +137,21 @@ async def forward(
     response = await upstream.request(
         scope["method"],
         target,
-        request_headers(scope["headers"], request_id, _dropped(dialect.credential_headers, translation is not None)),
+        request_headers(
+            scope["headers"], request_id, _dropped(dialect.credential_headers, not (translation is names is None))
+        ),
         body,
         first_byte_s=first_byte_s,
     )
     try:
-        is_stream = _header(response.headers, b"content-type").startswith(b"text/event-stream")
+        content_type = _header(response.headers, b"content-type")
+        is_stream = content_type.startswith(b"text/event-stream")
+        if names is not None and response.status < 400 and not _encoded(response.headers):
+            response = RenamedResponse.of(response, names, content_type)
         if translation is not None and response.status < 400:
             response = await TranslatedResponse.of(response, translation, is_stream=is_stream)
             outcome.canonical = response.canonical
         outcome.status = response.status
-        content_type = _header(response.headers, b"content-type")
         own = [(b"x-request-id", request_id), *extra_headers]
         if arrived_at is not None:
             own.append(processing_ms(arrived_at, upstream.loop.time()))
@@ -215,9 +222,9 @@ def processing_ms(arrived_at: float, now: float) -> tuple[bytes, bytes]:
 
 
 @cache
-def _dropped(credentials: frozenset[bytes], is_translated: bool) -> frozenset[bytes]:
-    """The request headers that no worker gets. What is translated must come uncompressed."""
-    return _NOT_FOR_WORKERS | credentials | ({b"accept-encoding"} if is_translated else set())
+def _dropped(credentials: frozenset[bytes], is_read: bool) -> frozenset[bytes]:
+    """The request headers that no worker gets. What is read here must come uncompressed."""
+    return _NOT_FOR_WORKERS | credentials | ({b"accept-encoding"} if is_read else set())
 
 
 def request_headers(headers: Headers, request_id: bytes, dropped: Collection[bytes] = _NOT_FOR_WORKERS) -> Headers:

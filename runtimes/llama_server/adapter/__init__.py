@@ -115,7 +115,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         on_gpu = context.device.kind.accelerates and config.n_gpu_layers != 0
         values: dict[str, JsonValue] = {
             **settings(config, on_gpu=on_gpu, pooling=_pooling(config)),
-            "alias": config.alias or context.model,
+            "alias": self.answers_as(config, context.model),
             "host": context.host,
             "port": context.port,
         }
@@ -165,6 +165,10 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     def thinking(self, config: LlamaServerConfig) -> Thinking | None:
         """By a chat template argument, for models that generate text."""
         return CHAT_TEMPLATE if serves(config) == "text" else None
+
+    def answers_as(self, config: LlamaServerConfig, model: str) -> str:
+        """Its alias, which it writes into most answers, whatever it was asked for."""
+        return config.alias or model
 
     def inputs(self, config: LlamaServerConfig) -> frozenset[Modality]:
         """Text, the configured modalities, and those of the projector."""

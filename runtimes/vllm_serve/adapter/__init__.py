@@ -108,7 +108,7 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
         plan = memory.plan(config)
         values: dict[str, JsonValue] = {
             **settings(config, context=plan.context, cache_bytes=plan.cache_bytes),
-            "served_model_name": [config.served_model_name or context.model, NAME],
+            "served_model_name": [self.answers_as(config, context.model), NAME],
             "host": context.host,
             "port": context.port,
             "allowed_media_domains": [NO_DOMAIN],
@@ -171,6 +171,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def upstream_model(self, config: VllmServeConfig) -> str | None:
         """The second of its served names, which is the same for every model."""
         return NAME
+
+    def answers_as(self, config: VllmServeConfig, model: str) -> str:
+        """The first of its served names, whichever it was asked by."""
+        return config.served_model_name or model
 
     def inputs(self, config: VllmServeConfig) -> frozenset[Modality] | None:
         """From the model's config.json; the configured modalities while that is missing."""

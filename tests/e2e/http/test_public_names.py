@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 
@@ -61,6 +63,44 @@ class TestRouting:
         assert (before["worker"]["pid"], before["generation"]) == (after["worker"]["pid"], after["generation"])
         assert after["virtual_models"] == ["thinker", "quick"]
         assert site.model("quick")["name"] == "chat", "the admin API knows a model by its public names too"
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+NAMED = re.compile(r'"model": ?("[^"]*")')
+
+
+class TestNameInAnswers:
+    """`model` in an answer, and in each event of a stream, is the name that was asked for."""
+
+    @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+    @pytest.mark.parametrize(
+        ("path", "fields"),
+        [
+            ("/v1/chat/completions", {"messages": HELLO}),
+            ("/v1/completions", {"prompt": "Hello", "max_tokens": 5}),
+            ("/completion", {"prompt": "Hello", "n_predict": 5}),
+            ("/v1/responses", {"input": "Hello"}),
+            ("/v1/messages", {"messages": HELLO, "max_tokens": 50}),
+        ],
+        ids=["chat", "completions", "completion", "responses", "messages"],
+    )
+    def test_of_a_virtual_model(self, site, path, fields, stream):
+        told = site.post(path, json={"model": "quick", "stream": stream, **fields})
+        assert told.status_code == 200, told.text
+        assert set(NAMED.findall(told.text)) == {'"quick"'}
+
+    def test_of_a_worker_that_spaces_its_json(self, site):
+        assert site.chat("unshaped").json()["model"] == "unshaped"
+        assert set(NAMED.findall(site.chat("unshaped", stream=True).text)) == {'"unshaped"'}
+
+    def test_where_only_the_query_names_it(self, site):
+        told = site.post("/v1/chat/completions?model=quick", json={"messages": HELLO})
+        assert told.json()["model"] == "quick"
+
+    def test_a_models_own_name(self, site):
+        told = site.chat("chat")
+        assert told.json()["model"] == "chat"
+        assert int(told.headers["content-length"]) == len(told.content), "as the worker sent it"
 
 
 class TestRewrite:

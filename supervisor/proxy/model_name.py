@@ -1,0 +1,82 @@
+"""The name that a client asked for, in answers that carry another one.
+
+Behind a public name is a model whose worker has a name of its own, and writes that into its answers. Answers are not
+parsed for it: `"model":"its-name"` is replaced where it stands. Text that a model generated can't look like that, because
+quotes within a JSON string are escaped.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from supervisor.io.upstream import Headers, UpstreamResponse
+
+_TYPES: Final = (b"application/json", b"text/event-stream")
+_REPLACED: Final = (b"content-length", b"etag")  # another name may be longer
+
+
+class Renaming(NamedTuple):
+    """What is replaced by what. Both ways to write it: with a space after the colon, and without."""
+
+    found: tuple[bytes, bytes]
+    put: tuple[bytes, bytes]
+
+    def of(self, piece: bytes) -> bytes:
+        """`piece` with the asked name."""
+        return piece.replace(self.found[0], self.put[0]).replace(self.found[1], self.put[1])
+
+    def begun(self, piece: bytes) -> int:
+        """How many bytes at the end of `piece` may be the beginning of what is replaced."""
+        if piece.endswith((b"\n", b"}")):
+            return 0
+        longest = min(len(piece), len(self.found[1]) - 1)
+        return next((size for size in range(longest, 0, -1) if self._begins_with(piece[-size:])), 0)
+
+    def _begins_with(self, end: bytes) -> bool:
+        return any(found.startswith(end) for found in self.found)
+
+
+@lru_cache(1024)
+def renaming(theirs: str, asked: str) -> Renaming:
+    """`asked` for `theirs`."""
+    found, put = (msgspec.json.encode(name) for name in (theirs, asked))
+    return Renaming((b'"model":' + found, b'"model": ' + found), (b'"model":' + put, b'"model": ' + put))
+
+
+class RenamedResponse:
+    """A worker's response with the asked name in it; see `io.upstream.UpstreamResponse`."""
+
+    def __init__(self, response: UpstreamResponse, names: Renaming) -> None:
+        self.status = response.status
+        self.headers: Headers = [item for item in response.headers if item[0] not in _REPLACED]
+        self.drained = False
+        self._response = response
+        self._names = names
+        self._begun = b""  # of a piece that ended within what is replaced
+
+    @classmethod
+    def of(cls, response: UpstreamResponse, names: Renaming, content_type: bytes) -> UpstreamResponse:
+        """`response`, where it can carry a name."""
+        return cls(response, names) if content_type.startswith(_TYPES) else response
+
+    async def next_chunk(self) -> bytes:
+        """The next piece that is not empty, or the last one."""
+        piece = b""
+        while not piece and not self.drained:
+            piece = self._names.of(self._begun + await self._response.next_chunk())
+            self.drained = self._response.drained
+            begun = 0 if self.drained else self._names.begun(piece)
+            self._begun = piece[len(piece) - begun :]
+            piece = piece[: len(piece) - begun]
+        return piece
+
+    async def read(self, limit: int) -> bytes:
+        """As in UpstreamResponse."""
+        return self._names.of(await self._response.read(limit))
+
+    def close(self) -> None:
+        """Let go of the worker's response."""
+        self._response.close()

@@ -1,0 +1,78 @@
+"""The asked name in answers, wherever they are split."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervisor.proxy.model_name import RenamedResponse, renaming
+
+JSON = b"application/json"
+
+
+class Answer:
+    """A worker's response that comes in these pieces; its end comes with the last, or after it."""
+
+    status = 200
+
+    def __init__(self, pieces, *, ends_later=False):
+        self.headers = [(b"content-type", JSON), (b"content-length", b"9"), (b"x-kept", b"1")]
+        self.pieces = [*pieces, *([b""] if ends_later else [])]
+        self.drained = False
+
+    async def next_chunk(self):
+        piece = self.pieces.pop(0)
+        self.drained = not self.pieces
+        return piece
+
+
+async def received(pieces, names, **options):
+    answer = RenamedResponse.of(Answer(pieces, **options), names, JSON)
+    got = []
+    while not answer.drained:
+        got.append(await answer.next_chunk())
+        assert got[-1] or answer.drained, "an empty piece would mean the end"
+    return b"".join(got)
+
+
+class TestSplit:
+    """A worker's name is found across pieces."""
+
+    @pytest.mark.parametrize("ends_later", [False, True])
+    @pytest.mark.parametrize("space", ["", " "])
+    async def test_anywhere(self, space, ends_later):
+        names = renaming("gemma", "my model")
+        wire = f'data: {{"id": 1, "model":{space}"gemma", "model":{space}"other"}}\n\n"model":{space}"gem'.encode()
+        expected = wire.replace(b'"gemma"', b'"my model"')
+        for first in range(len(wire)):
+            for second in range(first, len(wire), 3):
+                pieces = [piece for piece in (wire[:first], wire[first:second], wire[second:]) if piece]
+                assert await received(pieces, names, ends_later=ends_later) == expected
+
+    async def test_whole_events_are_not_held_back(self):
+        answer = RenamedResponse(Answer([b'data: {"model":"a"}\n\n', b"x"]), renaming("a", "b"))
+        assert await answer.next_chunk() == b'data: {"model":"b"}\n\n'
+
+
+class TestWhatStays:
+    """Only the name is touched."""
+
+    async def test_text_of_the_model(self):
+        said = json.dumps({"content": '{"model":"a"}', "model": "a", "remodel": "a"}).encode()
+        assert json.loads(await received([said], renaming("a", "b"))) == {
+            "content": '{"model":"a"}',
+            "model": "b",
+            "remodel": "a",
+        }
+
+    async def test_headers_but_for_the_length(self):
+        answer = RenamedResponse(Answer([]), renaming("a", "b"))
+        assert answer.headers == [(b"content-type", JSON), (b"x-kept", b"1")]
+
+    async def test_names_are_written_as_json(self):
+        assert await received([b'"model":"a"'], renaming("a", 'say "b"')) == b'"model":"say \\"b\\""'
+
+    def test_other_content(self):
+        answer = Answer([])
+        assert RenamedResponse.of(answer, renaming("a", "b"), b"audio/mpeg") is answer
