@@ -18,6 +18,7 @@ class LlmuxError(Exception):
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
     type: str = "server_error"
     code: str = "internal_error"
+    lasts: bool = False  # a client that tries again, however soon a client does, gets the same
 
     def __init__(
         self,

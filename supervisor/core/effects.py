@@ -39,7 +39,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The ticket is over; tell its client."""
+    """The ticket is over; tell its client. Without `retry_after_s` nothing changes until a person does something."""
 
     ticket: TicketId
     code: RejectCode

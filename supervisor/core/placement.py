@@ -116,11 +116,12 @@ def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round)
             for victim in waits_for:
                 round_.leaving[victim] = None
                 _claim(state, step, model, state.models[victim])
-        case Refuse(reason, outage):
+        case Refuse(reason, outage, fits_nowhere):
             model.life.reason = reason
             code = outage or RejectCode.INSUFFICIENT_MEMORY
             message = f"{model.id} can't be loaded: {reason}"
-            reject_all(state, step, model, code, message, retry_after_s=REFUSED_RETRY_S)
+            lasts = fits_nowhere or outage is not None
+            reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
             state.update_wanted(model)
 
 

@@ -76,7 +76,7 @@ def plan(demand: Demand, snapshot: Snapshot) -> Plan:
         if resident.model == demand.model and resident.block is not EvictionBlock.STOPPING:
             return Admit(resident.devices, 0, f"already loaded on {listed(resident.devices)}")
     if not candidates:
-        return Refuse(_too_large(known))
+        return Refuse(_too_large(known), fits_nowhere=True)
     out = {view.id: view for device_set in candidates for view in device_set.views if view.outage is not None}
     candidates = [device_set for device_set in candidates if out.keys().isdisjoint(device_set.option.devices)]
     if not candidates:

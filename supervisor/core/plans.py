@@ -114,6 +114,7 @@ class Refuse:
 
     reason: str
     outage: RejectCode | None = None  # set iff its devices are out
+    fits_nowhere: bool = False  # no device is large enough, so only another configuration helps
 
 
 Plan = Admit | Evict | Wait | Refuse

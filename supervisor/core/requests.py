@@ -26,7 +26,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
     if model.stuck:
         device = model.devices[0]
         message = f"{model.id} can't be loaded: {device} is {state.ledger.view(device).blocked}"
-        step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message, 60.0))
+        step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
         return False
     if model.state is WorkerState.FAILED:
         refused = failed(model, step.now)

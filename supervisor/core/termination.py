@@ -151,7 +151,7 @@ class Failed(NamedTuple):
     """What a client of a failed model is told."""
 
     message: str
-    retry_after_s: float
+    retry_after_s: float | None  # None: never by itself
 
 
 def failed(model: ModelState, now: float) -> Failed:
@@ -161,7 +161,7 @@ def failed(model: ModelState, now: float) -> Failed:
         cause += f". Its last words: llmux logs {model.id}"
     if model.crashes.retry_at is None:
         remedy = f"Fix the cause, then: llmux load {model.id}"
-        return Failed(f"{model.id} does not start: {cause}. {remedy}", 60.0)
+        return Failed(f"{model.id} does not start: {cause}. {remedy}", None)
     in_s = max(1.0, model.crashes.retry_at - now)
     remedy = f"It is tried again in {seconds(in_s)}; at once with: llmux load {model.id}"
     return Failed(f"{model.id} does not start: {cause}. {remedy}", in_s)
@@ -192,7 +192,7 @@ def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> No
     for device in model.devices:
         step.emit(Alert("device.quarantined", message, device=device, model=model.id))
     step.decide("quarantine", model.id, message)
-    reject_all(state, step, model, RejectCode.LOAD_FAILED, message, retry_after_s=60.0)
+    reject_all(state, step, model, RejectCode.LOAD_FAILED, message)
 
 
 def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:

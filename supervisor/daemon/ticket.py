@@ -11,6 +11,7 @@ from supervisor.core.types import Generation, ModelId, RejectCode, TicketId
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.upstream import Upstream
 from supervisor.proxy.disconnect import CancelOnDisconnect
+from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
 
 
 @dataclass(slots=True)
@@ -51,7 +52,9 @@ def rejection(effect: Reject) -> LlmuxError:
     """The error a client gets for a core's Reject."""
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(effect.message, code="model_not_found", param="model")
-    return UnavailableError(effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s)
+    error = UnavailableError(effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s)
+    error.lasts = effect.retry_after_s is None or effect.retry_after_s > MAX_RETRY_AFTER_S
+    return error
 
 
 def held_up(tickets: Iterable[Ticket], asked: AskClients) -> dict[TicketId, int]:

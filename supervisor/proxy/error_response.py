@@ -8,7 +8,7 @@ from typing import Final
 from supervisor.errors import AuthenticationError, LlmuxError, MethodNotAllowedError
 from supervisor.proxy.dialect import Dialect
 
-_MAX_RETRY_AFTER_S: Final = 120  # clients ignore more than that
+MAX_RETRY_AFTER_S: Final = 120  # clients ignore more than that
 
 
 def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
@@ -30,10 +30,15 @@ def error_event(error: LlmuxError, dialect: Dialect, sent: bytes = b"") -> bytes
 
 
 def error_headers(error: LlmuxError, body: bytes) -> list[tuple[bytes, bytes]]:
-    """Response headers for `body`: Retry-After (whole seconds, at most 120), Allow, WWW-Authenticate where due."""
+    """Response headers for `body`: Retry-After (whole seconds, at most 120), Allow, WWW-Authenticate where due.
+
+    `x-should-retry` keeps OpenAI's and Anthropic's SDKs from trying again what can't succeed.
+    """
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if error.retry_after_s is not None:
-        headers.append((b"retry-after", b"%d" % min(_MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s)))))
+        headers.append((b"retry-after", b"%d" % min(MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s)))))
+    if error.lasts:
+        headers.append((b"x-should-retry", b"false"))
     if isinstance(error, MethodNotAllowedError) and error.allowed:
         headers.append((b"allow", error.allowed.encode("latin-1")))
     elif isinstance(error, AuthenticationError):

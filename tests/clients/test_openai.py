@@ -50,6 +50,23 @@ class TestModels:
         assert told.value.request_id is not None
 
 
+class TestGivenUp:
+    """What only a person can mend is raised at once: with `Retry-After: 60` the SDK would wait for minutes."""
+
+    def test_one_request(self, site):
+        site.chat("broken")
+        site.wait_state("broken", "failed")
+        asked: list[str] = []
+        hooks = {"request": [lambda request: asked.append(request.url.path)]}
+        http = openai.DefaultHttpxClient(trust_env=False, event_hooks=hooks)
+        with (
+            openai.OpenAI(base_url=f"{site.url}/v1", api_key="x", max_retries=2, http_client=http) as client,
+            pytest.raises(openai.InternalServerError, match="broken does not start"),
+        ):
+            client.chat.completions.create(model="broken", messages=HELLO)
+        assert asked == ["/v1/chat/completions"]
+
+
 class TestChat:
     """Chat completions: whole, streamed, with tools, with and without thoughts."""
 

@@ -194,3 +194,4 @@ class TestUnavailable:
             assert told.status_code == 503
             assert error_of(told)["code"] == "queue_full"
             assert 1 <= int(told.headers["retry-after"]) <= 120
+            assert "x-should-retry" not in told.headers

@@ -194,7 +194,8 @@ class TestPlaces:
         answer = plan(want(20000, "d0", "d1"), world(view("d0", 9000), view("d1", 9000)))
 
         assert answer == Refuse(
-            "needs 20000 MiB on d0, which has 10000 usable; needs 20000 MiB on d1, which has 10000 usable"
+            "needs 20000 MiB on d0, which has 10000 usable; needs 20000 MiB on d1, which has 10000 usable",
+            fits_nowhere=True,
         )
 
     def test_many_small_devices_are_counted_not_listed(self):
@@ -208,7 +209,8 @@ class TestPlaces:
 
         assert answer == Refuse(
             "needs 20000 MiB on d0, which has 10000 usable; needs 20000 MiB on d1, which has 10000 usable; "
-            "needs 20000 MiB on d2, which has 10000 usable"
+            "needs 20000 MiB on d2, which has 10000 usable",
+            fits_nowhere=True,
         )
 
     def test_every_blocked_device_of_a_place_is_named(self):
@@ -226,7 +228,9 @@ class TestPlaces:
         assert answer.reason.endswith("; 3 more places can't take it either")
 
     def test_a_device_that_is_gone_is_no_place(self):
-        assert plan(want(1, "gone"), world(view("d0", 9000))) == Refuse("no device that it may run on is there")
+        assert plan(want(1, "gone"), world(view("d0", 9000))) == Refuse(
+            "no device that it may run on is there", fits_nowhere=True
+        )
 
     def test_the_large_enough_one_of_two_is_used(self):
         answer = plan(want(9000, "d0", "d1"), world(view("d0", 8000, total=8000), view("d1", 9000)))

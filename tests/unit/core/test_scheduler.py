@@ -155,6 +155,7 @@ class TestMemory:
         reject = world.rejected[ticket]
         assert reject.code is RejectCode.INSUFFICIENT_MEMORY
         assert "outside" in reject.message
+        assert reject.retry_after_s, "another program may give it back"
 
     def test_one_load_at_a_time_on_a_device(self, world):
         world.configure(model("a", 4000), model("b", 4000))
@@ -393,6 +394,8 @@ class TestCrash:
         world.run(2000)
         assert world.starts == ["a"]
         assert "unknown argument --x" in world.rejected[ticket].message
+        assert world.rejected[ticket].retry_after_s is None
+        assert world.rejected[world.request("a")].retry_after_s is None
         assert record(world, "a").crashes.retry_at is None
 
     def test_a_missing_runtime_is_refused_with_its_remedy_and_tried_again_next_time(self, world):

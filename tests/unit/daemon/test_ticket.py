@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from supervisor.core.effects import AskClients
-from supervisor.core.types import Generation, ModelId, TicketId
-from supervisor.daemon.ticket import Ticket, held_up
+import pytest
+
+from supervisor.core.effects import AskClients, Reject
+from supervisor.core.types import Generation, ModelId, RejectCode, TicketId
+from supervisor.daemon.ticket import Ticket, held_up, rejection
 from supervisor.errors import UnavailableError
+from supervisor.proxy.error_response import error_headers
 
 A, B = ModelId("a"), ModelId("b")
 
@@ -54,3 +57,18 @@ def test_only_this_workers_clients_that_hold_something_up():
         ticket("nobody"),
     ]
     assert held_up(tickets, AskClients(A, Generation(1))) == {"slow": 100, "stopped": 0}
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "expected"),
+    [
+        (None, {b"x-should-retry": b"false"}),
+        (30.0, {b"retry-after": b"30"}),
+        (600.0, {b"retry-after": b"120", b"x-should-retry": b"false"}),
+    ],
+    ids=["never by itself", "soon", "in ten minutes"],
+)
+def test_a_rejection_says_whether_to_try_again(retry_after_s, expected):
+    error = rejection(Reject(TicketId("1"), RejectCode.MODEL_FAILED, "no", retry_after_s))
+    headers = dict(error_headers(error, b""))
+    assert {name: headers[name] for name in (b"retry-after", b"x-should-retry") if name in headers} == expected
