@@ -70,6 +70,11 @@ class CatalogModel:
         return self.__dict__.get("capabilities")
 
     @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """What it serves, each as "METHOD /path"."""
+        return tuple(sorted(f"{endpoint.method} {endpoint.path}" for endpoint in self.adapter.endpoints(self.config)))
+
+    @cached_property
     def load_constraints(self) -> Mapping[str, Mapping[str, JsonValue]]:
         """What may be set for a load, by key, with its type and range as JSON Schema."""
         return self.adapter.overridable(self.config)

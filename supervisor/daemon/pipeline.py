@@ -8,8 +8,8 @@
 6. Release: the ticket is given back, the request leaves the list, one log line says what came of it.
 
 The runtimes of the configured models define which paths exist, by exact path and method; everything else is not
-inference. A request names its model in the body's `model` (JSON or multipart) or in `?model=`. If only one model is
-configured, it may leave the name out.
+inference. A request names its model in the body's `model` (JSON or multipart) or in `?model=`. Where only one configured
+model serves the path, it may leave the name out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from supervisor.proxy.forward import break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import SSE, Keepalive
 from supervisor.proxy.model_name import Renaming, renaming
-from supervisor.proxy.translation import Translation
+from supervisor.proxy.translation import StreamTranslation, Translation
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
@@ -59,6 +59,7 @@ class Target:
     body: HeldBody
     translation: Translation | None = None  # of the answer
     names: Renaming | None = None  # in the answer
+    completion: StreamTranslation | None = None  # of its events
 
 
 class Pipeline:
@@ -137,7 +138,7 @@ class Pipeline:
         if translation is not None:
             public_path = translation.path
             body.translate(translation)
-        name = body.name if body.name is not None else self._unnamed(scope)
+        name = body.name if body.name is not None else self._unnamed(scope, public_path)
         if name is None:
             raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
@@ -154,16 +155,21 @@ class Pipeline:
             path += b"?" + scope["query_string"]
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        return Target(model, path, held.changed(await body.rewritten(route.rewrite, endpoint)), translation, names)
+        completion = context.dialect.completion(name) if body.stream else None
+        rewritten = held.changed(await body.rewritten(route.rewrite, endpoint))
+        return Target(model, path, rewritten, translation, names, completion)
 
-    def _unnamed(self, scope: Scope) -> str | None:
+    def _unnamed(self, scope: Scope, path: str) -> str | None:
         """The model of a request whose body names none."""
         query: bytes = scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
         if named:
             return named[0]
-        listing = self._catalog.listing()
-        return listing[0].name if len(listing) == 1 else None
+        serving = self._table[scope["method"], path]
+        if len(serving) != 1:
+            return None
+        names = [row.name for row in self._catalog.listing() if row.model.id in serving]
+        return names[0] if len(names) == 1 else next(iter(serving))  # itself, not one of several virtual models
 
     def _endpoint(self, method: str, path: str, name: str, route: Route) -> Endpoint:
         serving = self._table[method, path]
@@ -234,6 +240,7 @@ class Pipeline:
                 dialect=context.dialect,
                 translation=target.translation,
                 names=target.names,
+                completion=target.completion,
                 request_id=context.request_id,
                 extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *context.extra],
                 arrived_at=context.arrived_at,

@@ -56,7 +56,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "generation": status.generation,
         "load_s": _rounded(status.load_s, 3),
         "crash": _crash(status),
-        "capabilities": _capabilities(effective),
+        "capabilities": capabilities(effective),
         "load_constraints": {key: dict(constraint) for key, constraint in effective.load_constraints.items()},
         "overrides": dict(override.values) if override is not None else {},
         "definition": definition(effective.config),
@@ -112,19 +112,18 @@ def _footprint(footprint: Footprint) -> Json:
     return {"mib": footprint.mib, "source": footprint.source.value, "detail": footprint.detail}
 
 
-def _capabilities(model: CatalogModel) -> Json | None:
+def capabilities(model: CatalogModel) -> Json | None:
     """None until the model's metadata was read: see `Daemon.know_capabilities`."""
     known = model.known_capabilities
     if known is None:
         return None
-    endpoints = sorted(f"{endpoint.method} {endpoint.path}" for endpoint in model.adapter.endpoints(model.config))
     return {
         "modalities": list(known.modalities),
         "tools": known.tools,
         "thinking": known.thinking,
         "multi_turn": known.multi_turn,
         "context": known.context,
-        "endpoints": list(endpoints),
+        "endpoints": list(model.paths),
     }
 
 

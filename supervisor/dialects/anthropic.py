@@ -1,18 +1,31 @@
-"""Anthropic's API: `/v1/messages` and what is below it. Workers speak it themselves; errors are what differs here."""
+"""Anthropic's API: `/v1/messages` and what is below it, which workers speak themselves, and its list of models.
+
+The list is where OpenAI's is: whoever sends `anthropic-version`, which Anthropic's clients always do, gets this one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 
+from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.views import Json
 from supervisor.dialects.openai import OpenAI
+from supervisor.errors import InvalidRequestError
+from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import after
+from supervisor.proxy.disconnect import Scope
 
 _PATH: Final = "/v1/messages"
+_MODELS: Final = "/v1/models"
+_MOST: Final = 1000  # models in one answer
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -33,7 +46,15 @@ class Anthropic(OpenAI):
 
     def owns(self, path: str) -> bool:
         """`/v1/messages` and below."""
-        return path.startswith(_PATH) and path[len(_PATH) :][:1] in {"", "/"}
+        return _is_at(path, _PATH)
+
+    def is_spoken_by(self, scope: Scope) -> bool:
+        """Its own paths, and the models' list for its clients."""
+        return self.owns(scope["path"]) or (_is_at(scope["path"], _MODELS) and _names_a_version(scope))
+
+    def headers(self, request_id: bytes) -> Headers:
+        """Where its SDKs look for the id."""
+        return [(b"request-id", request_id)]
 
     def scope_for(self, path: str) -> str | None:
         """Inference."""
@@ -49,8 +70,64 @@ class Anthropic(OpenAI):
         return after(sent, b"event: error\ndata: " + body + b"\n\n")
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """None: workers serve all of it."""
-        return []
+        """`GET /v1/models` and `GET /v1/models/{id}`: the models that serve `/v1/messages`."""
+        created = datetime.fromtimestamp(int(daemon.wall_time(daemon.started)), UTC).isoformat().replace("+00:00", "Z")
+
+        def view(entry: catalog.Route) -> Json:
+            known = daemon.fleet.effective(entry.model.id).known_capabilities
+            return {
+                "type": "model",
+                "id": entry.name,
+                "display_name": entry.name,
+                "created_at": created,
+                "max_input_tokens": known.context if known is not None else None,
+            }
+
+        async def listing(request: Request) -> Response:
+            await daemon.know_capabilities()
+            rows = [row for row in daemon.catalog.listing() if f"POST {_PATH}" in row.model.paths]
+            return JSONResponse(_page([view(row) for row in rows], request))
+
+        async def one(request: Request) -> Response:
+            await daemon.know_capabilities()
+            return JSONResponse(view(daemon.catalog.resolve(request.path_params["name"])))
+
+        return [_Route(_MODELS, listing, methods=["GET"]), _Route(f"{_MODELS}/{{name:path}}", one, methods=["GET"])]
+
+
+class _Route(Route):
+    """A route for Anthropic's clients alone; others get the next one with its path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches(scope) if _names_a_version(scope) else (Match.NONE, {})
+
+
+def _is_at(path: str, root: str) -> bool:
+    return path.startswith(root) and path[len(root) :][:1] in {"", "/"}
+
+
+def _names_a_version(scope: Scope) -> bool:
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def _page(rows: list[Json], request: Request) -> Json:
+    """The part of the list that is asked for. Raises InvalidRequestError."""
+    query = request.query_params
+    limit = query.get("limit", str(_MOST))
+    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST:
+        raise InvalidRequestError(f"limit: expected a number from 1 to {_MOST}, got {limit[:50]!r}.", param="limit")
+    ids = [row["id"] for row in rows]
+    begin = ids.index(query["after_id"]) + 1 if query.get("after_id") in ids else 0
+    end = ids.index(query["before_id"]) if query.get("before_id") in ids else len(ids)
+    is_backwards = "before_id" in query
+    begin, end = (max(begin, end - int(limit)), end) if is_backwards else (begin, min(begin + int(limit), end))
+    page = rows[begin:end]
+    return {
+        "data": list(page),
+        "has_more": begin > 0 if is_backwards else end < len(rows),
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
 
 
 ANTHROPIC: Final = Anthropic()

@@ -69,14 +69,17 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         assert scope["type"] == "http"
-        dialect = dialect_of(scope["path"])
-        context = RequestContext(scope["state"][STATE_KEY], asyncio.get_running_loop().time(), dialect)
+        dialect = dialect_of(scope)
+        request_id = scope["state"][STATE_KEY]
+        own = dialect.headers(request_id)
+        context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect, extra=own)
         try:
             if self._daemon.successor is not None:
                 await self._relay(scope, receive, send, context)
                 return
-            context.extra = self._auth.cors(scope, dialect)
-            if scope["method"] == "OPTIONS" and context.extra:
+            cors = self._auth.cors(scope, dialect)
+            context.extra = own + cors
+            if scope["method"] == "OPTIONS" and cors:
                 await Response(status_code=204)(scope, receive, _signed(send, context))
                 return
             context.key = self._auth.authorize(scope, dialect)
@@ -126,11 +129,11 @@ class Application:
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
         refused = self._nothing_at(request.scope, headers.pop("Allow", ""))
-        return error_response(refused, dialect_of(request.scope["path"]), headers)
+        return error_response(refused, dialect_of(request.scope), headers)
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:
         method, path = scope["method"], scope["path"][:200]
-        allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"], dialect_of(scope["path"])))
+        allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"], dialect_of(scope)))
         if allowed:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
         return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.")
@@ -160,7 +163,7 @@ def error_response(error: LlmuxError, dialect: Dialect, headers: Mapping[str, st
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, LlmuxError)
-    return error_response(error, dialect_of(request.scope["path"]))
+    return error_response(error, dialect_of(request.scope))
 
 
 async def _left_to_the_server(_request: Request, error: Exception) -> Response:

@@ -383,9 +383,10 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.cut()
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
-        body = error_body(error, dialect_of(cycle.scope["path"]))
-        own = ((b"x-request-id", cycle.scope["state"][STATE_KEY]), (b"connection", b"close"))
-        headers = [*error_headers(error, body), *own]
+        dialect, request_id = dialect_of(cycle.scope), cycle.scope["state"][STATE_KEY]
+        body = error_body(error, dialect)
+        own = ((b"x-request-id", request_id), (b"connection", b"close"))
+        headers = [*error_headers(error, body), *own, *dialect.headers(request_id)]
         await cycle.send({"type": "http.response.start", "status": error.status, "headers": headers})
         await cycle.send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from supervisor.proxy.translation import Translation
+from supervisor.io.upstream import Headers
+from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.translation import StreamTranslation, Translation
 
 
 class Dialect(abc.ABC):
@@ -27,12 +29,24 @@ class Dialect(abc.ABC):
     def owns(self, path: str) -> bool:
         """Do clients of this path speak it?"""
 
+    def is_spoken_by(self, scope: Scope) -> bool:
+        """Does the client of this request speak it?"""
+        return self.owns(scope["path"])
+
+    def headers(self, request_id: bytes) -> Headers:
+        """What each of its responses carries, beside `x-request-id`."""
+        return []
+
     def scope_for(self, path: str) -> str | None:
         """The key scope that one of its paths needs; None where the path is open to all."""
         return "inference"
 
     def translation(self, method: str, path: str) -> Translation | None:
         """How this path is mapped to the canonical API; None where workers speak it themselves."""
+        return None
+
+    def completion(self, model: str) -> StreamTranslation | None:
+        """For an event stream of `model`: puts in what a worker leaves out and clients need. None: it passes as it is."""
         return None
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:

@@ -24,7 +24,7 @@ from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
-from supervisor.proxy.translation import TranslatedResponse, Translation
+from supervisor.proxy.translation import StreamTranslation, TranslatedResponse, Translation
 from supervisor.proxy.upstream_error import error_answer, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -116,6 +116,7 @@ async def forward(
     dialect: Dialect,
     translation: Translation | None = None,
     names: Renaming | None = None,
+    completion: StreamTranslation | None = None,
     request_id: bytes,
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     arrived_at: float | None = None,
@@ -127,7 +128,7 @@ async def forward(
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was
     sent already (see `Keepalive`). `translation` maps an answer to what the client speaks; before that `names`
-    puts the asked name into it.
+    puts the asked name into it, and `completion` what the events of a stream lack.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error. Later, see `break_off`.
@@ -138,7 +139,9 @@ async def forward(
         scope["method"],
         target,
         request_headers(
-            scope["headers"], request_id, _dropped(dialect.credential_headers, not (translation is names is None))
+            scope["headers"],
+            request_id,
+            _dropped(dialect.credential_headers, not (translation is names is completion is None)),
         ),
         body,
         first_byte_s=first_byte_s,
@@ -148,6 +151,8 @@ async def forward(
         is_stream = content_type.startswith(b"text/event-stream")
         if names is not None and response.status < 400 and not _encoded(response.headers):
             response = RenamedResponse.of(response, names, content_type)
+        if completion is not None and is_stream and response.status < 400 and not _encoded(response.headers):
+            response = TranslatedResponse(response, content_type, completion)
         if translation is not None and response.status < 400:
             response = await TranslatedResponse.of(response, translation, is_stream=is_stream)
             outcome.canonical = response.canonical

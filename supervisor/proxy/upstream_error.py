@@ -6,6 +6,7 @@ that OpenAI's clients can show to a person.
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Final
 
@@ -16,6 +17,8 @@ from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.error_response import error_body
 
 _TEXT_LIMIT: Final = 1000
+# As llama.cpp says it for prompts, and for inputs of embeddings; as vLLM does.
+_TOO_LONG: Final = re.compile(r"available context size|too large to process|maximum (context|model) length")
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", "forbidden"),
@@ -47,7 +50,7 @@ def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not isinstance(error, dict) or not isinstance(error.get("message"), str):
         return error_body(worker_error(status, content_type, data), dialect)
-    kind, code = _default(status)
+    kind, code = _default(status, error["message"])
     defaults = {"type": kind, "param": None, "code": code}
     filled = {key: value for key, value in defaults.items() if not isinstance(error.get(key, 0), str | None)}
     if not dialect.has_openai_errors:
@@ -64,10 +67,10 @@ def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerE
         return WorkerAnswerError(
             502, "The worker did not answer with a stream.", kind="server_error", code="upstream_error"
         )
-    kind, code = _default(status)
     param: str | None = None
     document = _decode(data)
     message = _message(document)
+    kind, code = _default(status, message)
     error = document.get("error") if isinstance(document, dict) else None
     if isinstance(error, dict):
         kind = _text(error.get("type")) or kind
@@ -80,8 +83,10 @@ def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerE
     )
 
 
-def _default(status: int) -> tuple[str, str]:
+def _default(status: int, message: str) -> tuple[str, str]:
     """`type` and `code` for an error without them."""
+    if status in (400, 413, 422, 500) and _TOO_LONG.search(message):
+        return ("invalid_request_error", "context_length_exceeded")
     common = ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error")
     return _TYPES.get(status, common)
 

@@ -143,6 +143,26 @@ class TestOtherOperations:
         assert text == tiny.ANSWER
         assert events[-1].type == "response.completed"
 
+    @pytest.mark.parametrize("tools", [[], [{"type": "function", **WEATHER["function"]}]], ids=["text", "tools"])
+    def test_responses_through_the_sdks_own_stream(self, sdk, tools):
+        """It puts the response together by the events' places, which llama.cpp leaves out."""
+        model = "thinker" if tools else "quick"
+        with sdk.responses.stream(model=model, input="Hello", tools=tools) as stream:
+            numbers = [event.sequence_number for event in stream]
+            response = stream.get_final_response()
+        assert numbers == list(range(len(numbers)))
+        assert response.model == model
+        if tools:
+            (call,) = (item for item in response.output if item.type == "function_call")
+            assert {"name": call.name, "arguments": json.loads(call.arguments)} == tiny.TOOL_CALL
+        else:
+            assert response.output_text == tiny.ANSWER
+
+    def test_a_prompt_that_is_too_long(self, sdk):
+        with pytest.raises(openai.BadRequestError) as told:
+            sdk.chat.completions.create(model="quick", messages=[{"role": "user", "content": "Hello " * 9000}])
+        assert told.value.code == "context_length_exceeded"
+
 
 class TestOtherDialects:
     """What llama.cpp serves beyond OpenAI's paths is there under its own paths."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
+from typing import ClassVar
 
 import pytest
+
+HELLO = [{"role": "user", "content": "Hello"}]
 
 
 class TestListing:
@@ -31,11 +35,71 @@ class TestListing:
         assert listed["description"] == "Thinks first."
         assert site.get("/v1/models/chat").json()["id"] == "chat", "a model answers to its own name too"
 
+    def test_what_they_can_do(self, site):
+        """Where OpenRouter's and vLLM's clients look for it, and all of it under `capabilities`."""
+        rows = {row["id"]: row for row in site.get("/v1/models").json()["data"]}
+        thinker, embed = rows["thinker"], rows["embed"]
+        assert thinker["context_length"] == thinker["max_model_len"] == thinker["capabilities"]["context"] > 0
+        assert thinker["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
+        assert embed["architecture"]["output_modalities"] == ["embeddings"]
+        assert (thinker["supported_parameters"], embed["supported_parameters"]) == (["tools", "tool_choice"], [])
+        assert "POST /v1/chat/completions" in thinker["capabilities"]["endpoints"]
+        assert "POST /v1/embeddings" in embed["capabilities"]["endpoints"]
+        modes = {name: rows[name]["capabilities"]["thinking_modes"] for name in ("thinker", "quick", "embed", "plain")}
+        own = site.get("/v1/models/chat").json()["capabilities"]
+        assert modes == {"thinker": ["enabled"], "quick": ["disabled"], "embed": ["disabled"], "plain": ["default"]}
+        assert own["thinking_modes"] == ["default", "enabled", "disabled"]
+        admin = site.model("chat")["capabilities"]
+        assert own == admin | {key: own[key] for key in ("output_modalities", "thinking_modes")}
+
     def test_unknown(self, site):
         told = site.get("/v1/models/thinkr")
         assert told.status_code == 404
         assert told.json()["error"]["code"] == "model_not_found"
         assert "thinker" in told.json()["error"]["message"]
+
+
+class TestAnthropicsListing:
+    """The same path for whoever sends `anthropic-version`: the models that serve /v1/messages, in Anthropic's words."""
+
+    VERSION: ClassVar = {"anthropic-version": "2023-06-01"}
+
+    def ask(self, site, path="/v1/models", **query):
+        return site.get(path, params=query, headers=self.VERSION)
+
+    def test_all_of_them(self, site):
+        told = self.ask(site)
+        page = told.json()
+        assert [row["id"] for row in page["data"]] == ["thinker", "quick"]
+        assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "thinker", "quick")
+        first = page["data"][0]
+        assert (first["type"], first["display_name"]) == ("model", "thinker")
+        assert datetime.fromisoformat(first["created_at"]).tzinfo is not None
+        assert first == self.ask(site, "/v1/models/thinker").json()
+        assert told.headers["request-id"] == told.headers["x-request-id"]
+
+    def test_pages(self, site):
+        first = self.ask(site, limit=1).json()
+        assert ([row["id"] for row in first["data"]], first["has_more"]) == (["thinker"], True)
+        second = self.ask(site, limit=1, after_id="thinker").json()
+        assert ([row["id"] for row in second["data"]], second["has_more"]) == (["quick"], False)
+        back = self.ask(site, limit=1, before_id="quick").json()
+        assert ([row["id"] for row in back["data"]], back["has_more"]) == (["thinker"], False)
+        assert self.ask(site, after_id="quick").json()["data"] == []
+
+    def test_mistakes(self, site):
+        told = self.ask(site, limit=0)
+        assert (told.status_code, told.json()["type"]) == (400, "error")
+        told = self.ask(site, "/v1/models/thinkr")
+        assert (told.status_code, told.json()["error"]["type"]) == (404, "not_found_error")
+        assert told.headers["request-id"].startswith("req_")
+
+    def test_its_messages_have_the_id_too(self, site):
+        for name, status in (("quick", 200), ("nobody", 404)):
+            told = site.post("/v1/messages", json={"model": name, "max_tokens": 5, "messages": HELLO})
+            assert told.status_code == status
+            assert told.headers["request-id"] == told.headers["x-request-id"]
+        assert "request-id" not in site.chat("quick").headers
 
 
 class TestRouting:
@@ -45,6 +109,13 @@ class TestRouting:
         told = site.chat("quikc").json()["error"]
         assert (told["code"], told["param"]) == ("model_not_found", "model")
         assert "Did you mean 'quick'?" in told["message"]
+
+    def test_no_name_where_one_model_serves_the_path(self, site):
+        assert site.post("/v1/embeddings", json={"input": "x"}).json()["model"] == "embed"
+        assert site.post("/v1/rerank", json={"query": "x", "documents": ["y"]}).json()["model"] == "rank"
+        told = site.post("/v1/messages", json={"max_tokens": 50, "messages": HELLO}).json()
+        assert told["model"] == "chat", "the model itself, not one of its virtual models"
+        assert site.post("/v1/chat/completions", json={"messages": HELLO}).json()["error"]["code"] == "missing_model"
 
     def test_wrong_kind_of_model(self, site):
         told = site.chat("embed")
@@ -65,7 +136,6 @@ class TestRouting:
         assert site.model("quick")["name"] == "chat", "the admin API knows a model by its public names too"
 
 
-HELLO = [{"role": "user", "content": "Hello"}]
 NAMED = re.compile(r'"model": ?("[^"]*")')
 
 

@@ -42,7 +42,7 @@ class TestShape:
         ],
     )
     def test_kinds(self, path, error, kind):
-        told = json.loads(error_body(error, dialect_of(path)))
+        told = json.loads(error_body(error, dialect_of({"path": path, "headers": []})))
         assert {"type", "error"} == told.keys()
         assert told["type"] == "error"
         assert (kind, "x") == (told["error"]["type"], told["error"]["message"])
@@ -51,4 +51,4 @@ class TestShape:
 
     @pytest.mark.parametrize("path", ["", "/v1/chat/completions", "/v1/messagesx", "/messages", "/v1/admin/models"])
     def test_other_paths_keep_theirs(self, path):
-        assert json.loads(error_body(NotFoundError("x"), dialect_of(path))).keys() == {"error"}
+        assert json.loads(error_body(NotFoundError("x"), dialect_of({"path": path, "headers": []}))).keys() == {"error"}

@@ -11,11 +11,13 @@ import time
 
 import pytest
 
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
 from supervisor.http import half_closed
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.disconnect import ResponseOverError
 from supervisor.proxy.forward import Outcome, _dropped, request_headers
+from supervisor.proxy.upstream_error import error_answer
 from tests.support.wire import PATIENCE_S, SSE_HEAD, Conn, answering, chunk, ok, post, proxied, talk, until
 
 EVENT = b'data: {"choices":[]}\n\n'
@@ -256,6 +258,16 @@ class TestErrorAnswers:
                 ("The worker answered with status 404.", "invalid_request_error", "not_found"),
             ),
             (503, b"", b"", ("The worker answered with status 503.", "server_error", "upstream_error")),
+            (
+                400,
+                b"application/json",
+                b'{"detail":"This model\'s maximum context length is 8 tokens. However, you requested 9."}',
+                (
+                    "This model's maximum context length is 8 tokens. However, you requested 9.",
+                    "invalid_request_error",
+                    "context_length_exceeded",
+                ),
+            ),
             (429, b"", b'{"message":"slow"}', ("slow", "rate_limit_error", "rate_limit_exceeded")),
         ],
     )
@@ -291,6 +303,41 @@ class TestErrorAnswers:
                 "code": "invalid_request",
             }
             assert (status, json.loads(data)) == (400, {"error": error | {"n_ctx": 8}, "more": 1})
+
+
+class TestTooLong:
+    """A prompt that is too long has OpenAI's code, by which clients know to shorten it."""
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            {
+                "code": 400,
+                "message": "request (54019 tokens) exceeds the available context size (2048 tokens), try increasing it",
+                "type": "exceed_context_size_error",
+            },
+            {
+                "code": 500,
+                "message": "input (54000 tokens) is too large to process. increase the physical batch size (current: 512)",
+                "type": "server_error",
+            },
+            {
+                "code": 400,
+                "message": "The decoder prompt (length 90) is longer than the maximum model length of 80.",
+                "type": "BadRequestError",
+                "param": None,
+            },
+        ],
+        ids=["llama.cpp", "llama.cpp's embeddings", "vLLM"],
+    )
+    def test_code(self, error):
+        body = json.dumps({"error": error}).encode()
+        told = json.loads(error_answer(error["code"], b"application/json", body, OPENAI))["error"]
+        assert told == {"param": None, **error, "code": "context_length_exceeded"}
+
+    def test_a_worker_that_says_so_itself(self):
+        body = b'{"error":{"message":"maximum context length","type":"t","param":null,"code":"its_own"}}'
+        assert error_answer(400, b"application/json", body, OPENAI) is body
 
 
 class TestLeaving:
