@@ -108,7 +108,8 @@ def clients_read(state: SchedulerState, step: Step, event: ClientsRead) -> None:
 
 
 def _cut(state: SchedulerState, step: Step, model: ModelState, drain: Drain, why: str) -> None:
-    cut(step, model, drain.reason)
+    needed = not drain.is_ordered and model.claimed_by is not None
+    cut(step, model, f"its memory is needed for {model.claimed_by}" if needed else drain.reason)
     stop_now(state, step, model, drain.cause, drain.reason)
     kind = "stop" if drain.is_ordered else "evicted"
     step.decide(kind, model.id, f"{drain.reason}; {requests_counted(len(model.in_flight))} cut {why}")

@@ -19,7 +19,6 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
-from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import after
 from supervisor.proxy.disconnect import Scope
 
@@ -52,7 +51,7 @@ class Anthropic(OpenAI):
         """Its own paths, and the models' list for its clients."""
         return self.owns(scope["path"]) or (_is_at(scope["path"], _MODELS) and _names_a_version(scope))
 
-    def headers(self, request_id: bytes) -> Headers:
+    def headers(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
         """Where its SDKs look for the id."""
         return [(b"request-id", request_id)]
 

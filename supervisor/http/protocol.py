@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 from urllib.parse import unquote
 
 import httptools
@@ -34,7 +34,7 @@ from supervisor.http.request_head import headers_too_large, refused_head, split_
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
 from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, bytes_read
-from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseOverError
+from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseOverError, Scope
 from supervisor.proxy.error_response import error_body, error_headers
 
 log = structlog.get_logger("llmux.http")
@@ -383,7 +383,7 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.cut()
             return
         error = LlmuxError("An internal error occurred; the daemon's log has the details.")
-        dialect, request_id = dialect_of(cycle.scope), cycle.scope["state"][STATE_KEY]
+        dialect, request_id = dialect_of(cast("Scope", cycle.scope)), cycle.scope["state"][STATE_KEY]
         body = error_body(error, dialect)
         own = ((b"x-request-id", request_id), (b"connection", b"close"))
         headers = [*error_headers(error, body), *own, *dialect.headers(request_id)]

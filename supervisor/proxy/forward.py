@@ -135,13 +135,14 @@ async def forward(
     Cancellation closes the worker's connection.
     """
     started_at = upstream.loop.time()
+    is_read = translation is not None or names is not None or completion is not None
     response = await upstream.request(
         scope["method"],
         target,
         request_headers(
             scope["headers"],
             request_id,
-            _dropped(dialect.credential_headers, not (translation is names is completion is None)),
+            _dropped(dialect.credential_headers, is_read),
         ),
         body,
         first_byte_s=first_byte_s,

@@ -86,7 +86,7 @@ def assert_told(end: bytes) -> None:
     """The stream ends with the error, and does not look complete."""
     last = end.rpartition(b"data: ")[2]
     assert b'"code":"model_unloaded"' in last
-    assert b"The model was stopped before the answer was complete: drains for other." in last
+    assert b"The model was stopped before the answer was complete: its memory is needed for other." in last
     assert b"[DONE]" not in end
 
 
