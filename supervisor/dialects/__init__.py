@@ -17,4 +17,8 @@ DIALECTS: Final[tuple[OpenAI, ...]] = (ANTHROPIC, LLAMACPP, RESPONSES, OPENAI)
 
 def dialect_of(scope: Scope) -> OpenAI:
     """The dialect that the client of a request speaks."""
-    return next(dialect for dialect in DIALECTS if dialect.is_spoken_by(scope))
+    path = scope["path"]
+    for dialect in DIALECTS:  # a loop, not a generator: each request comes here
+        if dialect.owns(path) and dialect.is_spoken_by(scope):
+            return dialect
+    raise AssertionError("the last one owns every path")

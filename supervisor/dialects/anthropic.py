@@ -24,6 +24,7 @@ from supervisor.proxy.disconnect import Scope
 
 _PATH: Final = "/v1/messages"
 _MODELS: Final = "/v1/models"
+_ROOTS: Final = (_PATH, _MODELS)
 _MOST: Final = 1000  # models in one answer
 _TYPES: Final = {
     401: "authentication_error",
@@ -44,12 +45,12 @@ class Anthropic(OpenAI):
     has_openai_errors = False
 
     def owns(self, path: str) -> bool:
-        """`/v1/messages` and below."""
-        return _is_at(path, _PATH)
+        """`/v1/messages`, the list of models, and below."""
+        return path.startswith(_ROOTS) and (_is_at(path, _PATH) or _is_at(path, _MODELS))
 
     def is_spoken_by(self, scope: Scope) -> bool:
-        """Its own paths, and the models' list for its clients."""
-        return self.owns(scope["path"]) or (_is_at(scope["path"], _MODELS) and _names_a_version(scope))
+        """On the path of the list, only by its clients."""
+        return _is_at(scope["path"], _PATH) or _names_a_version(scope)
 
     def headers(self, request_id: bytes) -> list[tuple[bytes, bytes]]:
         """Where its SDKs look for the id."""

@@ -100,7 +100,10 @@ class Auth:
             return []
         headers = [
             (b"access-control-allow-origin", origin),
-            (b"access-control-expose-headers", b"x-request-id, openai-processing-ms, retry-after"),
+            (
+                b"access-control-expose-headers",
+                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry",
+            ),
             (b"vary", b"origin"),
         ]
         if scope["method"] == "OPTIONS":

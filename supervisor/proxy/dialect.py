@@ -27,11 +27,11 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def owns(self, path: str) -> bool:
-        """Do clients of this path speak it?"""
+        """Do clients of this path speak it, at least some of them?"""
 
     def is_spoken_by(self, scope: Scope) -> bool:
-        """Does the client of this request speak it?"""
-        return self.owns(scope["path"])
+        """Does the client of this request, to a path that it owns?"""
+        return True
 
     def headers(self, request_id: bytes) -> Headers:
         """What each of its responses carries, beside `x-request-id`."""

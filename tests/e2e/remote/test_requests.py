@@ -67,6 +67,19 @@ class TestPasses:
         assert seen.path == path.replace("/v1", "/api/v1")
         assert seen.json == {"model": MODEL, **fields}
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_its_own_name_comes_back_as_the_asked_one(self, served, secure, stream):
+        """A remote that answers by a more exact name keeps that."""
+        name = f'{{"model": "{MODEL}", "choices": []}}'.encode()
+        exact = f'{{"model": "{MODEL}-2026-01-01", "choices": []}}'.encode()
+        body, kind = name + b"\n" + exact, "application/json"
+        if stream:
+            body, kind = b"data: " + name + b"\n\ndata: " + exact + b"\n\ndata: [DONE]\n\n", "text/event-stream"
+        secure.replies.append(Reply(body=body, headers={"Content-Type": kind}))
+        told = served.chat("far", stream=stream, **YES)
+        assert told.content == body.replace(name, name.replace(MODEL.encode(), b"far"))
+        assert b'"far"' in told.content
+
     def test_speech(self, served):
         response = served.post("/v1/audio/speech", json={"model": "far", "input": "Hi", "voice": "a", **YES})
         assert response.content == AUDIO

@@ -94,6 +94,11 @@ class TestProgram:
 class TestLaunch:
     """Every key reaches the program; secrets don't reach its argv."""
 
+    def test_its_answers_carry_the_first_of_its_names(self, launch, config):
+        for keys in ({}, {"served_model_name": "other"}):
+            first, _ = option(launch(**keys), "--served-model-name", 2)
+            assert first == ADAPTER.answers_as(config(**keys), "gemma")
+
     def test_what_every_worker_gets(self, launch, folder, binary):
         spec = launch()
         assert spec.argv[:3] == (str(binary), "serve", str(folder))
