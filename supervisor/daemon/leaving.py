@@ -6,6 +6,7 @@ What is left of it then decides nothing, and waits for requests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,6 +98,22 @@ class Leaving:
             recording.end()
 
     # ------------------------------------------------------------------------------------------ who waits for a change
+
+    async def why_ended(self, ticket: Ticket, within_s: float) -> str | None:
+        """Why the ticket's worker ended, in words for everybody; None if it doesn't turn out within that time."""
+        models = self._scheduler.state.models
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while (
+                    self._finished is None
+                    and (found := models.get(ticket.model)) is not None
+                    and found.generation == ticket.generation
+                    and not found.spec.remote
+                ):
+                    if found.crash is not None and not found.has_worker:
+                        return found.crash.summary
+                    await self._change()
+        return None
 
     async def _change(self) -> None:
         """Until the next event has been handled."""

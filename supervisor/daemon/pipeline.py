@@ -18,6 +18,7 @@ import asyncio
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -28,7 +29,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
-from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError
+from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import permission
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
@@ -46,6 +47,8 @@ Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
 can be sent again."""
+
+WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
 
 NAME_LIMIT: Final = 512  # of the name of a model
 
@@ -246,10 +249,18 @@ class Pipeline:
                 arrived_at=context.arrived_at,
                 sse_started=keepalive.started,
                 first_byte_s=self._first_byte_s,
+                explain=partial(self._explained, context),
             )
         finally:
             # 6.
             self._engine.finish(ticket)
+
+    async def _explained(self, context: RequestContext, error: LlmuxError) -> LlmuxError:
+        """`error`, for a client that can read it with the reason why the worker ended, if it did."""
+        if error.code != "upstream_broken" or not context.outcome.framed or context.ticket is None:
+            return error
+        why = await self._engine.why_ended(context.ticket, WHY_S)
+        return error if why is None else UpstreamError(f"{error.message[:-1]}: {why}.", code=error.code)
 
     async def _admitted(
         self, context: RequestContext, target: Target, client: CancelOnDisconnect, keepalive: Keepalive

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, NamedTuple
@@ -122,12 +122,13 @@ async def forward(
     arrived_at: float | None = None,
     sse_started: bool = False,
     first_byte_s: float | None = None,
+    explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
 ) -> None:
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was
-    sent already (see `Keepalive`). `translation` maps an answer to what the client speaks; before that `names`
+    sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to what the client speaks; before that `names`
     puts the asked name into it, and `completion` what the events of a stream lack.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
@@ -173,7 +174,8 @@ async def forward(
         try:
             await _send_body(send, response, outcome, started_at, upstream)
         except LlmuxError as error:
-            await break_off(send, outcome, error, dialect)
+            # Not kept in a variable: its traceback has this frame, and they would keep each other.
+            await break_off(send, outcome, error if explain is None else await explain(error), dialect)
     finally:
         response.close()
 

@@ -76,6 +76,7 @@ class Test10CrashMidStream:
             assert stream.status == 200
             assert not stream.ended_cleanly
             assert stream.error is None, "the stream ends with the error; aiohttp would report a cut connection instead"
+            assert "in the middle of its answer: " in stream.text, "and says why its worker ended"
             assert '"error"' in stream.text.rpartition("\n\ndata: ")[2]
             assert "[DONE]" not in stream.text
             assert (plain.status, code(plain.response)) == (502, "upstream_error")
