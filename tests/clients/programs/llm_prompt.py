@@ -8,9 +8,8 @@ import tempfile
 from pathlib import Path
 
 with tempfile.TemporaryDirectory() as folder:
-    settings = f"- {{model_id: home, model_name: quick, api_base: '{sys.argv[1]}/v1', api_key_name: none}}
-"
-    Path(folder, "extra-openai-models.yaml").write_text(settings)
+    model = {"model_id": "home", "model_name": "quick", "api_base": f"{sys.argv[1]}/v1", "api_key_name": "none"}
+    Path(folder, "extra-openai-models.yaml").write_text(json.dumps([model]))
     environ = {**os.environ, "LLM_USER_PATH": folder}
     llm = [Path(sys.executable).with_name("llm"), "prompt", "--no-log", "-m", "home", "--key", "any"]
     asked = {"whole": [*llm, "--no-stream", "Hello"], "streamed": [*llm, "Hello"]}
