@@ -73,7 +73,7 @@ class TestOpenWebUi:
         if site.model("whisper")["state"] == "ready":
             row.get_by_role("button", name="Unload Model").click()
             site.wait_state("whisper", "stopped")
-        row.get_by_role("button", name="Load Model").click()
+        row.get_by_role("button", name="Load Model", exact=True).click()
         site.wait_state("whisper", "ready")
         connected.picture("models")
         connected.begin("Home-Instruct")
