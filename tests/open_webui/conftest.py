@@ -15,12 +15,12 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, sync_playwright
 
 from tests.e2e.dashboard.conftest import CHROMIUM, FLAGS
 from tests.support import build_open_webui, environments, fake_chatterbox, hearing, tiny
 from tests.support.chatterbox import checkpoint, clip
-from tests.support.daemon import REPOSITORY, Daemon, gguf, running, wait_until
+from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running, wait_until
 from tests.support.ports import quiet_ports
 
 PATIENCE_MS = 60_000
@@ -71,6 +71,8 @@ def site(open_webui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 "vram_mib": 700,
                 "threads": 1,
             },
+            "sleepy": fake("--start-delay", "6"),
+            "talker": fake("--chunks", "600", "--chunk-delay", "0.5"),
             "embedder": gguf(tiny.model(name="tiny-embed", seed=2), type="embedding", n_ctx=8192),
         },
         "virtual_models": {
@@ -182,10 +184,11 @@ class Visitor:
         self.page.locator("[id^=message-]").get_by_text(text).last.wait_for()
         self.page.get_by_role("button", name="Regenerate").last.wait_for()
 
-    def picture(self, name: str) -> None:
-        """For the documentation, with LLMUX_SCREENSHOTS=1."""
+    def picture(self, name: str, part: Locator | None = None) -> None:
+        """Of the page, or a part of it, for the documentation, with LLMUX_SCREENSHOTS=1."""
         if os.environ.get("LLMUX_SCREENSHOTS") == "1":
-            self.page.screenshot(path=IMAGES / f"open-webui-{name}.png", animations="disabled")
+            self.page.mouse.move(0, 0)  # no hint is in the way
+            (part or self.page).screenshot(path=IMAGES / f"open-webui-{name}.png", animations="disabled")
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +205,11 @@ def connected(browser: Browser, webui: OpenWebUi, site: Daemon) -> Iterator[Visi
     visitor.page.locator("#url-input").fill(f"{site.url}/v1")
     visitor.page.get_by_placeholder("API Key").fill("any")
     visitor.page.get_by_role("button", name="Advanced").click()
+    visitor.page.get_by_placeholder("Enter additional headers").fill('{"X-Llmux-Load-Feedback": "true"}')
     visitor.page.locator("#provider-select").select_option("llama.cpp")
-    visitor.picture("connection")
+    dialog = visitor.page.get_by_role("dialog").last
+    visitor.picture("connection", dialog.locator("> div").last)
     with visitor.page.expect_response(lambda answer: "/openai/config/update" in answer.url):
-        visitor.page.get_by_role("dialog").last.get_by_role("button", name="Save").click()
+        dialog.get_by_role("button", name="Save").click()
     yield visitor
     context.close()
