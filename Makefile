@@ -17,7 +17,7 @@ LOWEST := $(FAST) tests/installation/test_accelerator_builds.py tests/e2e/cli/pu
 
 .DEFAULT_GOAL := help
 .PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench golden docs soak \
-  llama-server test-vllm test-chatterbox lock upgrade audit licences lowest clean
+  llama-server test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,11 @@ test-vllm: .venv/ready-dev ## Install a real vLLM for the processor once (3.5 GB
 
 test-chatterbox: .venv/ready-dev ## Install the real Chatterbox once (1.8 GB) and let it speak
 	LLMUX_TEST_CHATTERBOX=1 $(BIN)/pytest -s tests/e2e/runtimes/test_chatterbox.py -k real
+
+test-open-webui: .venv/ready-dev ## Install the real Open WebUI once (2.4 GB), use it in a browser, and take the documentation's pictures
+	$(BIN)/python -m tests.support.environments
+	$(BIN)/python -m tests.support.build_open_webui
+	LLMUX_TEST_OPEN_WEBUI=1 LLMUX_SCREENSHOTS=1 $(BIN)/pytest tests/open_webui
 
 lock: .venv/ready-dev ## Write the lock files anew; what is pinned stays, unless it can't
 	$(COMPILE) pyproject.toml -o requirements.lock

@@ -45,8 +45,8 @@ def choices(request: Request, name: str, known: Iterable[S]) -> tuple[S, ...]:
     return tuple(by_name[word] for word in wanted.split(","))
 
 
-async def json_object(request: Request, keys: Iterable[str]) -> dict[str, JsonValue]:
-    """The body as a JSON object with none but these keys; empty without a body. Raises InvalidRequestError."""
+async def json_object(request: Request, keys: Iterable[str] | None) -> dict[str, JsonValue]:
+    """The body as a JSON object with none but these keys (None: any); empty without a body. Raises InvalidRequestError."""
     body = await read_body(request.scope, request.receive, BODY_LIMIT)
     if not body.strip():
         return {}
@@ -56,8 +56,8 @@ async def json_object(request: Request, keys: Iterable[str]) -> dict[str, JsonVa
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
-    known = tuple(keys)
+    known = None if keys is None else tuple(keys)
     for key in fields:
-        if key not in known:
+        if known is not None and key not in known:
             raise InvalidRequestError(f"{key[:100]}: unknown; there is {', '.join(known)}.", param=key[:100])
     return fields

@@ -36,6 +36,12 @@ class TestOpenWebUi:
         assert changes == ["unloaded", "loading", "loaded", "unloaded"]
         wait_until(lambda: statuses(site)["quick"] == "unloaded", what="it ends unloaded")
 
+    def test_its_page_of_models_sends_a_field_for_another_server(self, site):
+        site.post("/v1/admin/models/chat/load")
+        ejected = site.post("/models/unload", json={"model": "quick", "instance_id": "quick"})
+        assert ejected.json() == {"success": True}
+        wait_until(lambda: statuses(site)["quick"] == "unloaded", what="it is unloaded")
+
     def test_virtual_models_of_one_model_share_its_state(self, site):
         site.post("/v1/admin/models/chat/load")
         found = statuses(site)

@@ -1,0 +1,65 @@
+"""What other people's clients need, installed once per machine: for Python by a lock with hashes, for Node by npm's own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support.build_llama_server import CACHE
+
+CLIENTS = Path(__file__).parents[1] / "clients"
+PROGRAMS = CLIENTS / "programs"
+
+
+def _place(kind: str, *sources: str) -> Path:
+    digest = hashlib.sha256(b"".join((CLIENTS / name).read_bytes() for name in sources)).hexdigest()[:12]
+    return CACHE / f"clients-{kind}-{digest}"
+
+
+@contextlib.contextmanager
+def _turn(place: Path) -> Iterator[bool]:
+    """One process at a time; True for who has to install."""
+    with place.with_suffix(".lock").open("wb") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield not (place / "complete").exists()
+        (place / "complete").touch()
+
+
+@cache
+def python() -> Path:
+    """The interpreter of an environment with every Python client."""
+    place = _place("python", "requirements.lock")
+    with _turn(place) as is_first:
+        if is_first:
+            uv = Path(sys.executable).with_name("uv")
+            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, place], check=True)
+            wanted = ["--python", place / "bin" / "python", "--require-hashes", "-r", CLIENTS / "requirements.lock"]
+            subprocess.run([uv, "pip", "install", "--quiet", "--compile-bytecode", *wanted], check=True)
+    return place / "bin" / "python"
+
+
+@cache
+def node() -> tuple[str, Path]:
+    """Node, and a folder with the programs and what they import."""
+    program, npm = shutil.which("node"), shutil.which("npm")
+    if program is None or npm is None:
+        pytest.skip("needs node and npm (on Debian: apt-get install nodejs npm)")
+    place = _place("node", "package.json", "package-lock.json")
+    with _turn(place) as is_first:
+        if is_first:
+            place.mkdir(exist_ok=True)
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(CLIENTS / name, place)
+            subprocess.run([npm, "ci", "--silent", "--ignore-scripts"], cwd=place, check=True)
+    for source in PROGRAMS.glob("*.mjs"):  # Node looks for packages beside the program
+        shutil.copy(source, place)
+    return program, place
