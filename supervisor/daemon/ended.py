@@ -18,7 +18,7 @@ Json = dict[str, JsonValue]
 
 ENDED: Final = 1000
 BODY: Final = Awaited(WaitKind.BODY, "its body to arrive and be read")
-_SHORTEST_S: Final = 0.0005  # a part that would be shown as zero
+_SHORTEST_S: Final = 0.002  # of a part that is told; the clock of the loop, which notes an arrival, has milliseconds
 
 
 class Ended(NamedTuple):
