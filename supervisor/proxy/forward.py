@@ -40,6 +40,7 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"expect",
     b"x-request-id",
     b"x-allow-remote",
+    b"x-llmux-load-feedback",
 }
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
 _SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
