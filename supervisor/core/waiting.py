@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from supervisor.core.device_ledger import Phase
 from supervisor.core.messages import listed, seconds
@@ -50,6 +51,9 @@ class Forecast:
     told: str  # for people; empty where there is nothing to say
 
 
+_OWN_MEMORY: Final = Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
+
+
 def awaited(state: SchedulerState, model: ModelState) -> Awaited:
     """What its queued requests wait for now."""
     match model.state:
@@ -63,7 +67,7 @@ def awaited(state: SchedulerState, model: ModelState) -> Awaited:
         case WorkerState.DRAINING:
             return _own_drain(model)
         case WorkerState.STOPPING if model.exited:
-            return Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
+            return _OWN_MEMORY
         case WorkerState.STOPPING:
             return Awaited(WaitKind.UNLOAD, "its last worker to end")
         case WorkerState.BACKOFF:
@@ -92,6 +96,8 @@ def _room(state: SchedulerState, model: ModelState) -> Awaited:
         return Awaited(WaitKind.UNLOAD, f"{listed(going)} to be unloaded", going)
     returning = (lease.holder[0] for lease in state.ledger.leases() if lease.phase is Phase.RETURNING)
     if owing := tuple(dict.fromkeys(returning)):
+        if model.id in owing:
+            return _OWN_MEMORY
         return Awaited(WaitKind.MEMORY, f"the memory of {listed(owing)} to come back", owing)
     if state.handing_over:
         return Awaited(WaitKind.HANDOVER, "another daemon to take over")
