@@ -51,6 +51,7 @@ class Forecast:
     told: str  # for people; empty where there is nothing to say
 
 
+_UNTIMED: Final = "first load since llmux started"  # with these settings
 _OWN_MEMORY: Final = Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
 
 
@@ -122,13 +123,13 @@ def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
     if model.state is WorkerState.STARTING:
         loading_s = now - model.life.since
         if load_s is None:
-            return Forecast(None, "first load, no estimate yet")
+            return Forecast(None, f"{_UNTIMED}, no estimate yet")
         if loading_s < load_s:
             return Forecast(load_s - loading_s, f"about {_whole(load_s - loading_s)}")
         return Forecast(None, f"longer than its last load, which took {_whole(load_s)}")
     if model.state is WorkerState.READY:
         return Forecast(None, "")
-    then = "its first load, no estimate yet" if load_s is None else f"about {_whole(load_s)}"
+    then = f"its {_UNTIMED}, no estimate yet" if load_s is None else f"about {_whole(load_s)}"
     return Forecast(None, f"{_bound(state, model, now)}then {then}")
 
 

@@ -108,8 +108,8 @@ class TestWhoIsTold:
             "no stream": Stream(site, "slow", "told", ASKED, stream=False),
         }
         told = [Stream(site, "slow", "told"), Stream(site, "public", "plain", {"X-Llmux-Load-Feedback": "1"})]
-        assert told[0].wait_news("Loading slow") == "Loading slow: first load, no estimate yet.\n"
-        assert told[1].wait_news("Loading") == "Loading public: first load, no estimate yet.\n"
+        assert told[0].wait_news("Loading slow") == "Loading slow: first load since llmux started, no estimate yet.\n"
+        assert told[1].wait_news("Loading") == "Loading public: first load since llmux started, no estimate yet.\n"
         chunk = told[1].chunks[0]
         assert (chunk["object"], chunk["model"]) == ("chat.completion.chunk", "public")
         assert chunk["choices"][0]["delta"].keys() == {"reasoning_content"}, "nothing of the content, no role"

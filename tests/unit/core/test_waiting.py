@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.core.events import UnloadAsked
@@ -83,7 +85,7 @@ class TestForecast:
     def test_first_load(self, world):
         world.request("a")
         world.run(1)
-        assert foretold(world, A) == Forecast(None, "first load, no estimate yet")
+        assert foretold(world, A) == Forecast(None, "first load since llmux started, no estimate yet")
 
     def test_later_load(self, world):
         ticket = world.request("a")
@@ -108,8 +110,22 @@ class TestForecast:
         world.run(1)
         assert foretold(world, A) == Forecast(None, "longer than its last load, which took 1 s")
 
+    def test_after_its_definition_changed(self, world):
+        ticket = world.request("a")
+        world.run(6)
+        world.finish(ticket)
+        world.post(UnloadAsked(A, force=True))
+        world.run(3)
+        larger = replace(model("a", 10000, definition="larger"), footprint_key="larger")
+        world.configure(larger, model("b", 9000))
+        world.request("a")
+        world.run(1)
+        assert foretold(world, A).told == "first load since llmux started, no estimate yet"
+
     def test_behind_another_model(self, world):
         world.request("a")
         world.run(40)
         world.request("b")
-        assert foretold(world, B) == Forecast(None, "at most 5 min, then its first load, no estimate yet")
+        assert foretold(world, B) == Forecast(
+            None, "at most 5 min, then its first load since llmux started, no estimate yet"
+        )
