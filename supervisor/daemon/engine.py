@@ -19,7 +19,7 @@ from typing import Any, assert_never
 
 import structlog
 
-from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
+from supervisor.core.decisions import DecisionLog
 from supervisor.core.effects import (
     Alert,
     AskClients,
@@ -46,11 +46,10 @@ from supervisor.core.events import (
 )
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
-from supervisor.core.waiting import Forecast, forecast
 from supervisor.daemon.leaving import HandedOverError, Leaving
+from supervisor.daemon.read_door import ReadDoor
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
-from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
 from supervisor.daemon.ticket import Ticket, held_up, rejection
 from supervisor.daemon.waits import Wait, Waits
 from supervisor.errors import NotFoundError, UnavailableError
@@ -66,7 +65,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
 
 
-class Engine(Leaving):
+class Engine(ReadDoor, Leaving):
     """Owns all scheduling state. Use from the event loop's thread only."""
 
     def __init__(
@@ -302,44 +301,7 @@ class Engine(Leaving):
         ticket.client = None
         self.post(RequestFinished(ticket.id))
 
-    # ------------------------------------------------------------------------------------------------------- the read door
-
-    def model(self, model: ModelId) -> ModelStatus | None:
-        """The model's current status; None if it is not configured."""
-        state = self._scheduler.state
-        found = state.models.get(model)
-        return None if found is None else model_status(state, found, self.clock())
-
-    def models(self) -> tuple[ModelStatus, ...]:
-        """Every model, in the order of the configuration."""
-        state, now = self._scheduler.state, self.clock()
-        return tuple(model_status(state, found, now) for found in state.models.values())
-
-    def devices(self) -> tuple[DeviceStatus, ...]:
-        """Every configured device, by id."""
-        ledger = self._scheduler.state.ledger
-        return tuple(
-            DeviceStatus(device, ledger.totals(device.id), ledger.leases_on(device.id)) for device in ledger.devices()
-        )
-
-    def forecast(self, model: ModelId) -> Forecast:
-        """How long a request of the model that is queued now will wait."""
-        state = self._scheduler.state
-        found = state.models.get(model)
-        return Forecast(None, "") if found is None else forecast(state, found, self.clock())
-
-    def queue(self) -> QueueStatus:
-        """All requests together."""
-        world = self._scheduler.state
-        return QueueStatus(len(world.queue), len(world.tickets), world.shutting_down)
-
-    def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
-        """The last decisions, oldest first; those about one model if named."""
-        return self._decisions.last(model, limit=limit)
-
-    def decisions_since(self, seq: int) -> list[Decision]:
-        """All kept decisions after number `seq`, oldest first."""
-        return self._decisions.since(seq)
+    # ----------------------------------------------------------------------------------------------------- recordings
 
     def recording(self) -> Recording:
         """What the scheduler gets and decides from now on. Raises UnavailableError when several are made already."""
