@@ -249,8 +249,8 @@ class Engine(ReadDoor, Leaving):
     ) -> Ticket:
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
-        `client` is interrupted when the request is cut. A wait is added to `waits`. Cancelling it removes the request from the queue. Raises
-        NotFoundError or UnavailableError. The caller must `finish()` the ticket.
+        `client` is interrupted when the request is cut. A wait is added to `waits`. Cancelling it removes the request from
+        the queue. Raises NotFoundError or UnavailableError. The caller must `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
