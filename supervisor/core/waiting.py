@@ -52,6 +52,8 @@ class Forecast:
 
 
 _UNTIMED: Final = "first load since llmux started"  # with these settings
+# Made once: it is asked for at the end of each request of a worker that others wait for.
+_PLACE: Final = Awaited(WaitKind.PLACE, "a free place: the model answers as many requests as it may at once")
 _OWN_MEMORY: Final = Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
 
 
@@ -63,8 +65,7 @@ def awaited(state: SchedulerState, model: ModelState) -> Awaited:
         case WorkerState.READY if not model.answering:
             return Awaited(WaitKind.HEALTH, "the model to answer its health checks again")
         case WorkerState.READY:
-            count = model.spec.target_inflight
-            return Awaited(WaitKind.PLACE, f"a free place: the model answers {count} at once")
+            return _PLACE
         case WorkerState.DRAINING:
             return _own_drain(model)
         case WorkerState.STOPPING if model.exited:

@@ -128,14 +128,14 @@ class Engine(ReadDoor, Leaving):
             self._decisions.note(effects, began)
             for effect in effects:
                 self._carry_out(effect)
-            if not self._is_settled(following, effects):
+            is_settled = self._is_settled(following, effects)
+            if not is_settled:
                 if settled:
                     settled = False
                     self.last_decision_s = took
                 if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
                     self._sampling.soon()
-                self._waits.look(self._scheduler.state, began)
-            self._tell(began, following, effects)
+            self._tell(began, following, effects, is_settled=is_settled)
         self._handling = False
         if not settled:
             self._look_ahead()
@@ -144,9 +144,11 @@ class Engine(ReadDoor, Leaving):
         if mistake is not None:
             raise mistake
 
-    def _tell(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
+    def _tell(self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False) -> None:
         """Everybody who looks. A mistake of theirs must not stop the engine."""
         try:
+            if not is_settled:
+                self._waits.look(self._scheduler.state, at)
             for recording in tuple(self._recordings):
                 recording.add(at, event, effects)
             for observe in self.observers:

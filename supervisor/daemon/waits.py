@@ -88,7 +88,7 @@ class Waits:
         for name in waiting:
             phase = before.get(name)
             found = awaited(state, state.models[name])
-            if phase is None or phase.awaited != found:
+            if phase is None or (phase.awaited is not found and phase.awaited != found):
                 following = _Phase(found, now)
                 if phase is not None:
                     phase.next = following

@@ -34,6 +34,11 @@ def one(site, request_id: str) -> dict[str, Any]:
     return wait_until(found, what=f"{request_id} has ended")
 
 
+def waited_ms(entry: dict[str, Any]) -> float:
+    """For a worker: how long a body takes to read is the machine's business."""
+    return sum(part["s"] for part in entry["wait"] if part["kind"] != "body") * 1000
+
+
 def kinds(entry: dict[str, Any]) -> list[str]:
     return [part["kind"] for part in entry["wait"]]
 
@@ -49,7 +54,8 @@ class TestRecord:
         assert entry.items() >= {key: line[key] for key in ("model", "status", "error", "total_ms", "bytes")}.items()
         assert entry["stream"] is True
         assert 0 < entry["first_token_ms"] <= entry["total_ms"] + 1
-        assert (entry["error_message"], entry["wait"]) == (None, []), "a loaded model is not waited for"
+        assert entry["error_message"] is None
+        assert set(kinds(entry)) <= {"body"}, "a loaded model is not waited for"
         assert entry == one(site, entry["id"]), "both ids lead there"
 
     def test_tokens_a_second_are_a_streams(self, site):
@@ -59,7 +65,8 @@ class TestRecord:
         site.post("/v1/chat/completions", json=body, headers={"x-request-id": "real"}).raise_for_status()
         entry = one(site, "real")
         took_s = (entry["total_ms"] - entry["first_token_ms"]) / 1000
-        assert entry["tokens_per_s"] == pytest.approx(entry["completion_tokens"] / took_s, rel=0.05)
+        rate = entry["completion_tokens"] / took_s if took_s > 0 else None  # the loop's clock has milliseconds
+        assert entry["tokens_per_s"] == (rate and pytest.approx(rate, rel=0.2))
 
     def test_one_that_was_refused_or_failed_at_the_worker(self, site):
         ask(site, "nobody", "no-such-model")
@@ -114,7 +121,7 @@ class TestWait:
         entry = one(site, "for-a-load")
         assert entry["awaits"] is None
         assert "load" in kinds(entry)
-        assert sum(part["s"] for part in entry["wait"]) * 1000 == pytest.approx(entry["queue_ms"], abs=20)
+        assert waited_ms(entry) == pytest.approx(entry["queue_ms"], abs=20)
         assert "ready" in [decision["kind"] for decision in entry["decisions"]]
 
     def test_for_a_free_place(self, site):
@@ -127,7 +134,7 @@ class TestWait:
         second.join(LIMIT_S)
         entry = one(site, "for-a-place")
         assert kinds(entry)[-1] == "place"
-        assert entry["wait"][-1]["s"] * 1000 == pytest.approx(entry["queue_ms"], abs=20)
+        assert waited_ms(entry) == pytest.approx(entry["queue_ms"], abs=20)
         occupying = one(site, "occupies")
         assert (occupying["error"], occupying["error_message"]) == (
             "request_cancelled",
@@ -149,5 +156,5 @@ class TestWait:
         assert kinds(entry)[-1] == "load"
         assert {"drain", "turn"} & set(kinds(entry))
         assert "big" in " ".join(part["what"] for part in entry["wait"])
-        assert sum(part["s"] for part in entry["wait"]) * 1000 == pytest.approx(entry["queue_ms"], abs=20)
+        assert waited_ms(entry) == pytest.approx(entry["queue_ms"], abs=20)
         assert {("evicted", "big"), ("ready", "huge")} <= {(d["kind"], d["model"]) for d in entry["decisions"]}

@@ -45,7 +45,11 @@ class TestAwaited:
         for _ in range(3):
             world.request("b")
         world.run(6)
-        assert told(world, B) == (WaitKind.PLACE, "a free place: the model answers 2 at once", ())
+        assert told(world, B) == (
+            WaitKind.PLACE,
+            "a free place: the model answers as many requests as it may at once",
+            (),
+        )
 
     def test_another_models_requests_and_end(self, world):
         ticket = world.request("a")
