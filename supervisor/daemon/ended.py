@@ -17,6 +17,7 @@ from supervisor.daemon.waits import Part
 Json = dict[str, JsonValue]
 
 ENDED: Final = 1000
+MESSAGE_LIMIT: Final = 300  # characters of an error's message; a worker's, about a wrong field, may quote all of it
 BODY: Final = Awaited(WaitKind.BODY, "its body to arrive and be read")
 _SHORTEST_S: Final = 0.002  # of a part that is told; the clock of the loop, which notes an arrival, has milliseconds
 

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
 from supervisor.core.types import ModelId, TicketId
-from supervisor.daemon.ended import BODY, ENDED, Ended, details, milliseconds
+from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, details, milliseconds
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.daemon.ticket import Ticket
@@ -120,7 +120,7 @@ class RequestContext:
             self.stream,
             tuple(self.parts(self.ended_at)),
             self.model,
-            outcome.error_message or self.failed_message,
+            (outcome.error_message or self.failed_message or "")[:MESSAGE_LIMIT] or None,
         )
 
 

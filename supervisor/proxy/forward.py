@@ -26,7 +26,6 @@ from supervisor.proxy.translation import TranslatedResponse, Translation
 from supervisor.proxy.upstream_error import error_answer, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
-MESSAGE_LIMIT: Final = 300  # of a worker's error message that is kept; one about a wrong field may quote all of it
 TAIL_BYTES: Final = 4096
 TAIL_PIECES: Final = 4  # enough for the usage event and `[DONE]`, however reads split them
 
@@ -202,7 +201,7 @@ async def _send_error(
     """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
-    outcome.error_message = worker_error(response.status, content_type, data).message[:MESSAGE_LIMIT]
+    outcome.error_message = worker_error(response.status, content_type, data).message
     rendered = error_answer(response.status, content_type, data, dialect)
     if rendered is not data:
         data = rendered

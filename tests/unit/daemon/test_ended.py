@@ -11,7 +11,7 @@ import pytest
 
 from supervisor.core.types import Generation, ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
-from supervisor.daemon.ended import ENDED
+from supervisor.daemon.ended import ENDED, MESSAGE_LIMIT
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.daemon.requests import InFlight, RequestContext
@@ -79,6 +79,13 @@ class TestBound:
         finally:
             gc.enable()
         assert requests.find("1").message == "No memory."
+
+    async def test_of_a_long_message_the_beginning(self, requests):
+        request = context(1, asyncio.get_running_loop().time())
+        request.fail(UnavailableError("x" * 5000))
+        requests.finished(request)
+        await settled()
+        assert requests.find("1").message == "x" * MESSAGE_LIMIT
 
 
 class TestView:
