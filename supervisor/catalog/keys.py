@@ -47,6 +47,7 @@ class Key:
     digest: bytes  # SHA-256
     scopes: frozenset[Scope]
     expires: float | None = None  # Unix seconds
+    load_feedback: bool = False  # its chat streams tell that a model loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class _KeyConfig(Section):
     key_sha256: str | None = None
     scopes: tuple[Literal["inference", "admin", "metrics"], ...] = ("inference",)
     expires: str | None = None
+    load_feedback: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> _KeyConfig:
@@ -128,7 +130,8 @@ def load_keys(path: Path) -> Keyring:
         problems += found
         if config is None:
             continue
-        key = Key(config.name, config.digest(), frozenset(map(Scope, config.scopes)), config.expires_at())
+        scopes = frozenset(map(Scope, config.scopes))
+        key = Key(config.name, config.digest(), scopes, config.expires_at(), config.load_feedback)
         if key.name in keys:
             problems.append(Problem(node.place, trail, f'a second key named "{key.name}"'))
         twin = next((other.name for other in keys.values() if other.digest == key.digest), None)
@@ -168,16 +171,22 @@ def _exposures(path: Path, plain_names: Iterable[str]) -> Iterator[str]:
 
 
 def new_key(
-    name: str, scopes: Iterable[Scope] = (Scope.INFERENCE,), expires: str | None = None
-) -> tuple[str, dict[str, str | list[str]]]:
+    name: str,
+    scopes: Iterable[Scope] = (Scope.INFERENCE,),
+    expires: str | None = None,
+    *,
+    load_feedback: bool = False,
+) -> tuple[str, dict[str, str | bool | list[str]]]:
     """A fresh secret of 256 random bits, to be shown once, and the entry for the file, which doesn't hold it."""
     secret = PREFIX + secrets.token_urlsafe(32)
-    entry: dict[str, str | list[str]] = {
+    entry: dict[str, str | bool | list[str]] = {
         "name": name,
         "key_sha256": hashlib.sha256(secret.encode()).hexdigest(),
         "scopes": [str(scope) for scope in scopes],
     }
-    return secret, entry | ({"expires": expires} if expires is not None else {})
+    entry |= {"expires": expires} if expires is not None else {}
+    entry |= {"load_feedback": True} if load_feedback else {}
+    return secret, entry
 
 
 def is_loopback(host: str) -> bool:

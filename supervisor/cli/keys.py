@@ -26,7 +26,7 @@ from supervisor.io import files
 
 _ITEM = re.compile(r"^( *)- ", re.MULTILINE)
 
-Entry = Mapping[str, str | list[str]]
+Entry = Mapping[str, str | bool | list[str]]
 
 
 class Listed(TypedDict):
@@ -47,7 +47,7 @@ def keys_file(config: Path | None) -> Path:
     return load(base, check_files=False).server.api_keys or base.absolute().with_name(KEYS_NAME)
 
 
-def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None) -> str:
+def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None, *, load_feedback: bool = False) -> str:
     """Append a new key to the file, making it where there is none; returns the secret.
 
     Raises InvalidRequestError when the name is taken, ConfigError for a file with mistakes.
@@ -57,7 +57,7 @@ def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None) -> 
     names = [key.name for key in known.keys]
     if name in names:
         raise InvalidRequestError(f"{path} has a key named {name!r} already; choose another name.")
-    secret, entry = new_key(name, scopes, expires)
+    secret, entry = new_key(name, scopes, expires, load_feedback=load_feedback)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if not _replace(path, _with_entry(text, entry), [*names, name]):
         raise InvalidRequestError(

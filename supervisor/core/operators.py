@@ -104,7 +104,7 @@ def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: Model
             model.want_back()
     if spec.preload and not model.spec.preload and not model.has_worker:
         model.want_back()
-    model.spec = spec
+    model.specify(spec)
     model.change = None
     dispatch(state, step, model)
     arm_keep_alive(state, model)

@@ -160,7 +160,7 @@ class ModelState:
     last_used: float = 0.0
     ready_at: float = 0.0  # when it last became ready
     stopped_at: float = float("-inf")  # when its worker was last told to stop
-    load_s: float | None = None  # set iff it was loaded before: how long the last load took
+    load_s: float | None = None  # set iff it was loaded before as it is specified now: how long the last load took
     last_plan: str = ""  # kind and models of the last plan, so that each is told only once
 
     @property
@@ -247,6 +247,12 @@ class ModelState:
         if not self.crashes.oom_retried:
             return mib
         return max(mib, min(int(mib * OUT_OF_MEMORY_EXTRA), usable_mib(device_set)))
+
+    def specify(self, spec: ModelSpec) -> None:
+        """Be this from now on. How long another model or context took to load says nothing about it."""
+        if spec.footprint_key != self.spec.footprint_key:
+            self.load_s = None
+        self.spec = spec
 
     def learn(self, device: DeviceId, mib: int) -> None:
         """Use `mib` for the next load on `device`."""

@@ -201,7 +201,8 @@ def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
         forget(state, step, model)
         return
     if model.change is not None and model.change.spec is not None:
-        model.spec, model.change = model.change.spec, None
+        model.specify(model.change.spec)
+        model.change = None
     state.update_wanted(model)
 
 

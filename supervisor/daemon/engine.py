@@ -19,7 +19,7 @@ from typing import Any, assert_never
 
 import structlog
 
-from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
+from supervisor.core.decisions import DecisionLog
 from supervisor.core.effects import (
     Alert,
     AskClients,
@@ -47,10 +47,11 @@ from supervisor.core.events import (
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.daemon.leaving import HandedOverError, Leaving
+from supervisor.daemon.read_door import ReadDoor
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
-from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
 from supervisor.daemon.ticket import Ticket, held_up, rejection
+from supervisor.daemon.waits import Wait, Waits
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import MemorySampler
@@ -64,7 +65,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
 
 
-class Engine(Leaving):
+class Engine(ReadDoor, Leaving):
     """Owns all scheduling state. Use from the event loop's thread only."""
 
     def __init__(
@@ -83,6 +84,7 @@ class Engine(Leaving):
         self._sampler = sampler
         self._learn = learn  # keeps what a model took
         self._tickets: dict[TicketId, Ticket] = {}
+        self._waits = Waits()
         self._events: deque[Event] = deque()
         self._handling = False
         self._tick: asyncio.TimerHandle | None = None
@@ -126,13 +128,14 @@ class Engine(Leaving):
             self._decisions.note(effects, began)
             for effect in effects:
                 self._carry_out(effect)
-            if not self._is_settled(following, effects):
+            is_settled = self._is_settled(following, effects)
+            if not is_settled:
                 if settled:
                     settled = False
                     self.last_decision_s = took
                 if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
                     self._sampling.soon()
-            self._tell(began, following, effects)
+            self._tell(began, following, effects, is_settled=is_settled)
         self._handling = False
         if not settled:
             self._look_ahead()
@@ -141,9 +144,11 @@ class Engine(Leaving):
         if mistake is not None:
             raise mistake
 
-    def _tell(self, at: float, event: Event, effects: Sequence[Effect]) -> None:
+    def _tell(self, at: float, event: Event, effects: Sequence[Effect], *, is_settled: bool = False) -> None:
         """Everybody who looks. A mistake of theirs must not stop the engine."""
         try:
+            if not is_settled:
+                self._waits.look(self._scheduler.state, at)
             for recording in tuple(self._recordings):
                 recording.add(at, event, effects)
             for observe in self.observers:
@@ -237,12 +242,17 @@ class Engine(Leaving):
     # ------------------------------------------------------------------------------------------------------- requests
 
     async def admit(
-        self, ticket_id: TicketId, model: ModelId, priority: int = 0, client: CancelOnDisconnect | None = None
+        self,
+        ticket_id: TicketId,
+        model: ModelId,
+        priority: int = 0,
+        client: CancelOnDisconnect | None = None,
+        waits: list[Wait] | None = None,
     ) -> Ticket:
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
-        `client` is interrupted when the request is cut. Cancelling it removes the request from the queue. Raises
-        NotFoundError or UnavailableError. The caller must `finish()` the ticket.
+        `client` is interrupted when the request is cut. A wait is added to `waits`. Cancelling it removes the request from
+        the queue. Raises NotFoundError or UnavailableError. The caller must `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
@@ -253,11 +263,16 @@ class Engine(Leaving):
             raise
         if ticket.upstream is None and ticket.rejection is None and self._finished is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
+            wait = self._waits.begin(model, ticket.arrived)
+            if waits is not None:
+                waits.append(wait)
             try:
                 await ticket.waiter
             except asyncio.CancelledError:
                 self.finish(ticket)
                 raise
+            finally:
+                wait.end(ticket.admitted or self.clock())
         if ticket.upstream is not None:
             return ticket
         del self._tickets[ticket_id]
@@ -288,38 +303,7 @@ class Engine(Leaving):
         ticket.client = None
         self.post(RequestFinished(ticket.id))
 
-    # ------------------------------------------------------------------------------------------------------- the read door
-
-    def model(self, model: ModelId) -> ModelStatus | None:
-        """The model's current status; None if it is not configured."""
-        state = self._scheduler.state
-        found = state.models.get(model)
-        return None if found is None else model_status(state, found, self.clock())
-
-    def models(self) -> tuple[ModelStatus, ...]:
-        """Every model, in the order of the configuration."""
-        state, now = self._scheduler.state, self.clock()
-        return tuple(model_status(state, found, now) for found in state.models.values())
-
-    def devices(self) -> tuple[DeviceStatus, ...]:
-        """Every configured device, by id."""
-        ledger = self._scheduler.state.ledger
-        return tuple(
-            DeviceStatus(device, ledger.totals(device.id), ledger.leases_on(device.id)) for device in ledger.devices()
-        )
-
-    def queue(self) -> QueueStatus:
-        """All requests together."""
-        world = self._scheduler.state
-        return QueueStatus(len(world.queue), len(world.tickets), world.shutting_down)
-
-    def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
-        """The last decisions, oldest first; those about one model if named."""
-        return self._decisions.last(model, limit=limit)
-
-    def decisions_since(self, seq: int) -> list[Decision]:
-        """All kept decisions after number `seq`, oldest first."""
-        return self._decisions.since(seq)
+    # ----------------------------------------------------------------------------------------------------- recordings
 
     def recording(self) -> Recording:
         """What the scheduler gets and decides from now on. Raises UnavailableError when several are made already."""

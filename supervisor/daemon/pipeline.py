@@ -27,18 +27,20 @@ from supervisor.catalog import Catalog, Route
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.leaving import HandedOverError
+from supervisor.daemon.load_news import LoadNews
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
+from supervisor.daemon.waits import Wait
 from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
-from supervisor.proxy import permission
+from supervisor.proxy import load_feedback, permission
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
-from supervisor.proxy.keepalive import SSE, Keepalive
+from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.model_name import Renaming, renaming
 from supervisor.proxy.translation import StreamTranslation, Translation
 
@@ -109,22 +111,23 @@ class Pipeline:
             del raw, body  # only what `held` has is kept
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
+            context.entered_at, context.model = self._engine.clock(), target.model
             cancelling = CancelOnDisconnect(scope)
             self._requests.begin(context, cancelling)
             with cancelling:
                 await self._answer(scope, send, context, target, cancelling)
         except LlmuxError as error:
-            context.failure, context.failed_status = error.code, int(error.status)
+            context.fail(error)
             if not context.answering:
                 raise
             if not context.outcome.started:  # the keep-alive began a stream
                 context.outcome.framed = True
             await break_off(send, context.outcome, error, context.dialect)
         except ClientDisconnectedError:
-            context.failure = "client_gone"
+            context.failure, context.failed_message = "client_gone", "The client closed its connection."
             raise
         except HandedOverError:
-            context.failure = "handed_over"
+            context.failure, context.failed_message = "handed_over", "Another daemon took over and answers it."
             context.waiting, held = held, HeldBody()  # who sends it there releases it
             raise
         finally:
@@ -197,27 +200,36 @@ class Pipeline:
 
         A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
         """
-        keepalive = context.keepalive = self._keepalive(send, context, target.translation)
+        keepalive = context.keepalive = self._keepalive(scope, send, context, target.translation)
         try:
             try:
                 await self._attempt(scope, send, context, target, client, keepalive)
             except UnreachableError:
                 if context.ticket is None or not await self._engine.may_go_to_another(context.ticket, PATIENCE_S):
                     raise
+                context.waits.append(Wait.lost(target.model, context.ticket.admitted, self._engine.clock()))
                 await self._attempt(scope, send, context, target, client, keepalive)
         except LlmuxError as error:
             if not keepalive.started:
                 raise
-            context.failure, context.failed_status = error.code, int(error.status)
+            context.fail(error)
             await keepalive.fail(error)
 
-    def _keepalive(self, send: Send, context: RequestContext, translation: Translation | None) -> Keepalive:
+    def _keepalive(
+        self, scope: Scope, send: Send, context: RequestContext, translation: Translation | None
+    ) -> Keepalive:
+        dialect, key = context.dialect, context.key
         if not context.stream:
-            return Keepalive(send, [], context.dialect, interval_s=None)
-        first_at = asyncio.get_running_loop().time() + self._keepalive_s  # the response's headers go out then
+            return Keepalive(send, [], dialect, interval_s=None)
+        news = None
+        first_s = self._keepalive_s  # the response's headers go out then
+        is_told = key is not None and key.load_feedback
+        if context.path in dialect.reasoning_paths and load_feedback.is_wanted(scope["headers"], is_told):
+            news, first_s = LoadNews(self._engine, context), min(first_s, NEWS_AFTER_S)
+        first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", context.request_id), processing_ms(context.arrived_at, first_at), *context.extra]
         content_type = SSE if translation is None else translation.stream_content_type
-        return Keepalive(send, headers, context.dialect, interval_s=self._keepalive_s, content_type=content_type)
+        return Keepalive(send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news)
 
     async def _attempt(
         self,
@@ -272,7 +284,7 @@ class Pipeline:
             body.wait()
         try:
             async with keepalive:
-                ticket = await self._engine.admit(context.ticket_id, target.model, client=client)
+                ticket = await self._engine.admit(context.ticket_id, target.model, client=client, waits=context.waits)
         except BaseException:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)

@@ -23,6 +23,7 @@ class Dialect(abc.ABC):
     name: str  # what a runtime's endpoints call it
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
     keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
+    reasoning_paths: frozenset[str] = frozenset()  # whose streams may begin with events of ours: see reasoning_event
     has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
 
     @abc.abstractmethod
@@ -52,6 +53,13 @@ class Dialect(abc.ABC):
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """The body of an error answer as JSON without a line break. `fields`: message, type, param, code and more."""
         return msgspec.json.encode({"error": fields})
+
+    def reasoning_event(self, text: str, model: str, request_id: str, created: int) -> bytes:
+        """Text for the client's user as an event that may come before the answer's first and is no part of its content.
+
+        Only for streams of `reasoning_paths`. `created`: Unix seconds.
+        """
+        raise NotImplementedError
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """An error's body as the last event of a stream.

@@ -41,6 +41,7 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"expect",
     b"x-request-id",
     b"x-allow-remote",
+    b"x-llmux-load-feedback",
 }
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
 _SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
@@ -79,7 +80,9 @@ class Outcome:
     status: int = 0  # 0: no answer came
     bytes_sent: int = 0  # of the body
     first_byte_s: float | None = None  # from sending the request to the first piece of the body
+    first_byte_at: float | None = None  # loop time; as well
     error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
+    error_message: str | None = None  # of that, or of the worker's error response
     started: bool = False  # the client has the response's head
     framed: bool = False  # a stream whose events the client takes one by one, so that an error can be one
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
@@ -185,7 +188,7 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Di
 
     Raises ResponseBrokenError for everything else, after which nobody may send.
     """
-    outcome.error = error.code
+    outcome.error, outcome.error_message = error.code, error.message
     if not outcome.framed:
         raise ResponseBrokenError(error.message) from error
     event = error_event(error, dialect, outcome.tail())
@@ -196,7 +199,8 @@ async def _send_body(
     send: Send, response: UpstreamResponse, outcome: Outcome, started_at: float, upstream: Upstream
 ) -> None:
     chunk = await response.next_chunk()
-    outcome.first_byte_s = upstream.loop.time() - started_at
+    outcome.first_byte_at = upstream.loop.time()
+    outcome.first_byte_s = outcome.first_byte_at - started_at
     while True:
         outcome.keep(chunk)
         if response.drained:  # the end came with this piece: one message instead of two
@@ -212,6 +216,7 @@ async def _send_error(
     """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
+    outcome.error_message = worker_error(response.status, content_type, data).message
     rendered = error_answer(response.status, content_type, data, dialect)
     if rendered is not data:
         data = rendered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -13,6 +14,8 @@ from supervisor.proxy.disconnect import Send
 from supervisor.proxy.error_response import error_event
 
 INTERVAL_S: Final = 10.0
+NEWS_AFTER_S: Final = 1.0  # a loaded model has answered by then
+NEWS_INTERVAL_S: Final = 0.25
 SSE: Final = b"text/event-stream; charset=utf-8"
 
 
@@ -22,9 +25,21 @@ class Keepalive:
     After `interval_s` in the block the response starts (200, `content_type` and `headers`), and the bytes go out
     every `interval_s`. From then on `started` is True: the headers are sent, and `fail` sends a failure. With an
     interval of None it does nothing: the response is no stream.
+
+    `news` is asked for more to send, events or None, from `NEWS_AFTER_S` on; the first event starts the response as well.
     """
 
-    __slots__ = ("_beat_task", "_content_type", "_dialect", "_headers", "_interval_s", "_send", "_timer", "started")
+    __slots__ = (
+        "_beat_task",
+        "_content_type",
+        "_dialect",
+        "_headers",
+        "_interval_s",
+        "_news",
+        "_send",
+        "_timer",
+        "started",
+    )
 
     def __init__(
         self,
@@ -34,6 +49,7 @@ class Keepalive:
         *,
         interval_s: float | None = INTERVAL_S,
         content_type: bytes = SSE,
+        news: Callable[[], bytes | None] | None = None,
     ) -> None:
         self.started = False
         self._send = send
@@ -41,12 +57,14 @@ class Keepalive:
         self._dialect = dialect
         self._content_type = content_type
         self._interval_s = interval_s
+        self._news = news
         self._timer: asyncio.TimerHandle | None = None
         self._beat_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._interval_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._begin, self._interval_s)
+            first_s = self._interval_s if self._news is None else min(self._interval_s, NEWS_AFTER_S)
+            self._timer = asyncio.get_running_loop().call_later(first_s, self._begin, self._interval_s, first_s)
         return self
 
     async def __aexit__(
@@ -63,19 +81,29 @@ class Keepalive:
         assert self.started
         await self._send({"type": "http.response.body", "body": error_event(error, self._dialect), "more_body": False})
 
-    def _begin(self, interval_s: float) -> None:
-        self._beat_task = asyncio.get_running_loop().create_task(self._beat(interval_s))
+    def _begin(self, interval_s: float, waited_s: float) -> None:
+        self._beat_task = asyncio.get_running_loop().create_task(self._beat(interval_s, waited_s))
 
-    async def _beat(self, interval_s: float) -> None:
-        headers = [
-            (b"content-type", self._content_type),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            *self._headers,
-        ]
+    async def _beat(self, interval_s: float, waited_s: float) -> None:
+        """Send what is due, for as long as the block waits; it has for `waited_s`."""
+        clock = asyncio.get_running_loop().time
+        next_at = clock() + interval_s - waited_s
+        while True:
+            if self._news is not None and (event := self._news()) is not None:
+                await self._write(event)
+            if clock() >= next_at:
+                next_at = clock() + interval_s
+                await self._write(self._dialect.keepalive)
+            await asyncio.sleep(next_at - clock() if self._news is None else NEWS_INTERVAL_S)
+
+    async def _write(self, body: bytes) -> None:
         if not self.started:
+            headers = [
+                (b"content-type", self._content_type),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+                *self._headers,
+            ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.started = True  # after the send: a cancelled send may have written nothing
-        while True:
-            await self._send({"type": "http.response.body", "body": self._dialect.keepalive, "more_body": True})
-            await asyncio.sleep(interval_s)
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})

@@ -42,7 +42,9 @@ from supervisor.core.types import (
     ModelSpec,
     Policy,
     TicketId,
+    WorkerState,
 )
+from supervisor.core.waiting import awaited, forecast
 from supervisor.daemon.recording import Recording, replay
 
 SEGMENT = 200  # events after which a recording begins anew, from the state as it is then
@@ -288,6 +290,12 @@ class World:
         queued = {ticket for ticket in self.open if ticket in state.queue}
         assert queued | set(self.dispatched) == set(self.open), "a waiter was lost"
         assert not queued & set(self.dispatched)
+        for waiting in {
+            self.open[ticket] for ticket in queued
+        }:  # what they wait for can be told, and is another's doing
+            model = state.models[waiting]
+            assert waiting not in awaited(state, model).others
+            assert forecast(state, model, self.now).told or model.state is WorkerState.READY
         assert set(self.alive) == {m.holder for m in state.models.values() if m.has_worker and not m.exited}
 
     def state(self, name: str) -> str:

@@ -40,10 +40,19 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--expires", metavar="DATE", help="When it expires, such as 2030-01-31 or 2030-01-31T12:00:00Z. Default: never."
 )
+@click.option(
+    "--load-feedback", is_flag=True, help="Its chat streams tell, as reasoning, that a model loads and how long."
+)
 @file_options
 @json_option
 def keys_add(
-    name: str, scopes: tuple[str, ...], expires: str | None, config: Path | None, path: Path | None, as_json: bool
+    name: str,
+    scopes: tuple[str, ...],
+    expires: str | None,
+    load_feedback: bool,
+    config: Path | None,
+    path: Path | None,
+    as_json: bool,
 ) -> None:
     """Make a key called NAME, add it to the file of keys, and print its secret, once."""
     from supervisor.catalog.keys import Scope  # noqa: PLC0415  # not for declaring
@@ -59,10 +68,19 @@ def keys_add(
         raise click.BadParameter(message, param_hint="--expires") from error
     path = path or files.keys_file(config)
     wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
-    secret = files.add(path, name, wanted, expires)
+    secret = files.add(path, name, wanted, expires, load_feedback=load_feedback)
     click.echo(f"Added {name} to {path}. This is the only time its key is shown. To use it: llmux reload", err=True)
     if as_json:
-        print_json({"name": name, "key": secret, "scopes": wanted, "expires": expires, "file": str(path)})
+        print_json(
+            {
+                "name": name,
+                "key": secret,
+                "scopes": wanted,
+                "expires": expires,
+                "load_feedback": load_feedback,
+                "file": str(path),
+            }
+        )
     else:
         click.echo(secret)
 

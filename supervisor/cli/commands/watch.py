@@ -64,9 +64,22 @@ def events(types: str | None, daemon: Client, as_json: bool) -> None:
 @click.command()
 @model_argument(required=False)
 @click.option("-n", "--limit", default=30, show_default=True, type=click.IntRange(1, 1000), help="How many decisions.")
+@click.option(
+    "--request",
+    metavar="ID",
+    help="Tell what this request waited for: its number, or the x-request-id of its response. The last 1000 are known.",
+)
 @daemon_options
-def why(model: str | None, limit: int, daemon: Client, as_json: bool) -> None:
-    """Show the decisions about MODEL (or all models), and their reasons."""
+def why(model: str | None, limit: int, request: str | None, daemon: Client, as_json: bool) -> None:
+    """Show the decisions about MODEL (or all models) and their reasons, or what one request waited for."""
+    if request is not None:
+        from supervisor.cli.why import story  # noqa: PLC0415  # not for declaring
+
+        if model is not None:
+            raise click.UsageError("Give a MODEL or a --request, not both.")
+        told = daemon.get(f"/v1/admin/requests/{client.quoted(request)}")
+        answer(told, *story(told), as_json=as_json)
+        return
     query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
     found = daemon.get(f"/v1/admin/decisions{query}")
     columns = [name for name in ("model", "kind", "reason") if name != "model" or model is None]

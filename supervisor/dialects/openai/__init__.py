@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
@@ -15,6 +16,7 @@ class OpenAI(Dialect):
     """Errors as `{"error": {"message", "type", "param", "code"}}`, keys as `Authorization: Bearer` or `x-api-key`."""
 
     name = "openai"
+    reasoning_paths = frozenset({"/v1/chat/completions", "/chat/completions"})
 
     def owns(self, path: str) -> bool:
         """Every path that no other dialect owns."""
@@ -23,6 +25,18 @@ class OpenAI(Dialect):
     def scope_for(self, path: str) -> str | None:
         """Inference, except the lists that Open WebUI requests without a key."""
         return None if path in speech.PATHS else "inference"
+
+    def reasoning_event(self, text: str, model: str, request_id: str, created: int) -> bytes:
+        """A chunk without `role`: the worker's first chunk has it, and OpenAI's client joins what both say."""
+        delta = {"reasoning_content": text}
+        chunk = {
+            "id": f"chatcmpl-{request_id}",
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": model,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
+        }
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """What the daemon answers itself."""

@@ -97,6 +97,12 @@ class TestKeys:
         assert "sk-llmux" not in told.stderr
         assert path.read_text() == FILE
 
+    def test_a_key_whose_streams_tell_of_loads(self, alone, path):
+        told = alone("keys", "add", "told", "--load-feedback", "--file", str(path))
+        assert told.returncode == ExitCode.DONE
+        entries = yaml.safe_load(path.read_text())["keys"]
+        assert [entry.get("load_feedback", False) for entry in entries] == [False, False, False, True]
+
     def test_the_old_name_of_add(self, alone, path):
         assert alone("keys", "new", "a", "--file", str(path)).returncode == ExitCode.DONE
         assert " new" not in alone("keys", "--help").stdout

@@ -37,6 +37,13 @@ ANSWERS = {
     },
     "/v1/admin/requests": {"data": [{"request_id": RUDE, "state": "running", "model": RUDE, "path": RUDE}]},
     "/v1/admin/decisions": {"data": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}]},
+    "/v1/admin/requests/x": {
+        "request_id": RUDE,
+        "wait": [{"kind": RUDE, "what": RUDE, "s": 1}],
+        "awaits": {"what": RUDE, "eta": RUDE},
+        "error_message": RUDE,
+        "decisions": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}],
+    },
     "/v1/admin/reload": {"added": [RUDE], "unchanged": 1},
 }
 DELTA = {"reasoning_content": f"hm {RUDE}", "content": f"{RUDE}\ud800"}
@@ -87,7 +94,19 @@ def stranger(url, tmp_path) -> Shell:
     return Shell(tmp_path, url)
 
 
-WATCHING = ["ps", "ps --wide", "top --once", "why", "events", "logs x", "logs x -f", "reload", "load x", "unload x"]
+WATCHING = [
+    "ps",
+    "ps --wide",
+    "top --once",
+    "why",
+    "events",
+    "logs x",
+    "logs x -f",
+    "reload",
+    "load x",
+    "unload x",
+    "why --request x",
+]
 
 
 class TestStrangers:

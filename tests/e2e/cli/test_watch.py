@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,6 +28,32 @@ class TestWatching:
         assert "unloaded by an operator" in one
         assert "MODEL" in shell("why", "-n", "5").stdout.splitlines()[0]
         assert len(json.loads(shell("why", "chat", "-n", "2", "--json").stdout)["data"]) == 2
+
+    def test_why_a_request_waited(self, site, shell, gate):
+        shell("unload", "slow")
+        body = {"model": "slow", "messages": []}
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(site.post, "/v1/chat/completions", json=body, headers={"x-request-id": "a-client"})
+            waiting = "It waits for the model to load. "
+            told = wait_until(lambda: (s := shell("why", "--request", "a-client").stdout) and waiting in s and s)
+            assert "it has been queued for" in told
+            gate.touch()
+            asked.result().raise_for_status()
+        wait_until(lambda: "it ended with 200" in shell("why", "--request", "a-client").stdout, what="its end")
+        told = shell("why", "--request", "a-client").stdout
+        assert "It waited for the model to load." in told
+        assert re.search(r"slow +ready +loaded in", told), told
+        found = json.loads(shell("why", "--request", "a-client", "--json").stdout)
+        waited_s = sum(part["s"] for part in found["wait"] if part["kind"] != "body")
+        assert waited_s * 1000 == pytest.approx(found["queue_ms"], abs=20)
+        by_number = shell("why", "--request", found["id"])
+        assert by_number.stdout == told
+
+    def test_why_of_a_request_that_nobody_knows(self, shell):
+        unknown = shell("why", "--request", "nobody's")
+        assert unknown.returncode == ExitCode.NOT_FOUND
+        assert "the last 1000" in unknown.stderr
+        assert shell("why", "chat", "--request", "1").returncode == ExitCode.USAGE
 
     def test_logs(self, shell):
         shell("load", "chat")

@@ -101,6 +101,12 @@ more: 1
         assert PLAIN not in str(caught.value)
         assert "1234567890123456789" not in str(caught.value)
 
+    def test_load_feedback(self, folder):
+        told, silent = keyring(
+            folder, f"- {{name: a, key: {PLAIN}, load_feedback: true}}\n- {{name: b, key_sha256: {'0' * 64}}}"
+        ).keys
+        assert (told.load_feedback, silent.load_feedback) == (True, False)
+
     def test_readable_by_others(self, folder):
         assert keyring(folder, f"- {{name: a, key: {PLAIN}}}").warnings == ()
         (warning,) = keyring(folder, f"- {{name: a, key: {PLAIN}}}", mode=0o640).warnings

@@ -6,6 +6,7 @@ import asyncio
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import UnavailableError
+from supervisor.proxy import keepalive as keepalive_module
 from supervisor.proxy.keepalive import Keepalive
 
 
@@ -53,3 +54,41 @@ class TestKeepalive:
         async with Keepalive(send, [], OPENAI, interval_s=0.01) as keepalive:
             await asyncio.sleep(0.05)
         assert not keepalive.started
+
+
+class TestNews:
+    """Events that begin the response early, and leave the comments as they are."""
+
+    async def test_news_come_before_the_first_comment_and_comments_go_on(self, monkeypatch):
+        monkeypatch.setattr(keepalive_module, "NEWS_AFTER_S", 0.01)
+        monkeypatch.setattr(keepalive_module, "NEWS_INTERVAL_S", 0.01)
+        sent = []
+        enough = asyncio.Event()
+        news = [b"data: 2\n\n", None, b"data: 1\n\n"]
+
+        async def send(message):
+            sent.append(message)
+            if sum(message.get("body") == b": keepalive\n\n" for message in sent) == 2:
+                enough.set()
+
+        asked = Keepalive(send, [], OPENAI, interval_s=0.1, news=lambda: news.pop() if news else None)
+        async with asked, asyncio.timeout(10):
+            await enough.wait()
+        bodies = [message["body"] for message in sent if "body" in message]
+        assert bodies == [b"data: 1\n\n", b"data: 2\n\n", b": keepalive\n\n", b": keepalive\n\n"]
+        assert [message["type"] for message in sent].count("http.response.start") == 1
+        assert asked.started
+
+    async def test_no_news_is_no_beginning(self, monkeypatch):
+        monkeypatch.setattr(keepalive_module, "NEWS_AFTER_S", 0.0)
+        monkeypatch.setattr(keepalive_module, "NEWS_INTERVAL_S", 0.001)
+        sent, asked = [], []
+
+        async def send(message):
+            sent.append(message)
+
+        async with Keepalive(send, [], OPENAI, interval_s=60, news=lambda: asked.append(None)) as keepalive:
+            async with asyncio.timeout(10):
+                while len(asked) < 5:
+                    await asyncio.sleep(0.001)
+        assert (sent, keepalive.started) == ([], False)

@@ -1,0 +1,59 @@
+"""The read door: what everybody may ask the engine, as frozen values made when asked.
+
+Nothing here changes anything. An answer may be old by the time it is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.types import ModelId
+from supervisor.core.waiting import Forecast, forecast
+from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
+
+
+class ReadDoor:
+    """The engine's part for those who only look."""
+
+    _scheduler: Scheduler
+    _decisions: DecisionLog
+    clock: Callable[[], float]
+
+    def model(self, model: ModelId) -> ModelStatus | None:
+        """The model's current status; None if it is not configured."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return None if found is None else model_status(state, found, self.clock())
+
+    def models(self) -> tuple[ModelStatus, ...]:
+        """Every model, in the order of the configuration."""
+        state, now = self._scheduler.state, self.clock()
+        return tuple(model_status(state, found, now) for found in state.models.values())
+
+    def devices(self) -> tuple[DeviceStatus, ...]:
+        """Every configured device, by id."""
+        ledger = self._scheduler.state.ledger
+        return tuple(
+            DeviceStatus(device, ledger.totals(device.id), ledger.leases_on(device.id)) for device in ledger.devices()
+        )
+
+    def forecast(self, model: ModelId) -> Forecast:
+        """How long a request of the model that is queued now will wait."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return Forecast(None, "") if found is None else forecast(state, found, self.clock())
+
+    def queue(self) -> QueueStatus:
+        """All requests together."""
+        world = self._scheduler.state
+        return QueueStatus(len(world.queue), len(world.tickets), world.shutting_down)
+
+    def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
+        """The last decisions, oldest first; those about one model if named."""
+        return self._decisions.last(model, limit=limit)
+
+    def decisions_since(self, seq: int) -> list[Decision]:
+        """All kept decisions after number `seq`, oldest first."""
+        return self._decisions.since(seq)

@@ -1,0 +1,28 @@
+"""Who is told in the stream that a model loads: clients that ask for it in a header, or whose key does.
+
+The header is llmux's own and is never forwarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from supervisor.errors import InvalidRequestError
+
+HEADER: Final = b"x-llmux-load-feedback"
+
+_WORDS: Final = dict.fromkeys((b"true", b"1", b"yes", b"on"), True) | dict.fromkeys(
+    (b"false", b"0", b"no", b"off"), False
+)
+
+
+def is_wanted(headers: Iterable[tuple[bytes, bytes]], default: bool) -> bool:  # the key's setting
+    """Does the client want it? Raises InvalidRequestError for what is neither yes nor no."""
+    for name, value in headers:
+        if name == HEADER:
+            said = _WORDS.get(value.strip().lower())
+            if said is None:
+                raise InvalidRequestError("X-Llmux-Load-Feedback must be true or false.", param="X-Llmux-Load-Feedback")
+            return said
+    return default

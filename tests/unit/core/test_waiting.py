@@ -1,0 +1,135 @@
+"""What a queued request waits for, in words that are true at that moment, and for how long still."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from supervisor.core.events import UnloadAsked
+from supervisor.core.types import Crash, CrashClass, ModelId
+from supervisor.core.waiting import Forecast, WaitKind, awaited, forecast
+from tests.support.simulation import World, model
+
+A, B = ModelId("a"), ModelId("b")
+
+
+@pytest.fixture
+def world():
+    """Two models that don't fit together."""
+    world = World(load_s=4.0)
+    world.configure(model("a", 9000), model("b", 9000, target_inflight=2))
+    return world
+
+
+def told(world, name):
+    state = world.scheduler.state
+    found = awaited(state, state.models[name])
+    return found.kind, found.what, found.others
+
+
+def foretold(world, name):
+    state = world.scheduler.state
+    return forecast(state, state.models[name], world.now)
+
+
+class TestAwaited:
+    """One thing at a time, the one that stands in the way now."""
+
+    def test_load(self, world):
+        world.request("a")
+        world.run(1)
+        assert told(world, A) == (WaitKind.LOAD, "the model to load", ())
+
+    def test_a_free_place(self, world):
+        for _ in range(3):
+            world.request("b")
+        world.run(6)
+        assert told(world, B) == (
+            WaitKind.PLACE,
+            "a free place: the model answers as many requests as it may at once",
+            (),
+        )
+
+    def test_another_models_requests_and_end(self, world):
+        ticket = world.request("a")
+        world.run(40)
+        world.request("b")
+        assert told(world, B) == (WaitKind.DRAIN, "a to end its requests", (A,))
+        world.finish(ticket)
+        assert told(world, B) == (WaitKind.UNLOAD, "a to be unloaded", (A,))
+        world.run(1)
+        assert told(world, B)[0] is WaitKind.LOAD
+
+    def test_another_models_turn(self, world):
+        world.request("a")
+        world.run(1)
+        world.request("b")
+        assert told(world, B) == (WaitKind.TURN, "a to load first", (A,))
+
+    def test_the_end_of_its_own_worker(self, world):
+        world.request("a")
+        world.run(6)
+        world.post(UnloadAsked(A))
+        world.request("a")
+        assert told(world, A) == (WaitKind.DRAIN, "its last worker to end its requests", ())
+
+    def test_a_pause_after_a_crash_quotes_no_worker(self, world):
+        world.request("a")
+        world.run(1)
+        world.crash("a", Crash(CrashClass.UNKNOWN, "it ended", quote="somebody's prompt"))
+        kind, what, _ = told(world, A)
+        assert (kind, what) == (WaitKind.CRASH, "the next try after a crash")
+        assert foretold(world, A).told.startswith("in ")
+
+
+class TestForecast:
+    """By the last load that was measured, or not at all."""
+
+    def test_first_load(self, world):
+        world.request("a")
+        world.run(1)
+        assert foretold(world, A) == Forecast(None, "first load since llmux started, no estimate yet")
+
+    def test_later_load(self, world):
+        ticket = world.request("a")
+        world.run(6)
+        world.finish(ticket)
+        world.post(UnloadAsked(A, force=True))
+        world.run(3)
+        world.request("a")
+        world.run(1)
+        found = foretold(world, A)
+        assert found.eta_s == pytest.approx(3.0, abs=0.3)
+        assert found.told in {"about 3 s", "about 4 s"}
+
+    def test_an_overdue_load_promises_nothing(self, world):
+        ticket = world.request("a")
+        world.run(6)
+        world.finish(ticket)
+        world.post(UnloadAsked(A, force=True))
+        world.run(3)
+        world.scheduler.state.models[A].load_s = 0.5
+        world.request("a")
+        world.run(1)
+        assert foretold(world, A) == Forecast(None, "longer than its last load, which took 1 s")
+
+    def test_after_its_definition_changed(self, world):
+        ticket = world.request("a")
+        world.run(6)
+        world.finish(ticket)
+        world.post(UnloadAsked(A, force=True))
+        world.run(3)
+        larger = replace(model("a", 10000, definition="larger"), footprint_key="larger")
+        world.configure(larger, model("b", 9000))
+        world.request("a")
+        world.run(1)
+        assert foretold(world, A).told == "first load since llmux started, no estimate yet"
+
+    def test_behind_another_model(self, world):
+        world.request("a")
+        world.run(40)
+        world.request("b")
+        assert foretold(world, B) == Forecast(
+            None, "at most 5 min, then its first load since llmux started, no estimate yet"
+        )
