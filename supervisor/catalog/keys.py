@@ -24,7 +24,7 @@ from supervisor.catalog.assembly import config_error
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail
 from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import Section, ServerConfig
+from supervisor.catalog.sections import Section
 
 PREFIX = "sk-llmux-"
 _HASHED = "sha256:"
@@ -181,20 +181,21 @@ def new_key(
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach what listens there?"""
+    """Can only this machine reach what listens there? Also `::ffff:127.0.0.1`, which is IPv4's loopback."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def refuse_exposed(server: ServerConfig, keyring: Keyring) -> str | None:
-    """Why the daemon must not start: anybody on the network could use it. None: it may."""
-    if keyring or is_loopback(server.host):
+def refuse_exposed(host: str, keyring: Keyring, setting: str = "server.host") -> str | None:
+    """Why the daemon must not listen on `host`, which `setting` says: anybody on the network could use it. None: it may."""
+    if keyring or is_loopback(host):
         return None
     return (
-        f"server.host is {server.host}, which others can reach, and there are no API keys: anybody could use and stop "
+        f"{setting} is {host}, which others can reach, and there are no API keys: anybody could use and stop "
         f"your models. Make a key (`llmux keys add NAME`), or listen on 127.0.0.1"
     )

@@ -28,7 +28,7 @@ from supervisor.cli.own_process import (
     signals_end,
 )
 from supervisor.cli.see_out import see_out
-from supervisor.cli.server import listen, make_server
+from supervisor.cli.server import check_exposure, make_server, open_listener
 from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId, ModelSpec
@@ -70,7 +70,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
 
     signal.signal(signal.SIGHUP, lambda *_: None)  # until it is ready there is nothing to reload, nor to end for that
     keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
-    refused = refuse_exposed(catalog.server, keyring)
+    refused = refuse_exposed(catalog.server.host, keyring)
     if refused is not None:
         raise ConfigError((refused,))
     for warning in keyring.warnings:
@@ -93,7 +93,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, signals_end():
+        with contextlib.closing(open_listener(catalog.server, keyring)) as listener, signals_end():
             uvloop.run(serve(configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans)))
 
 
@@ -136,6 +136,7 @@ async def take_over(
             for store in stores:
                 if store.trouble is not None:
                     raise TakeoverError(f"{store.path} can't be used: {store.trouble}")
+            check_exposure(inherited.listener, keyring)
             takeover.check(device.spec for device in opened.devices)
             daemon, launcher, configured = await _assemble(catalog, keyring, inherited.lock.instance, opened, stores[0])
         except LlmuxError as error:
@@ -198,7 +199,7 @@ async def _run(
     takeover: Takeover | None = None,
 ) -> None:
     daemon.metrics.dropped_lines = dropped_lines
-    reloader = Reloader(daemon, configuration)
+    reloader = Reloader(daemon, configuration, listener.getsockname()[0])
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
     application = Application(daemon, reloader, handover)
     url, keys = _url(*holdings.answers_at), len(daemon.keyring.keys)

@@ -91,9 +91,11 @@ class _Prepared:
 class Reloader:
     """One for each daemon. Use from the event loop's thread."""
 
-    def __init__(self, daemon: Daemon, configuration: Configuration) -> None:
+    def __init__(self, daemon: Daemon, configuration: Configuration, listens_on: str) -> None:
+        """`listens_on`: the address of the listening socket, which may be another than the configured one."""
         self._daemon = daemon
         self._configuration = configuration
+        self._hosts = {listens_on: "the address that llmux listens on", daemon.catalog.server.host: "server.host"}
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
         self._read = self._stamps()
 
@@ -205,8 +207,9 @@ class Reloader:
                 keyring = load_keys(server.api_keys)
             except ConfigError as error:
                 problems += error.problems
-        if not problems and (exposed := refuse_exposed(server, keyring)) is not None:
-            problems.append(exposed)
+        exposed = (refuse_exposed(host, keyring, setting) for host, setting in self._hosts.items())
+        if not problems and (refused := next(filter(None, exposed), None)) is not None:
+            problems.append(refused)
         elif not problems and not force:
             problems += self._losses(catalog, keyring)
         specs = catalog.model_specs(learned)

@@ -40,13 +40,24 @@ def watchdog_interval_s() -> float | None:
     return int(limit_us) / 2e6 if limit_us.isdecimal() and int(limit_us) > 0 else None
 
 
-def inherited_listener() -> socket.socket | None:
-    """The listening socket that systemd bound for us (socket activation), once; None when there is none."""
+def given_listener() -> socket.socket | None:
+    """The listening socket that systemd bound for us (socket activation), once; None when there is none.
+
+    Raises ValueError for what can't be served: several sockets, or one that isn't TCP. A unix socket would be reached
+    through another program, so its own address says nothing about who can reach it.
+    """
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal() or int(count) < 1:
         return None
+    if int(count) > 1:
+        raise ValueError(f"systemd gave {count} sockets, and llmux serves one: leave one ListenStream= in the unit.")
     listener = socket.socket(fileno=FIRST_FD)
+    is_tcp = listener.family in {socket.AF_INET, socket.AF_INET6} and listener.type == socket.SOCK_STREAM
+    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise ValueError(
+            "systemd gave something that is no listening TCP socket: its unit needs ListenStream=HOST:PORT."
+        )
     listener.setblocking(False)
     listener.set_inheritable(False)
     return listener

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,11 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import pytest
+import yaml
 
+from supervisor.catalog.keys import new_key
 from supervisor.cli import service
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.limits import LIMIT_S
 
 PATIENCE_S = 60.0
 UNITS = REPOSITORY / "deploy" / "systemd"
@@ -173,35 +176,90 @@ class TestNotify:
             daemon.stop()
 
 
-class TestSocketActivation:
-    """A socket that systemd bound is served as it is."""
+GIVEN = """
+import os, sys
+for number, given in enumerate(sys.argv[2:]):
+    os.dup2(int(given), 3 + number)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execv(sys.executable, [sys.executable, "-m", "supervisor.cli", "serve", "--config", sys.argv[1]])
+"""
 
-    def test_serves_the_inherited_socket(self, tmp_path):
-        daemon = Daemon(tmp_path, {"models": {"a": fake()}})
-        daemon.start()  # writes the configuration, proves that it works
-        daemon.stop()
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(16)
-            port = listener.getsockname()[1]
-            program = (
-                "import os, sys\n"
-                f"os.dup2({listener.fileno()}, 3)\n"
-                "os.environ['LISTEN_PID'] = str(os.getpid())\n"
-                "os.execv(sys.executable, [sys.executable, '-m', 'supervisor.cli', 'serve', '--config', sys.argv[1]])\n"
+
+class Activated(Daemon):
+    """A daemon that is given sockets, as by systemd: they get the numbers from 3 on."""
+
+    def activate(self, *sockets: socket.socket, config: dict[str, object] | None = None) -> Activated:
+        self.config_path.write_text(yaml.safe_dump(self.config | (config or {})))
+        numbers = [given.fileno() for given in sockets]
+        # Nothing else may be there under the numbers that they get.
+        moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 100) for number in numbers]
+        command = [sys.executable, "-c", GIVEN, str(self.config_path), *map(str, moved)]
+        env = {**os.environ, "LISTEN_FDS": str(len(moved)), **self.env}
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=env, cwd=REPOSITORY, pass_fds=moved, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, str(daemon.config_path)],
-                env={**os.environ, "LISTEN_FDS": "1"},
-                cwd=REPOSITORY,
-                pass_fds=(listener.fileno(),),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+        for number in moved:
+            os.close(number)
+        if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
+            self.port = sockets[0].getsockname()[1]
+        return self
+
+
+def listening(address: str, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
+    listener = socket.socket(family)
+    listener.bind(address if family == socket.AF_UNIX else (address, 0))
+    listener.listen(16)
+    return listener
+
+
+class TestSocketActivation:
+    """A socket that systemd bound is served as it is, and held to the rule for addresses."""
+
+    @pytest.mark.parametrize(
+        ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")]
+    )
+    def test_serves_the_given_socket(self, tmp_path, family, address):
+        with listening(address, family) as listener:
+            daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(listener)
         try:
             # The kernel queues the connection until the daemon accepts it: that is what activation is for.
-            answer = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False, timeout=PATIENCE_S)
-            assert answer.json()["status"] == "ok"
+            assert daemon.get("/health").json()["status"] == "ok"
         finally:
-            process.terminate()
-            wait_until(lambda: process.poll() is not None)
+            daemon.stop()
+
+    @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
+    def test_that_others_reach_is_refused_without_keys(self, tmp_path, family, address):
+        with listening(address, family) as listener:
+            daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(listener)
+        assert daemon.process.wait(LIMIT_S) == 2
+        assert f"the address of the socket to listen on is {address}, which others can reach" in daemon.log_text()
+
+    def test_what_llmux_cannot_serve_is_refused(self, tmp_path):
+        with listening(str(tmp_path / "socket"), socket.AF_UNIX) as unix, listening("127.0.0.1") as tcp:
+            for sockets, problem in (([unix], "no listening TCP socket"), ([tcp, tcp], "systemd gave 2 sockets")):
+                daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(*sockets)
+                assert daemon.process.wait(LIMIT_S) == 2
+                assert problem in daemon.log_text()
+
+    def test_neither_reload_nor_upgrade_takes_its_last_key(self, tmp_path):
+        secret, entry = new_key("me", scopes=["inference", "admin"])
+        mine = {"authorization": f"Bearer {secret}"}
+        keys = tmp_path / "api_keys.yaml"
+        keys.write_text(yaml.safe_dump([entry]))
+        with listening("0.0.0.0") as listener:
+            daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(listener)
+        try:
+            assert daemon.get("/v1/models", headers=mine).status_code == 200
+            keys.unlink()
+            for insist in ("", "?force=true"):
+                answer = daemon.post(f"/v1/admin/reload{insist}", headers=mine)
+                assert answer.status_code == 400
+                assert "the address that llmux listens on is 0.0.0.0" in answer.json()["error"]["detail"][0]
+                assert daemon.get("/v1/models").status_code == 401
+            answer = daemon.post("/v1/admin/upgrade", headers=mine)
+            assert answer.status_code == 503
+            assert "the address of the socket to listen on is 0.0.0.0" in str(answer.json()["error"]["detail"])
+            assert daemon.get("/v1/models", headers=mine).status_code == 200
+        finally:
+            daemon.stop()

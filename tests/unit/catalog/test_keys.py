@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import pytest
 
 from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key, refuse_exposed
-from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import ConfigError
 
 PLAIN = "sk-open-webui-0123456789"
@@ -112,12 +111,11 @@ more: 1
 class TestExposure:
     """Without keys only this machine is served."""
 
-    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
     def test_loopback(self, host):
-        assert None is refuse_exposed(ServerConfig(host=host), Keyring())
+        assert None is refuse_exposed(host, Keyring())
 
-    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.example.org"])
+    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.example.org", "::ffff:10.0.0.1", "0", ""])
     def test_exposed(self, folder, host):
-        server = ServerConfig(host=host)
-        assert f"server.host is {host}" in refuse_exposed(server, Keyring())
-        assert None is refuse_exposed(server, keyring(folder, f"- {{name: a, key: {PLAIN}}}"))
+        assert f"server.host is {host}" in refuse_exposed(host, Keyring())
+        assert None is refuse_exposed(host, keyring(folder, f"- {{name: a, key: {PLAIN}}}"))
