@@ -17,7 +17,7 @@ import structlog
 
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
-from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
     on_signals,
@@ -42,7 +42,7 @@ from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
-from supervisor.io import notify
+from supervisor.io import local_access, notify
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.ports import PortRange
@@ -197,6 +197,28 @@ async def _run(
     listener: socket.socket,
     on_listening: OnListening,
     takeover: Takeover | None = None,
+) -> None:
+    with contextlib.ExitStack() as offering:
+        daemon.local_key = _offer(offering, *holdings.answers_at)
+        await _serve(configuration, daemon, holdings, listener, on_listening, takeover)
+
+
+def _offer(offering: contextlib.ExitStack, host: str, port: int) -> Key | None:
+    """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
+    try:
+        return local_key(offering.enter_context(local_access.offered(_url(host, port), host, port)))
+    except OSError as error:
+        log.info("local_access.unavailable", reason=str(error))
+        return None
+
+
+async def _serve(
+    configuration: Configuration,
+    daemon: Daemon,
+    holdings: Holdings,
+    listener: socket.socket,
+    on_listening: OnListening,
+    takeover: Takeover | None,
 ) -> None:
     daemon.metrics.dropped_lines = dropped_lines
     reloader = Reloader(daemon, configuration, listener.getsockname()[0])

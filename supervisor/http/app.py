@@ -59,7 +59,7 @@ class Application:
 
     def _configure(self) -> None:
         catalog = self._daemon.catalog
-        self._auth = Auth(self._daemon.keyring, catalog.server)
+        self._auth = Auth(self._daemon.keyring, catalog.server, self._daemon.local_key)
         GuardedProtocol.configure(catalog.limits)
 
     def close(self) -> None:

@@ -22,6 +22,11 @@ def notify(*lines: str) -> None:
         sender.sendto("\n".join(lines).encode(), name)
 
 
+def is_supervised() -> bool:
+    """Does somebody wait to hear that we are ready? Then nobody reads what we print."""
+    return bool(os.environ.get("NOTIFY_SOCKET"))
+
+
 def reloading() -> None:
     """A reload begins; `READY=1` ends it."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")

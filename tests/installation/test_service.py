@@ -19,6 +19,7 @@ from supervisor.catalog.keys import new_key
 from supervisor.cli import service
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
+from tests.support.shell import LLMUX, environment
 
 PATIENCE_S = 60.0
 UNITS = REPOSITORY / "deploy" / "systemd"
@@ -67,13 +68,13 @@ class TestInstall:
 
     def test_install_status_uninstall(self, tmp_path):
         unit = tmp_path / ".config" / "systemd" / "user" / service.UNIT
-        config = tmp_path / "50% of $HOME.yaml"
-        config.write_text("models: {}\n")
+        config = self.configure(tmp_path / "50% of $HOME.yaml")
         said = self.llmux(tmp_path, "install", "--config", str(config))
         assert f"wrote {unit}" in said
         assert f'--config "{tmp_path}/50%% of $$HOME.yaml"' in unit.read_text()
         program = unit.read_text().partition("ExecStart=")[2].split()[0]
         assert Path(program).is_file()
+        assert unit.read_text().partition("ExecReload=")[2].startswith(f"{program} reload --pid $MAINPID\n")
         assert f"unchanged: {unit}" in self.llmux(tmp_path, "install", "--config", str(config))
         assert str(unit) in self.llmux(tmp_path, "status")
         assert f"removed {unit}" in self.llmux(tmp_path, "uninstall")
@@ -89,7 +90,34 @@ class TestInstall:
         ],
     )
     def test_without_systemd_it_says_what_to_run(self, tmp_path, words, command):
+        config = self.configure(tmp_path / ".config" / "llmux" / "llmux.yaml")
         assert f"systemctl --user {command}\n" in self.llmux(tmp_path, "install", *words)
+        unit = tmp_path / ".config" / "systemd" / "user" / service.UNIT
+        assert f"serve --config {config}\n" in unit.read_text(), "the service may look elsewhere than this shell"
+
+    def test_without_a_configuration_there_is_nothing_to_install(self, tmp_path):
+        said = self.llmux(tmp_path, "install", code=2)
+        assert "no configuration found" in said
+        assert "llmux config example" in said
+        assert not (tmp_path / ".config").exists()
+
+    def test_a_socket_that_others_reach_needs_keys(self, tmp_path):
+        config = self.configure(tmp_path / "llmux.yaml")
+        words = ("install", "--config", str(config), "--socket")
+        for address in ("0.0.0.0:8081", "[::]:8081", "[::ffff:10.0.0.1]:8081"):
+            assert "which others can reach, and there are no API keys" in self.llmux(tmp_path, *words, address, code=2)
+        assert not (tmp_path / ".config").exists()
+        (tmp_path / "api_keys.yaml").write_text(yaml.safe_dump([new_key("me")[1]]))
+        self.llmux(tmp_path, *words, "0.0.0.0:8081")
+
+    @pytest.mark.parametrize("address", ["8081", "gpu.example.org:8081", "127.0.0.1:0", "127.0.0.1:x", "/run/llmux"])
+    def test_a_socket_where_systemd_cannot_listen(self, tmp_path, address):
+        assert "expected HOST:PORT with an IP address" in self.llmux(tmp_path, "install", "--socket", address, code=2)
+
+    def configure(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("models: {}\n")
+        return path
 
 
 def is_stopped(pid: int) -> bool:
@@ -137,6 +165,17 @@ def systemd(tmp_path):
     systemd = Systemd(tmp_path)
     yield systemd
     systemd.socket.close()
+
+
+class TestServe:
+    """A service without a configuration doesn't start: nobody would see that it serves the demo."""
+
+    def test_without_a_configuration(self, tmp_path):
+        env = environment(tmp_path, NOTIFY_SOCKET=str(tmp_path / "none"), PYTHONPATH=str(REPOSITORY))
+        done = subprocess.run([*LLMUX, "serve"], env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert "no configuration found" in done.stderr
+        assert "demo" not in done.stdout
 
 
 class TestNotify:
@@ -194,7 +233,7 @@ class Activated(Daemon):
         # Nothing else may be there under the numbers that they get.
         moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 100) for number in numbers]
         command = [sys.executable, "-c", GIVEN, str(self.config_path), *map(str, moved)]
-        env = {**os.environ, "LISTEN_FDS": str(len(moved)), **self.env}
+        env = {**os.environ, "LISTEN_FDS": str(len(moved)), "XDG_RUNTIME_DIR": str(self.folder), **self.env}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=env, cwd=REPOSITORY, pass_fds=moved, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -115,7 +115,9 @@ class TestExposure:
     def test_loopback(self, host):
         assert None is refuse_exposed(host, Keyring())
 
-    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.example.org", "::ffff:10.0.0.1", "0", ""])
+    @pytest.mark.parametrize(
+        "host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.example.org", "::ffff:10.0.0.1", "0", ""]
+    )
     def test_exposed(self, folder, host):
         assert f"server.host is {host}" in refuse_exposed(host, Keyring())
         assert None is refuse_exposed(host, keyring(folder, f"- {{name: a, key: {PLAIN}}}"))
