@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -28,7 +28,7 @@ from supervisor.cli.own_process import (
     signals_end,
 )
 from supervisor.cli.see_out import see_out
-from supervisor.cli.server import check_exposure, make_server, open_listener
+from supervisor.cli.server import check_exposure, make_server, open_listener, take_given
 from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId, ModelSpec
@@ -42,6 +42,7 @@ from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
+from supervisor.http.parked import resume
 from supervisor.io import local_access, notify
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect, goes_on_listening
@@ -93,8 +94,12 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with contextlib.closing(open_listener(catalog.server, keyring)) as listener, signals_end():
-            uvloop.run(serve(configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans)))
+        given = take_given()
+        with contextlib.closing(open_listener(given.listener, catalog.server, keyring)) as listener, signals_end():
+            serving = serve(
+                configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans), parked=given.parked
+            )
+            uvloop.run(serving)
 
 
 async def serve(
@@ -106,15 +111,22 @@ async def serve(
     on_listening: OnListening,
     *,
     orphans: int = 0,
+    parked: Sequence[notify.Parked] = (),
 ) -> None:
-    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
+    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before.
+
+    `parked`: requests that another daemon of this unit left to us.
+    """
     _cancel_on_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
     async with _closing(stores):
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
-        await _run(configuration, daemon, _holdings(catalog, lock, listener, launcher, stores), listener, on_listening)
+        holdings = _holdings(catalog, lock, listener, launcher, stores)
+        resuming = [asyncio.create_task(resume(left, *holdings.answers_at)) for left in parked]
+        await _run(configuration, daemon, holdings, listener, on_listening)
+        del resuming
 
 
 async def take_over(
@@ -316,7 +328,12 @@ async def _until_stopped(
         # At most as long as the running requests, then the slowest worker, then what is ours.
         graces = [model.config.grace_s for model in daemon.catalog.models.values()]
         notify.stopping(engine.longest_drain_s() + max(graces, default=0.0) + OWN_STOP_S)
+        is_restart = await asyncio.to_thread(notify.will_restart)
+        if is_restart:
+            application.park()
         await engine.shutdown()
+        if is_restart:
+            await asyncio.to_thread(notify.barrier)
     application.close()
     server.should_exit = True
     await serving

@@ -64,16 +64,20 @@ def make_server(application: Application) -> Server:
     return Server(config)
 
 
-def open_listener(server: ServerConfig, keyring: Keyring) -> socket.socket:
-    """The listening socket: systemd's, if it gave one, or our own.
-
-    Raises CannotListenError with what to do, ConfigError when others could reach it and there are no keys, or when what
-    systemd gave can't be served.
-    """
+def take_given() -> notify.Given:
+    """What systemd gave us. Raises ConfigError for what can't be served."""
     try:
-        listener = notify.given_listener() or listen(server)
+        return notify.given()
     except ValueError as error:
         raise ConfigError((f"{error} `llmux service install --socket HOST:PORT` writes one.",)) from error
+
+
+def open_listener(given: socket.socket | None, server: ServerConfig, keyring: Keyring) -> socket.socket:
+    """The listening socket: systemd's, if it gave one, or our own.
+
+    Raises CannotListenError with what to do, ConfigError when others could reach it and there are no keys.
+    """
+    listener = given or listen(server)
     try:
         check_exposure(listener, keyring)
     except ConfigError:

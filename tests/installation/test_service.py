@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,11 @@ import yaml
 
 from supervisor.catalog.keys import new_key
 from supervisor.cli import service
+from tests.support.activation import Activated, Systemd, listening
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
 from tests.support.limits import LIMIT_S
 from tests.support.shell import LLMUX, environment
 
-PATIENCE_S = 60.0
 UNITS = REPOSITORY / "deploy" / "systemd"
 
 
@@ -127,39 +125,6 @@ def is_stopped(pid: int) -> bool:
     )
 
 
-class Systemd:
-    """The other end of NOTIFY_SOCKET."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(str(folder / "notify"))
-        self.socket.settimeout(PATIENCE_S)
-
-    def expect(self, line: str) -> float:
-        """Wait for a datagram with this line; when it came."""
-        while True:
-            if line in self.socket.recv(4096).decode().split("\n"):
-                return time.monotonic()
-
-    def silent_for(self, seconds: float) -> bool:
-        self.socket.settimeout(seconds)
-        try:
-            self.socket.recv(4096)
-        except TimeoutError:
-            return True
-        finally:
-            self.socket.settimeout(PATIENCE_S)
-        return False
-
-    def drain(self) -> None:
-        self.socket.setblocking(False)
-        try:
-            while True:
-                self.socket.recv(4096)
-        except BlockingIOError:
-            self.socket.settimeout(PATIENCE_S)
-
-
 @pytest.fixture
 def systemd(tmp_path):
     systemd = Systemd(tmp_path)
@@ -213,43 +178,6 @@ class TestNotify:
             assert not any(b"NOTIFY_SOCKET" in environment for environment in environments)
         finally:
             daemon.stop()
-
-
-GIVEN = """
-import os, sys
-for number, given in enumerate(sys.argv[2:]):
-    os.dup2(int(given), 3 + number)
-os.environ["LISTEN_PID"] = str(os.getpid())
-os.execv(sys.executable, [sys.executable, "-m", "supervisor.cli", "serve", "--config", sys.argv[1]])
-"""
-
-
-class Activated(Daemon):
-    """A daemon that is given sockets, as by systemd: they get the numbers from 3 on."""
-
-    def activate(self, *sockets: socket.socket, config: dict[str, object] | None = None) -> Activated:
-        self.config_path.write_text(yaml.safe_dump(self.config | (config or {})))
-        numbers = [given.fileno() for given in sockets]
-        # Nothing else may be there under the numbers that they get.
-        moved = [fcntl.fcntl(number, fcntl.F_DUPFD, 100) for number in numbers]
-        command = [sys.executable, "-c", GIVEN, str(self.config_path), *map(str, moved)]
-        env = {**os.environ, "LISTEN_FDS": str(len(moved)), "XDG_RUNTIME_DIR": str(self.folder), **self.env}
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=env, cwd=REPOSITORY, pass_fds=moved, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        for number in moved:
-            os.close(number)
-        if sockets[0].family in {socket.AF_INET, socket.AF_INET6}:
-            self.port = sockets[0].getsockname()[1]
-        return self
-
-
-def listening(address: str, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
-    listener = socket.socket(family)
-    listener.bind(address if family == socket.AF_UNIX else (address, 0))
-    listener.listen(16)
-    return listener
 
 
 class TestSocketActivation:
