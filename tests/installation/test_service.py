@@ -203,8 +203,9 @@ class TestSocketActivation:
         assert f"the address of the socket to listen on is {address}, which others can reach" in daemon.log_text()
 
     def test_what_llmux_cannot_serve_is_refused(self, tmp_path):
-        with listening(str(tmp_path / "socket"), socket.AF_UNIX) as unix, listening("127.0.0.1") as tcp:
-            for sockets, problem in (([unix], "no listening TCP socket"), ([tcp, tcp], "systemd gave 2 sockets")):
+        unix, one, two = listening(str(tmp_path / "socket"), socket.AF_UNIX), *(listening("127.0.0.1") for _ in "ab")
+        with unix, one, two:
+            for sockets, problem in (([unix], "no listening TCP socket"), ([one, two], "systemd gave 2 sockets")):
                 daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(*sockets)
                 assert daemon.process.wait(LIMIT_S) == 2
                 assert problem in daemon.log_text()
