@@ -143,12 +143,14 @@ class Reloader:
         if self._is_stopping():
             return UnavailableError("llmux is shutting down.", code="shutting_down")
         notify.reloading()
+        refused = ""
         try:
             outcome, self._read = await self._when_still(force=force)
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
             if isinstance(outcome, ConfigError):
                 outcome = await self._refused(outcome)
+                refused = f"; the last reload was refused: {outcome.problems[0].splitlines()[0]}"
                 log.error("reload.refused", cause=cause, problems=outcome.problems)
                 self._daemon.hub.publish("reload", {"problems": list(outcome.problems)})
                 return outcome
@@ -159,7 +161,7 @@ class Reloader:
             raise
         finally:
             if not self._is_stopping():
-                notify.notify("READY=1", f"STATUS=serving {len(self._daemon.catalog.listing())} models")
+                notify.notify("READY=1", f"STATUS=serving {len(self._daemon.catalog.listing())} models{refused}")
         log.info("reload.finished", cause=cause, **difference.view())
         self._daemon.hub.publish("reload", difference.view())
         return difference

@@ -24,7 +24,8 @@ MANAGER = "/usr/lib/systemd/systemd"
 SCRIPT = """
 mount -t tmpfs none /run && mkdir -p /run/systemd/system && mount -t cgroup2 none /sys/fs/cgroup || exit 9
 group=/sys/fs/cgroup/llmux-test-$$
-mkdir $group && (echo $BASHPID > $group/cgroup.procs && exec "$0" --user --log-target=console) &
+mkdir $group || exit 9
+(echo $BASHPID > $group/cgroup.procs && exec "$0" --user --log-target=console) &
 manager=$!
 trap "kill -TERM $manager" TERM
 while kill -0 $manager 2>/dev/null; do wait $manager; done
@@ -122,6 +123,8 @@ class TestService:
         assert "quick" in manager.done("ps"), "nor does who is on this machine"
         site.config_path.write_text("modelz: 3\n")
         assert manager.systemctl("reload", "llmux").returncode == 1
+        assert "the last reload was refused: " in manager.show("StatusText")
+        assert "modelz: unknown section" in manager.show("StatusText")
         assert manager.show("ActiveState") == "active"
         assert "quick" in manager.done("ps")
         assert manager.systemctl("restart", "llmux").returncode == 1
