@@ -84,6 +84,13 @@ class Assembly:
             origins=places(self.root),
         )
 
+    def keys_file(self) -> Path:
+        """The file of keys, whether it is there or not. Raises ConfigError with the mistakes of the section `server`."""
+        server = self._section(ServerConfig, "server")
+        if server is None or self.problems:
+            raise config_error(self.problems)
+        return server.api_keys or self.base.with_name(KEYS_NAME)
+
     def _problem(self, node: Node, trail: Trail, message: str) -> None:
         self.problems.append(Problem(node.place, trail, message))
 

@@ -12,7 +12,7 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ from supervisor.catalog.assembly import config_error
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail
 from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import Section, ServerConfig
+from supervisor.catalog.sections import Section
 
 PREFIX = "sk-llmux-"
 _HASHED = "sha256:"
@@ -72,6 +72,17 @@ class Keyring:
         return None if found is None or (found.expires is not None and found.expires <= now) else found
 
 
+def moment(text: str) -> float:
+    """Unix seconds of a date or time; UTC where it names no zone. A date alone is its first moment. Raises ValueError."""
+    found = datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def local_key(secret: str) -> Key:
+    """The key that a daemon offers to the commands of its own user."""
+    return Key("(local)", hashlib.sha256(secret.encode()).digest(), frozenset(Scope))
+
+
 class _KeyConfig(Section):
     name: str = Field(min_length=1, max_length=100)
     key: str | None = None
@@ -112,12 +123,11 @@ class _KeyConfig(Section):
         if self.expires is None:
             return None
         try:
-            moment = datetime.fromisoformat(self.expires)
+            return moment(self.expires)
         except ValueError as error:
             raise ValueError(
                 f'"expires" must be a date or time such as 2030-01-31 or 2030-01-31T12:00:00Z, got "{self.expires}"'
             ) from error
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def load_keys(path: Path) -> Keyring:
@@ -142,6 +152,40 @@ def load_keys(path: Path) -> Keyring:
     if problems:
         raise config_error(problems)
     return Keyring(tuple(keys.values()), tuple(_exposures(path, plain_names)))
+
+
+def without_revoked(running: Keyring, path: Path) -> Keyring:
+    """The running keys, less what the file doesn't grant any more; nothing new. For where the rest can't take effect.
+
+    Keys that are gone or narrowed there lose it, also the last one: a keyring without a valid key lets nobody in. An entry
+    with mistakes revokes nothing, and neither does a file that is lost, damaged or blank. Blocks on it.
+    """
+    problems: list[Problem] = []
+    root, _ = read_guarded(path, Source(Layer.FILE, str(path), path.parent))
+    entries = list(_entries(root, problems))
+    if problems or (not entries and not _is_empty_list(root)):
+        return running
+    granted: dict[bytes, _KeyConfig] = {}
+    unreadable: set[object] = set()
+    for trail, node in entries:
+        config, _ = validate(_KeyConfig, node, trail, secret=True)
+        if config is not None:
+            granted[config.digest()] = config
+        elif isinstance(node, Table) and isinstance(name := node.entries.get("name"), Leaf):
+            unreadable.add(name.value)
+    keys = []
+    for key in running.keys:
+        config = granted.get(key.digest)
+        if config is not None:
+            ends = min((end for end in (key.expires, config.expires_at()) if end is not None), default=None)
+            keys.append(replace(key, scopes=key.scopes & set(map(Scope, config.scopes)), expires=ends))
+        else:
+            keys.append(key if key.name in unreadable else replace(key, expires=0.0))
+    return replace(running, keys=tuple(keys))
+
+
+def _is_empty_list(root: Node | None) -> bool:
+    return isinstance(root.entries.get("keys") if isinstance(root, Table) else root, Items)
 
 
 def _entries(root: Node | None, problems: list[Problem]) -> Iterator[tuple[Trail, Node]]:
@@ -190,20 +234,21 @@ def new_key(
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach what listens there?"""
+    """Can only this machine reach what listens there? Also `::ffff:127.0.0.1`, which is IPv4's loopback."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def refuse_exposed(server: ServerConfig, keyring: Keyring) -> str | None:
-    """Why the daemon must not start: anybody on the network could use it. None: it may."""
-    if keyring or is_loopback(server.host):
+def refuse_exposed(host: str, keyring: Keyring, setting: str = "server.host") -> str | None:
+    """Why the daemon must not listen on `host`, which `setting` says: anybody on the network could use it. None: it may."""
+    if keyring or is_loopback(host):
         return None
     return (
-        f"server.host is {server.host}, which others can reach, and there are no API keys: anybody could use and stop "
+        f"{setting} is {host}, which others can reach, and there are no API keys: anybody could use and stop "
         f"your models. Make a key (`llmux keys add NAME`), or listen on 127.0.0.1"
     )

@@ -38,6 +38,16 @@ def find_config(explicit: Path | None = None) -> Path | None:
     return next((path for path in search_path() if path.is_file()), None)
 
 
+def require_config(explicit: Path | None = None) -> Path:
+    """The base file. Raises ConfigError, with what to do, when there is none."""
+    base = find_config(explicit)
+    if base is None:
+        looked = ", ".join(str(path) for path in search_path())
+        remedy = "Write one (llmux config example explains every key), or see how it works: llmux demo"
+        raise ConfigError((f"no configuration found; looked for {looked}. {remedy}",))
+    return base
+
+
 def search_path() -> tuple[Path, ...]:
     """The places where a configuration is searched when none is named."""
     return (config_dir() / FILE_NAME, Path.cwd() / FILE_NAME, Path("/etc/llmux") / FILE_NAME)
@@ -56,14 +66,19 @@ def load(
     adapters check on disk.
     Blocks on files. Raises ConfigError with every problem.
     """
-    base = find_config(config)
-    if base is None:
-        looked = ", ".join(str(path) for path in search_path())
-        remedy = "Write one (llmux config example explains every key), or see how it works: llmux demo"
-        raise ConfigError((f"no configuration found; looked for {looked}. {remedy}",))
-    base = base.absolute()
+    base = require_config(config).absolute()
     root, problems = _merged(_layers(base, flags or {}), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)
+
+
+def keys_file(base: Path) -> Path:
+    """Where a daemon with this base file reads its keys, whether it is there or not.
+
+    Mistakes outside the section `server` don't matter: a key must be revocable all the same. Raises ConfigError.
+    """
+    base = base.absolute()
+    root, _ = _merged(_layers(base, {}), base)
+    return Assembly(root, base, REGISTRY, check_files=False).keys_file()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from supervisor.errors import (
     LlmuxError,
     NotFoundError,
 )
+from supervisor.io import local_access
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -49,7 +50,10 @@ def quoted(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A daemon and the key for it. Requests raise UnreachableError, or the daemon's own error."""
+    """A daemon and the key for it: by default the one that it offers to its own user on this machine.
+
+    Requests raise UnreachableError, or the daemon's own error.
+    """
 
     url: str
     key: str | None = None
@@ -107,7 +111,8 @@ class Client:
             raise InvalidRequestError(f"{self.url} is no URL ({error}).") from error
         if parts.scheme not in {"http", "https"} or not host:
             raise InvalidRequestError(f"{self.url} is no URL of a daemon, such as http://127.0.0.1:8081.")
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        key = self.key or self._offered_key(host, port or 80)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
         if body is not None:
             headers["content-type"] = "application/json"
         content = json.dumps(body).encode() if body is not None else None
@@ -129,6 +134,10 @@ class Client:
             except UnicodeError as error:  # in a key that is none, or in the host
                 message = f"The address or the key has characters that can't be sent ({error})."
                 raise InvalidRequestError(message) from error
+
+    def _offered_key(self, host: str, port: int) -> str | None:
+        access = local_access.answering_at(host, port) if self.url.startswith("http:") else None
+        return access.key if access is not None else None
 
     def _json(self, content: bytes) -> Json:
         try:

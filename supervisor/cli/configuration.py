@@ -43,7 +43,7 @@ def checked(path: Path | None) -> Catalog:
     """
     catalog = load(path)
     keys = catalog.server.api_keys
-    if problem := refuse_exposed(catalog.server, load_keys(keys) if keys is not None else Keyring()):
+    if problem := refuse_exposed(catalog.server.host, load_keys(keys) if keys is not None else Keyring()):
         raise ConfigError((problem,))
     return catalog
 

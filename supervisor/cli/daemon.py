@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 
 import structlog
 
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
-from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
     on_signals,
@@ -28,7 +28,7 @@ from supervisor.cli.own_process import (
     signals_end,
 )
 from supervisor.cli.see_out import see_out
-from supervisor.cli.server import listen, make_server
+from supervisor.cli.server import check_exposure, make_server, open_listener, take_given
 from supervisor.core.effects import Learn
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId, ModelSpec
@@ -42,7 +42,8 @@ from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
 from supervisor.fleet.local import LocalLauncher
 from supervisor.http.app import Application
-from supervisor.io import notify
+from supervisor.http.parked import resume
+from supervisor.io import local_access, notify
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.ports import PortRange
@@ -70,7 +71,7 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
 
     signal.signal(signal.SIGHUP, lambda *_: None)  # until it is ready there is nothing to reload, nor to end for that
     keyring = load_keys(catalog.server.api_keys) if catalog.server.api_keys is not None else Keyring()
-    refused = refuse_exposed(catalog.server, keyring)
+    refused = refuse_exposed(catalog.server.host, keyring)
     if refused is not None:
         raise ConfigError((refused,))
     for warning in keyring.warnings:
@@ -93,8 +94,12 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
-        with contextlib.closing(notify.inherited_listener() or listen(catalog.server)) as listener, signals_end():
-            uvloop.run(serve(configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans)))
+        given = take_given()
+        with contextlib.closing(open_listener(given.listener, catalog.server, keyring)) as listener, signals_end():
+            serving = serve(
+                configuration, catalog, keyring, lock, listener, on_listening, orphans=len(orphans), parked=given.parked
+            )
+            uvloop.run(serving)
 
 
 async def serve(
@@ -106,15 +111,22 @@ async def serve(
     on_listening: OnListening,
     *,
     orphans: int = 0,
+    parked: Sequence[notify.Parked] = (),
 ) -> None:
-    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before."""
+    """Everything that runs on the event loop, until a signal ends it. Lock, leftovers and socket are seen to before.
+
+    `parked`: requests that another daemon of this unit left to us.
+    """
     _cancel_on_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
     async with _closing(stores):
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
-        await _run(configuration, daemon, _holdings(catalog, lock, listener, launcher, stores), listener, on_listening)
+        holdings = _holdings(catalog, lock, listener, launcher, stores)
+        resuming = [asyncio.create_task(resume(left, *holdings.answers_at)) for left in parked]
+        await _run(configuration, daemon, holdings, listener, on_listening)
+        del resuming
 
 
 async def take_over(
@@ -136,6 +148,7 @@ async def take_over(
             for store in stores:
                 if store.trouble is not None:
                     raise TakeoverError(f"{store.path} can't be used: {store.trouble}")
+            check_exposure(inherited.listener, keyring)
             takeover.check(device.spec for device in opened.devices)
             daemon, launcher, configured = await _assemble(catalog, keyring, inherited.lock.instance, opened, stores[0])
         except LlmuxError as error:
@@ -197,8 +210,30 @@ async def _run(
     on_listening: OnListening,
     takeover: Takeover | None = None,
 ) -> None:
+    with contextlib.ExitStack() as offering:
+        daemon.local_key = _offer(offering, *holdings.answers_at)
+        await _serve(configuration, daemon, holdings, listener, on_listening, takeover)
+
+
+def _offer(offering: contextlib.ExitStack, host: str, port: int) -> Key | None:
+    """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
+    try:
+        return local_key(offering.enter_context(local_access.offered(_url(host, port), host, port)))
+    except OSError as error:
+        log.info("local_access.unavailable", reason=str(error))
+        return None
+
+
+async def _serve(
+    configuration: Configuration,
+    daemon: Daemon,
+    holdings: Holdings,
+    listener: socket.socket,
+    on_listening: OnListening,
+    takeover: Takeover | None,
+) -> None:
     daemon.metrics.dropped_lines = dropped_lines
-    reloader = Reloader(daemon, configuration)
+    reloader = Reloader(daemon, configuration, listener.getsockname()[0])
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
     application = Application(daemon, reloader, handover)
     url, keys = _url(*holdings.answers_at), len(daemon.keyring.keys)
@@ -293,7 +328,12 @@ async def _until_stopped(
         # At most as long as the running requests, then the slowest worker, then what is ours.
         graces = [model.config.grace_s for model in daemon.catalog.models.values()]
         notify.stopping(engine.longest_drain_s() + max(graces, default=0.0) + OWN_STOP_S)
+        is_restart = await asyncio.to_thread(notify.will_restart)
+        if is_restart:
+            application.park()
         await engine.shutdown()
+        if is_restart:
+            await asyncio.to_thread(notify.barrier)
     application.close()
     server.should_exit = True
     await serving

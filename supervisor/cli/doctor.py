@@ -250,7 +250,7 @@ def _keys(server: ServerConfig) -> Iterator[Check]:
         except ConfigError as error:
             yield from (Check("keys", "fail", problem, f"edit {path}") for problem in error.problems)
             return
-    if refused := refuse_exposed(server, keyring):
+    if refused := refuse_exposed(server.host, keyring):
         yield Check("keys", "fail", refused, "llmux keys add NAME")
         return
     for warning in keyring.warnings:

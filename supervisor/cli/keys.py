@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import yaml
 
-from supervisor.catalog import find_config, load
+from supervisor.catalog import find_config, loader
 from supervisor.catalog.assembly import KEYS_NAME
 from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key
 from supervisor.catalog.problems import nearest
@@ -25,6 +25,7 @@ from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
 from supervisor.io import files
 
 _ITEM = re.compile(r"^( *)- ", re.MULTILINE)
+_EMPTY = re.compile(r"[ \t]*\[\][ \t]*\n?\Z")
 
 Entry = Mapping[str, str | bool | list[str]]
 
@@ -44,27 +45,41 @@ def keys_file(config: Path | None) -> Path:
     base = find_config(config)
     if base is None:
         return config_dir() / KEYS_NAME
-    return load(base, check_files=False).server.api_keys or base.absolute().with_name(KEYS_NAME)
+    return loader.keys_file(base)
 
 
-def add(path: Path, name: str, scopes: Iterable[Scope], expires: str | None, *, load_feedback: bool = False) -> str:
-    """Append a new key to the file, making it where there is none; returns the secret.
+class Added(NamedTuple):
+    secret: str
+    scopes: tuple[Scope, ...]
+    is_first: bool
+    is_administered: bool
+    """Does a valid key of the file open the admin API?"""
 
+
+def add(path: Path, name: str, scopes: tuple[Scope, ...], expires: str | None, *, load_feedback: bool = False) -> Added:
+    """Append a new key to the file, making it where there is none.
+
+    Without `scopes` it opens inference; the first key administration as well, or else it would lock its maker out.
     Raises InvalidRequestError when the name is taken, ConfigError for a file with mistakes.
     """
     path = path.resolve()
     known = load_keys(path) if path.exists() else Keyring()
     names = [key.name for key in known.keys]
+    scopes = scopes or ((Scope.INFERENCE,) if known else (Scope.INFERENCE, Scope.ADMIN))
     if name in names:
         raise InvalidRequestError(f"{path} has a key named {name!r} already; choose another name.")
     secret, entry = new_key(name, scopes, expires, load_feedback=load_feedback)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if not known:
+        text = _EMPTY.sub("", text)
     if not _replace(path, _with_entry(text, entry), [*names, name]):
         raise InvalidRequestError(
             f"{path} is laid out in a way that nothing can be appended to; add this by hand. The key: {secret}",
             detail=tuple(_lines(entry, "")),
         )
-    return secret
+    now = time.time()
+    valid = (key.scopes for key in known.keys if key.expires is None or key.expires > now)
+    return Added(secret, scopes, not known, any(Scope.ADMIN in opens for opens in (scopes, *valid)))
 
 
 def listing(path: Path) -> list[Listed]:
@@ -96,7 +111,8 @@ def revoke(path: Path, name: str) -> tuple[list[str], bool]:
     left = [other for other in names if other != name]
     text = path.read_text(encoding="utf-8")
     index = names.index(name)
-    if _replace(path, _without_entry(text, index), left):
+    without = _without_entry(text, index) + ("" if left else "  []\n")  # no list at all would be a lost file
+    if _replace(path, without, left):
         return left, True
     root = yaml.safe_load(text)
     del (root["keys"] if isinstance(root, dict) else root)[index]

@@ -30,14 +30,21 @@ _config = click.option(
 
 def daemon_options(command: Command) -> Command:
     """`--url`, `--key` and `--json` for commands that ask a running daemon: they get a client as `daemon`."""
+    return _connected(command, "admin")
 
+
+def inference_options(command: Command) -> Command:
+    """As `daemon_options`, for commands that a key of a client is enough for."""
+    return _connected(command, "inference")
+
+
+def _connected(command: Command, scope: str) -> Command:
     @functools.wraps(command)
     def connected(*words: object, url: str, key: str | None, **options: object) -> None:
         command(*words, daemon=Client(url, key), **options)
 
-    wrapped = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")(
-        json_option(connected)
-    )
+    help_ = f"API key with the scope {scope}. Default: what a daemon of yours on this machine takes. [$LLMUX_API_KEY]"
+    wrapped = click.option("--key", envvar="LLMUX_API_KEY", help=help_)(json_option(connected))
     return click.option(
         "--url", envvar="LLMUX_URL", default=DEFAULT_URL, show_default=True, help="The daemon. [$LLMUX_URL]"
     )(wrapped)

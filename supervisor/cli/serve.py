@@ -12,21 +12,25 @@ from pathlib import Path
 import click
 
 from supervisor.catalog import Catalog, Configuration, find_config
+from supervisor.catalog.loader import require_config
 from supervisor.catalog.sections import state_dir
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure, say
 from supervisor.cli.options import counted
+from supervisor.io import notify
 
 DEMO_RUNTIME = "llama_server"
 
 
 def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeover: bool, as_json: bool) -> None:
-    """Run until a signal. Without any configuration it serves the demo, and says so.
+    """Run until a signal. Without any configuration it serves the demo, and says so; as a service it doesn't start.
 
     With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
     """
-    if not demo and config is None and find_config() is None:
+    if notify.is_supervised() and not demo:
+        require_config(config)
+    elif not demo and config is None and find_config() is None:
         click.echo(
             "No configuration found: serving the demo. Write your own: llmux config example explains every key.",
             err=as_json,

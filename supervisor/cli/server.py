@@ -11,10 +11,12 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from supervisor.catalog.keys import Keyring, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.errors import LlmuxError
+from supervisor.errors import ConfigError, LlmuxError
 from supervisor.http.app import Application
 from supervisor.http.protocol import GuardedProtocol
+from supervisor.io import notify
 from supervisor.io.ports import who_listens
 
 BACKLOG = 2048
@@ -60,6 +62,35 @@ def make_server(application: Application) -> Server:
         timeout_graceful_shutdown=5,
     )
     return Server(config)
+
+
+def take_given() -> notify.Given:
+    """What systemd gave us. Raises ConfigError for what can't be served."""
+    try:
+        return notify.given()
+    except ValueError as error:
+        raise ConfigError((f"{error} `llmux service install --socket HOST:PORT` writes one.",)) from error
+
+
+def open_listener(given: socket.socket | None, server: ServerConfig, keyring: Keyring) -> socket.socket:
+    """The listening socket: systemd's, if it gave one, or our own.
+
+    Raises CannotListenError with what to do, ConfigError when others could reach it and there are no keys.
+    """
+    listener = given or listen(server)
+    try:
+        check_exposure(listener, keyring)
+    except ConfigError:
+        listener.close()
+        raise
+    return listener
+
+
+def check_exposure(listener: socket.socket, keyring: Keyring) -> None:
+    """Whoever opened it: without keys only this machine may reach it. Raises ConfigError."""
+    refused = refuse_exposed(listener.getsockname()[0], keyring, "the address of the socket to listen on")
+    if refused is not None:
+        raise ConfigError((refused,))
 
 
 def listen(server: ServerConfig) -> socket.socket:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from supervisor.catalog.loader import find_config
+from supervisor.catalog.keys import Keyring, is_loopback, load_keys, refuse_exposed
+from supervisor.catalog.loader import keys_file, require_config
 from supervisor.catalog.sections import config_dir
-from supervisor.errors import LlmuxError
+from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import files
 
 UNIT: Final = "llmux.service"
@@ -23,6 +24,7 @@ SOCKET: Final = "llmux.socket"
 PROGRAM: Final = "%h/.local/bin/llmux"
 ADDRESS: Final = "127.0.0.1:8081"
 UNITS: Final = Path(__file__).parent / "systemd"
+STOP_S: Final = 3600.0  # running requests may take their time; systemd has a limit of its own
 Echo = Callable[[str], None]
 
 
@@ -35,7 +37,8 @@ class ServiceError(LlmuxError):
 def service_unit(program: str = PROGRAM, arguments: tuple[str, ...] = ()) -> str:
     """The unit file. `program` is an absolute path; `%h` is the home folder."""
     command = " ".join(map(_quoted, (program, "serve", *arguments)))
-    return (UNITS / UNIT).read_text(encoding="utf-8").replace(f"{PROGRAM} serve", command)
+    text = (UNITS / UNIT).read_text(encoding="utf-8").replace(f"{PROGRAM} serve", command)
+    return text.replace(f"{PROGRAM} reload", f"{_quoted(program)} reload")
 
 
 def socket_unit(host: str = "127.0.0.1", port: int = 8081) -> str:
@@ -77,13 +80,16 @@ def program() -> str:
 def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, address: tuple[str, int] | None) -> None:
     """Write the unit (and the socket unit with `address`), make systemd read it, start it; `echo` gets each step.
 
-    Raises ConfigError when there is no such `config`, ServiceError when systemd refuses.
+    The unit names the configuration, since systemd may look elsewhere than this shell. Raises ConfigError when there is
+    none, or when others could reach `address` and there are no keys; ServiceError when systemd refuses.
     """
-    named = find_config(config) if config is not None else None
-    arguments = ("--config", _literal(str(named.absolute()))) if named is not None else ()
-    _write(folder() / UNIT, service_unit(_literal(program()), arguments), echo)
+    base = require_config(config).absolute()
     if address is not None:
-        _write(folder() / SOCKET, socket_unit(*address), echo)
+        _check_exposure(address[0], base)
+    unit, arguments = folder() / UNIT, ("--config", _literal(str(base)))
+    changed = _write(unit, service_unit(_literal(program()), arguments), echo)
+    if address is not None:
+        changed |= _write(folder() / SOCKET, socket_unit(*address), echo)
     wanted = SOCKET if address is not None else UNIT
     enable = ["enable", *(["--now"] if start else []), wanted]
     if not _reachable():
@@ -92,14 +98,40 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     else:
         _systemctl("daemon-reload")
         echo("told systemd to read its units again")
-        _systemctl(*enable)
-        echo(f"enabled {wanted}" + (" and started it" if start else ""))
+        _enable(wanted, enable, echo, changed=changed, start=start)
     if linger:
         run(["loginctl", "enable-linger", getpass.getuser()])
         echo(f"enabled linger for {getpass.getuser()}: llmux starts at boot and outlives your logout")
     else:
         echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
+    echo(f"secrets and variables for it, a NAME=value in each line: {config_dir() / 'environment'}")
     echo("logs: journalctl --user -u llmux -f")
+
+
+def _check_exposure(host: str, base: Path) -> None:
+    """Raises ConfigError when the daemon would refuse to listen there."""
+    if is_loopback(host):
+        return
+    path = keys_file(base)
+    refused = refuse_exposed(host, load_keys(path) if path.exists() else Keyring(), "--socket")
+    if refused is not None:
+        raise ConfigError((refused,))
+
+
+def _enable(wanted: str, enable: list[str], echo: Echo, *, changed: bool, start: bool) -> None:
+    """Start it. systemd can't begin to listen for a service that runs: then that is stopped for a moment."""
+    is_running = _systemctl("show", UNIT, "--property=ActiveState", "--value").strip() in {"active", "reloading"}
+    if is_running and start and wanted == SOCKET:
+        echo(f"stopping {UNIT}, after its running requests, so that systemd can listen instead of it")
+        _systemctl("stop", UNIT, SOCKET, limit_s=STOP_S)
+        _systemctl(*enable)
+        _systemctl("start", UNIT)
+        echo(f"enabled {wanted}, and started both again")
+        return
+    _systemctl(*enable)
+    echo(f"enabled {wanted}" + (" and started it" if start else ""))
+    if is_running and changed:
+        echo("llmux goes on as it was started; what is new in the unit counts from: systemctl --user restart llmux")
 
 
 def uninstall(echo: Echo) -> None:
@@ -133,14 +165,16 @@ def status(echo: Echo) -> dict[str, str]:
     return facts
 
 
-def _write(path: Path, text: str, echo: Echo) -> None:
+def _write(path: Path, text: str, echo: Echo) -> bool:
+    """Did that change it?"""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.read_text(encoding="utf-8") == text:
         echo(f"unchanged: {path}")
-        return
+        return False
     with files.replacing(path) as fresh:
         fresh.write_text(text, encoding="utf-8")
     echo(f"wrote {path}")
+    return True
 
 
 def _reachable() -> bool:
@@ -151,14 +185,14 @@ def _reachable() -> bool:
     return True
 
 
-def _systemctl(*words: str) -> str:
-    return run(["systemctl", "--user", *words])
+def _systemctl(*words: str, limit_s: float = 60.0) -> str:
+    return run(["systemctl", "--user", *words], limit_s)
 
 
-def run(argv: list[str]) -> str:
+def run(argv: list[str], limit_s: float = 60.0) -> str:
     """Its output. Raises ServiceError where it fails."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=limit_s)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ServiceError(f"{' '.join(argv)}: {error}") from error
     if done.returncode != 0:

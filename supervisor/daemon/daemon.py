@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
-from supervisor.catalog.keys import Keyring
+from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
@@ -33,6 +33,7 @@ class Daemon:
     sampler: MemorySampler
     catalog: Catalog
     keyring: Keyring = field(default_factory=Keyring)
+    local_key: Key | None = None  # what the commands of our own user have; never in the keyring, which may be empty
     hub: Hub = field(default_factory=Hub)
     history: History = field(default_factory=History)
     bodies: BodyBudget = field(default_factory=BodyBudget)

@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
-from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed, without_revoked
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.events import Configured
 from supervisor.core.operators import may_keep_worker
@@ -42,6 +42,7 @@ STILL_S: Final = 0.5
 """A file that did not change for so long is taken as written."""
 STILL_WITHIN_S: Final = 10.0
 """For how long a reload waits for that."""
+MOVING: Final = "something keeps writing to it"
 LIVE: Final = frozenset({"allowed_hosts", "allowed_origins", "api_keys", "watch"})
 """Settings of `server` that need no restart."""
 
@@ -91,9 +92,11 @@ class _Prepared:
 class Reloader:
     """One for each daemon. Use from the event loop's thread."""
 
-    def __init__(self, daemon: Daemon, configuration: Configuration) -> None:
+    def __init__(self, daemon: Daemon, configuration: Configuration, listens_on: str) -> None:
+        """`listens_on`: the address of the listening socket, which may be another than the configured one."""
         self._daemon = daemon
         self._configuration = configuration
+        self._hosts = {listens_on: "the address that llmux listens on", daemon.catalog.server.host: "server.host"}
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
         self._read = self._stamps()
 
@@ -140,11 +143,14 @@ class Reloader:
         if self._is_stopping():
             return UnavailableError("llmux is shutting down.", code="shutting_down")
         notify.reloading()
+        refused = ""
         try:
             outcome, self._read = await self._when_still(force=force)
             if self._is_stopping():
                 return UnavailableError("llmux is shutting down.", code="shutting_down")
             if isinstance(outcome, ConfigError):
+                outcome = await self._refused(outcome)
+                refused = f"; the last reload was refused: {outcome.problems[0].splitlines()[0]}"
                 log.error("reload.refused", cause=cause, problems=outcome.problems)
                 self._daemon.hub.publish("reload", {"problems": list(outcome.problems)})
                 return outcome
@@ -155,10 +161,24 @@ class Reloader:
             raise
         finally:
             if not self._is_stopping():
-                notify.notify("READY=1", f"STATUS=serving {len(self._daemon.catalog.listing())} models")
+                notify.notify("READY=1", f"STATUS=serving {len(self._daemon.catalog.listing())} models{refused}")
         log.info("reload.finished", cause=cause, **difference.view())
         self._daemon.hub.publish("reload", difference.view())
         return difference
+
+    async def _refused(self, error: ConfigError) -> ConfigError:
+        """Whatever else is wrong, a revoked key stops working; the error that says so, too."""
+        daemon, path = self._daemon, self._daemon.catalog.server.api_keys
+        if path is None or any(problem.startswith(f"{path}: {MOVING}") for problem in error.problems):
+            return error
+        before = daemon.keyring
+        after = await asyncio.to_thread(without_revoked, before, path)
+        lost = [old.name for old, new in zip(before.keys, after.keys, strict=True) if old != new]
+        if not lost:
+            return error
+        daemon.configure(daemon.catalog, after)
+        log.warning("keys.revoked", keys=lost)
+        return ConfigError((*error.problems, f"{path}: what was revoked is in force all the same: {', '.join(lost)}"))
 
     def _is_stopping(self) -> bool:
         return self._daemon.engine.queue().is_stopping
@@ -181,9 +201,9 @@ class Reloader:
             if before == after:
                 return outcome, after
             if time.monotonic() >= last_try:
-                moving = ", ".join(str(path) for path in files if before.get(path) != after[path])
                 remedy = "nothing was changed; reload again when it is written"
-                return ConfigError((f"{moving}: something keeps writing to it; {remedy}",)), self._read
+                moving = (path for path in files if before.get(path) != after[path])
+                return ConfigError(tuple(f"{path}: {MOVING}; {remedy}" for path in moving)), self._read
 
     # ------------------------------------------------------------------------------------------------- off the loop
 
@@ -205,8 +225,9 @@ class Reloader:
                 keyring = load_keys(server.api_keys)
             except ConfigError as error:
                 problems += error.problems
-        if not problems and (exposed := refuse_exposed(server, keyring)) is not None:
-            problems.append(exposed)
+        exposed = (refuse_exposed(host, keyring, setting) for host, setting in self._hosts.items())
+        if not problems and (refused := next(filter(None, exposed), None)) is not None:
+            problems.append(refused)
         elif not problems and not force:
             problems += self._losses(catalog, keyring)
         specs = catalog.model_specs(learned)

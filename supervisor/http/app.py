@@ -23,6 +23,7 @@ from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
 from supervisor.http import admin, metrics, ui, watch
 from supervisor.http.auth import Auth
+from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.http.relay import relay
 from supervisor.http.request_id import STATE_KEY
@@ -41,6 +42,7 @@ class Application:
 
     def __init__(self, daemon: Daemon, reloader: Reloader, handover: Handover | None = None) -> None:
         self._daemon = daemon
+        self._parks = False  # what waits is for the next daemon of this unit
         self._auth: Auth
         self._others = Starlette(
             routes=[
@@ -59,8 +61,13 @@ class Application:
 
     def _configure(self) -> None:
         catalog = self._daemon.catalog
-        self._auth = Auth(self._daemon.keyring, catalog.server)
+        self._auth = Auth(self._daemon.keyring, catalog.server, self._daemon.local_key)
         GuardedProtocol.configure(catalog.limits)
+
+    def park(self) -> None:
+        """Leave requests that wait for a model, and those that are still to come, to the next daemon of this unit."""
+        self._parks = True
+        self._daemon.requests.hand_over()
 
     def close(self) -> None:
         """End the endless responses: the event streams."""
@@ -85,6 +92,9 @@ class Application:
             context.key = self._auth.authorize(scope, dialect)
             pipeline = self._daemon.pipeline
             if pipeline.serves(scope["method"], scope["path"], dialect):
+                if self._parks:
+                    await self._relay(scope, receive, send, context)
+                    return
                 await pipeline(scope, receive, send, context)
             else:
                 await self._route(scope, receive, _signed(send, context), context)
@@ -94,16 +104,18 @@ class Application:
             await error_response(error, dialect)(scope, receive, _signed(send, context))
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
-        """The successor answers it, from the beginning."""
+        """The successor answers it, from the beginning, or the next daemon of this unit."""
         upstream, dialect, body = self._daemon.successor, context.dialect, context.waiting
-        assert upstream is not None
         is_started = context.answering
         try:
             if body is None:
                 body = HeldBody(self._daemon.bodies)
                 body.keep(await read_body(scope, receive, self._daemon.catalog.limits.body_mib * 1024 * 1024, body))
             original = body.source or body
-            await relay(scope, send, original, upstream, context.request_id, dialect, is_started=is_started)
+            if upstream is None:
+                await park(scope, original, context.request_id, is_started=is_started)
+            else:
+                await relay(scope, send, original, upstream, context.request_id, dialect, is_started=is_started)
         except LlmuxError as error:
             if is_started:
                 raise ResponseBrokenError(error.message) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
@@ -62,8 +63,9 @@ def credential(headers: Iterable[tuple[bytes, bytes]], dialect: Dialect) -> byte
 class Auth:
     """Checks every request before anything else looks at it."""
 
-    def __init__(self, keyring: Keyring, server: ServerConfig) -> None:
-        self._keyring = keyring
+    def __init__(self, keyring: Keyring, server: ServerConfig, local: Key | None = None) -> None:
+        """`local` opens everything as well, where keys are needed at all."""
+        self._keyring = replace(keyring, keys=(*keyring.keys, local)) if keyring and local is not None else keyring
         self._hosts = LOOPBACK_NAMES | {host.lower() for host in (*server.allowed_hosts, server.host)}
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 

@@ -30,6 +30,7 @@ from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, RateLimitError
 from supervisor.http.half_closed import HalfClosed
+from supervisor.http.parked import detached
 from supervisor.http.request_head import headers_too_large, refused_head, split_url
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
@@ -104,7 +105,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self._disconnect = Disconnect(
-            partial(_resume_reading, self.flow, transport), partial(_read_while_held_up, self.flow, transport)
+            partial(_resume_reading, self.flow, transport),
+            partial(_read_while_held_up, self.flow, transport),
+            self._detach,
         )
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
@@ -118,6 +121,10 @@ class GuardedProtocol(HttpToolsProtocol):
                         f"Your address has {count - 1} connections (limits.connections_per_client).", retry_after_s=5.0
                     )
                 )
+
+    def _detach(self) -> int | None:
+        """See `Disconnect`."""
+        return None if self._in_message or self.pipeline else detached(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -58,10 +58,10 @@ def replace_file(path: Path, text: str) -> None:
     fresh.replace(path)
 
 
-def llmux(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "supervisor.cli", *words, "--url", daemon.url]
+def llmux(daemon: Daemon, *words: str, url: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "supervisor.cli", *words, *(["--url", daemon.url] if url else [])]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY, env=os.environ, check=False
+        command, capture_output=True, text=True, timeout=LIMIT_S, cwd=REPOSITORY, env=os.environ | env, check=False
     )
 
 
@@ -152,7 +152,7 @@ class TestALostFile:
             wait_until(lambda: daemon.chat("two").status_code == 200)
             assert len(daemon.events("reload.refused")) == 1, "told once, not at each look"
 
-    @pytest.mark.parametrize("text", ["", "keys:\n", "[]\n", None])
+    @pytest.mark.parametrize("text", ["", "keys:\n", None])
     def test_no_keys(self, tmp_path, text):
         secret, entry = new_key("me", scopes=["inference", "admin"])
         mine = {"authorization": f"Bearer {secret}"}
@@ -169,6 +169,54 @@ class TestALostFile:
             assert daemon.get("/v1/models").status_code == 401, "not open"
             assert daemon.get("/v1/models", headers=mine).status_code == 200, "not locked"
             assert daemon.post("/v1/admin/reload?force=true", headers=mine).status_code == 200
+            assert daemon.get("/v1/models").status_code == 200
+
+
+class TestARevokedKey:
+    """It stops working with the next reload, also where that is refused."""
+
+    @pytest.mark.parametrize("damaged", ["llmux.yaml", "api_keys.yaml"])
+    def test_though_the_reload_is_refused(self, tmp_path, damaged):
+        (kept, entry), (leaked, other) = (new_key(name, scopes=["inference", "admin"]) for name in ("kept", "leaked"))
+        keys = [entry, other]
+        path = tmp_path / "api_keys.yaml"
+        replace_file(path, yaml.safe_dump(keys))
+        with running(tmp_path, {"models": {"one": fake()}}) as daemon:
+
+            def status(secret: str) -> int:
+                return daemon.get("/v1/models", headers={"authorization": f"Bearer {secret}"}).status_code
+
+            config = daemon.config_path.read_text()
+            broken = {"name": "broken", "key": "short"}
+            if damaged == "llmux.yaml":
+                replace_file(daemon.config_path, config + "modelz: 3\n")
+            told = llmux(daemon, "keys", "revoke", "leaked", "--config", str(daemon.config_path), url=False)
+            assert told.returncode == 0, told.stderr
+            if damaged == "api_keys.yaml":
+                replace_file(path, yaml.safe_dump([entry | {"scopes": ["inference"]}, broken]))
+            assert (status(kept), status(leaked)) == (200, 200)
+            answer = daemon.post("/v1/admin/reload", headers={"authorization": f"Bearer {kept}"})
+            assert answer.status_code == 400
+            assert (status(kept), status(leaked)) == (200, 401)
+            if damaged == "llmux.yaml":
+                assert "what was revoked is in force all the same: leaked" in answer.json()["error"]["detail"][-1]
+                (event,) = daemon.events("keys.revoked")
+                assert event["keys"] == ["leaked"]
+
+    def test_the_last_one_opens_nothing(self, tmp_path):
+        secret, entry = new_key("me", scopes=["inference", "admin"])
+        mine = {"authorization": f"Bearer {secret}"}
+        path = tmp_path / "api_keys.yaml"
+        replace_file(path, yaml.safe_dump([entry]))
+        with running(tmp_path, {"models": {"one": fake()}}) as daemon:
+            llmux(daemon, "keys", "revoke", "me", "--file", str(path), url=False)
+            answer = daemon.post("/v1/admin/reload", headers=mine)
+            assert answer.status_code == 400
+            assert f"{path}: no keys are left of 1" in answer.json()["error"]["detail"][0]
+            assert daemon.get("/v1/models", headers=mine).status_code == 401, "revoked"
+            assert daemon.get("/v1/models").status_code == 401, "not open"
+            forced = llmux(daemon, "reload", "--force", XDG_RUNTIME_DIR=str(tmp_path))
+            assert forced.returncode == 0, forced.stderr
             assert daemon.get("/v1/models").status_code == 200
 
 

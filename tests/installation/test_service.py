@@ -8,16 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import httpx
 import pytest
+import yaml
 
+from supervisor.catalog.keys import new_key
 from supervisor.cli import service
+from tests.support.activation import Activated, Systemd, listening
 from tests.support.daemon import REPOSITORY, Daemon, fake, wait_until
+from tests.support.limits import LIMIT_S
+from tests.support.shell import LLMUX, environment
 
-PATIENCE_S = 60.0
 UNITS = REPOSITORY / "deploy" / "systemd"
 
 
@@ -64,13 +66,13 @@ class TestInstall:
 
     def test_install_status_uninstall(self, tmp_path):
         unit = tmp_path / ".config" / "systemd" / "user" / service.UNIT
-        config = tmp_path / "50% of $HOME.yaml"
-        config.write_text("models: {}\n")
+        config = self.configure(tmp_path / "50% of $HOME.yaml")
         said = self.llmux(tmp_path, "install", "--config", str(config))
         assert f"wrote {unit}" in said
         assert f'--config "{tmp_path}/50%% of $$HOME.yaml"' in unit.read_text()
         program = unit.read_text().partition("ExecStart=")[2].split()[0]
         assert Path(program).is_file()
+        assert unit.read_text().partition("ExecReload=")[2].startswith(f"{program} reload --pid $MAINPID\n")
         assert f"unchanged: {unit}" in self.llmux(tmp_path, "install", "--config", str(config))
         assert str(unit) in self.llmux(tmp_path, "status")
         assert f"removed {unit}" in self.llmux(tmp_path, "uninstall")
@@ -86,7 +88,34 @@ class TestInstall:
         ],
     )
     def test_without_systemd_it_says_what_to_run(self, tmp_path, words, command):
+        config = self.configure(tmp_path / ".config" / "llmux" / "llmux.yaml")
         assert f"systemctl --user {command}\n" in self.llmux(tmp_path, "install", *words)
+        unit = tmp_path / ".config" / "systemd" / "user" / service.UNIT
+        assert f"serve --config {config}\n" in unit.read_text(), "the service may look elsewhere than this shell"
+
+    def test_without_a_configuration_there_is_nothing_to_install(self, tmp_path):
+        said = self.llmux(tmp_path, "install", code=2)
+        assert "no configuration found" in said
+        assert "llmux config example" in said
+        assert not (tmp_path / ".config").exists()
+
+    def test_a_socket_that_others_reach_needs_keys(self, tmp_path):
+        config = self.configure(tmp_path / "llmux.yaml")
+        words = ("install", "--config", str(config), "--socket")
+        for address in ("0.0.0.0:8081", "[::]:8081", "[::ffff:10.0.0.1]:8081"):
+            assert "which others can reach, and there are no API keys" in self.llmux(tmp_path, *words, address, code=2)
+        assert not (tmp_path / ".config").exists()
+        (tmp_path / "api_keys.yaml").write_text(yaml.safe_dump([new_key("me")[1]]))
+        self.llmux(tmp_path, *words, "0.0.0.0:8081")
+
+    @pytest.mark.parametrize("address", ["8081", "gpu.example.org:8081", "127.0.0.1:0", "127.0.0.1:x", "/run/llmux"])
+    def test_a_socket_where_systemd_cannot_listen(self, tmp_path, address):
+        assert "expected HOST:PORT with an IP address" in self.llmux(tmp_path, "install", "--socket", address, code=2)
+
+    def configure(self, path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("models: {}\n")
+        return path
 
 
 def is_stopped(pid: int) -> bool:
@@ -96,44 +125,22 @@ def is_stopped(pid: int) -> bool:
     )
 
 
-class Systemd:
-    """The other end of NOTIFY_SOCKET."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(str(folder / "notify"))
-        self.socket.settimeout(PATIENCE_S)
-
-    def expect(self, line: str) -> float:
-        """Wait for a datagram with this line; when it came."""
-        while True:
-            if line in self.socket.recv(4096).decode().split("\n"):
-                return time.monotonic()
-
-    def silent_for(self, seconds: float) -> bool:
-        self.socket.settimeout(seconds)
-        try:
-            self.socket.recv(4096)
-        except TimeoutError:
-            return True
-        finally:
-            self.socket.settimeout(PATIENCE_S)
-        return False
-
-    def drain(self) -> None:
-        self.socket.setblocking(False)
-        try:
-            while True:
-                self.socket.recv(4096)
-        except BlockingIOError:
-            self.socket.settimeout(PATIENCE_S)
-
-
 @pytest.fixture
 def systemd(tmp_path):
     systemd = Systemd(tmp_path)
     yield systemd
     systemd.socket.close()
+
+
+class TestServe:
+    """A service without a configuration doesn't start: nobody would see that it serves the demo."""
+
+    def test_without_a_configuration(self, tmp_path):
+        env = environment(tmp_path, NOTIFY_SOCKET=str(tmp_path / "none"), PYTHONPATH=str(REPOSITORY))
+        done = subprocess.run([*LLMUX, "serve"], env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert "no configuration found" in done.stderr
+        assert "demo" not in done.stdout
 
 
 class TestNotify:
@@ -174,34 +181,53 @@ class TestNotify:
 
 
 class TestSocketActivation:
-    """A socket that systemd bound is served as it is."""
+    """A socket that systemd bound is served as it is, and held to the rule for addresses."""
 
-    def test_serves_the_inherited_socket(self, tmp_path):
-        daemon = Daemon(tmp_path, {"models": {"a": fake()}})
-        daemon.start()  # writes the configuration, proves that it works
-        daemon.stop()
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(16)
-            port = listener.getsockname()[1]
-            program = (
-                "import os, sys\n"
-                f"os.dup2({listener.fileno()}, 3)\n"
-                "os.environ['LISTEN_PID'] = str(os.getpid())\n"
-                "os.execv(sys.executable, [sys.executable, '-m', 'supervisor.cli', 'serve', '--config', sys.argv[1]])\n"
-            )
-            process = subprocess.Popen(
-                [sys.executable, "-c", program, str(daemon.config_path)],
-                env={**os.environ, "LISTEN_FDS": "1"},
-                cwd=REPOSITORY,
-                pass_fds=(listener.fileno(),),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+    @pytest.mark.parametrize(
+        ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")]
+    )
+    def test_serves_the_given_socket(self, tmp_path, family, address):
+        with listening(address, family) as listener:
+            daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(listener)
         try:
             # The kernel queues the connection until the daemon accepts it: that is what activation is for.
-            answer = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False, timeout=PATIENCE_S)
-            assert answer.json()["status"] == "ok"
+            assert daemon.get("/health").json()["status"] == "ok"
         finally:
-            process.terminate()
-            wait_until(lambda: process.poll() is not None)
+            daemon.stop()
+
+    @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")])
+    def test_that_others_reach_is_refused_without_keys(self, tmp_path, family, address):
+        with listening(address, family) as listener:
+            daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(listener)
+        assert daemon.process.wait(LIMIT_S) == 2
+        assert f"the address of the socket to listen on is {address}, which others can reach" in daemon.log_text()
+
+    def test_what_llmux_cannot_serve_is_refused(self, tmp_path):
+        unix, one, two = listening(str(tmp_path / "socket"), socket.AF_UNIX), *(listening("127.0.0.1") for _ in "ab")
+        with unix, one, two:
+            for sockets, problem in (([unix], "no listening TCP socket"), ([one, two], "systemd gave 2 sockets")):
+                daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(*sockets)
+                assert daemon.process.wait(LIMIT_S) == 2
+                assert problem in daemon.log_text()
+
+    def test_neither_reload_nor_upgrade_takes_its_last_key(self, tmp_path):
+        secret, entry = new_key("me", scopes=["inference", "admin"])
+        mine = {"authorization": f"Bearer {secret}"}
+        keys = tmp_path / "api_keys.yaml"
+        keys.write_text(yaml.safe_dump([entry]))
+        with listening("0.0.0.0") as listener:
+            daemon = Activated(tmp_path, {"models": {"a": fake()}}).activate(listener)
+        try:
+            assert daemon.get("/v1/models", headers=mine).status_code == 200
+            keys.unlink()
+            for insist in ("", "?force=true"):
+                answer = daemon.post(f"/v1/admin/reload{insist}", headers=mine)
+                assert answer.status_code == 400
+                assert "the address that llmux listens on is 0.0.0.0" in answer.json()["error"]["detail"][0]
+                assert daemon.get("/v1/models").status_code == 401
+            answer = daemon.post("/v1/admin/upgrade", headers=mine)
+            assert answer.status_code == 503
+            assert "the address of the socket to listen on is 0.0.0.0" in str(answer.json()["error"]["detail"])
+            assert daemon.get("/v1/models", headers=mine).status_code == 200
+        finally:
+            daemon.stop()

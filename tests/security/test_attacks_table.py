@@ -16,6 +16,9 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/security/test_exposure.py::TestExposure::test_refuses_to_start_on_another_address",
         "tests/e2e/daemon/test_reload.py::TestKeys::test_the_last_key_of_an_open_address_stays",
         "tests/faults/test_reload.py::TestALostFile::test_no_keys",
+        "tests/installation/test_service.py::TestSocketActivation::test_that_others_reach_is_refused_without_keys",
+        "tests/installation/test_service.py::TestSocketActivation::test_neither_reload_nor_upgrade_takes_its_last_key",
+        "tests/installation/test_service.py::TestInstall::test_a_socket_that_others_reach_needs_keys",
     ),
     "dns_rebinding": (
         "tests/security/test_exposure.py::TestHost::test_refused",
@@ -51,6 +54,11 @@ TABLE: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/security/test_auth.py::TestScopes::test_admin",
     ),
     "expired_keys": ("tests/unit/catalog/test_keys.py::TestAuthenticate::test_expiry",),
+    "revoked_keys": (
+        "tests/faults/test_reload.py::TestARevokedKey::test_though_the_reload_is_refused",
+        "tests/faults/test_reload.py::TestARevokedKey::test_the_last_one_opens_nothing",
+        "tests/unit/catalog/test_keys.py::TestWithoutRevoked::test_what_is_gone_is_revoked",
+    ),
     "upstream_of_the_clients_choice": (
         "tests/security/test_exposure.py::TestPaths::test_a_body_can_not_choose_the_upstream",
     ),

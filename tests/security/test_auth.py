@@ -229,7 +229,10 @@ class TestNewKeys:
         assert self.llmux("a", "--config", str(config)).returncode == 0
         assert self.llmux("b", "--config", str(config)).returncode == 0
         entries = yaml.safe_load((tmp_path / "api_keys.yaml").read_text())
-        assert [(entry["name"], entry["scopes"]) for entry in entries] == [("a", ["inference"]), ("b", ["inference"])]
+        assert [(entry["name"], entry["scopes"]) for entry in entries] == [
+            ("a", ["inference", "admin"]),
+            ("b", ["inference"]),
+        ]
         assert sorted(path.name for path in tmp_path.iterdir()) == ["api_keys.yaml", "llmux.yaml"]
 
     def test_refused(self, tmp_path):
@@ -245,9 +248,9 @@ class TestNewKeys:
         path.write_text("{}")
         mistaken = self.llmux("b", "--file", str(path))
         assert mistaken.returncode == 2
-        path.write_text("[]")
+        path.write_text(json.dumps([{"name": "a", "key": USER}]))
         by_hand = self.llmux("b", "--file", str(path))
         assert by_hand.returncode == 1
         assert "key_sha256" in by_hand.stderr
-        assert path.read_text() == "[]"
+        assert json.loads(path.read_text()) == [{"name": "a", "key": USER}]
         assert [path.name for path in tmp_path.iterdir()] == ["keys.yaml"]

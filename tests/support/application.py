@@ -50,7 +50,7 @@ async def serving(folder: Path) -> AsyncIterator[Served]:
     launcher = LocalLauncher(PortRange(40000, 40010, "127.0.0.1"), folder, folder, "test", {})
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     daemon = Daemon(Engine(fleet, sampler), fleet, sampler, catalog, keyring)
-    application = Application(daemon, Reloader(daemon, configuration))
+    application = Application(daemon, Reloader(daemon, configuration, daemon.catalog.server.host))
     with structlog.testing.capture_logs() as logged:
         async with front(application) as running:
             yield Served(running, daemon, logged)

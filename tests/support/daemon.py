@@ -78,7 +78,8 @@ class Daemon:
     def start(self, *, wait: bool = True, **streams: Any) -> Daemon:
         """`streams`: other arguments of `Popen` than the log file for `stdout` and `stderr`."""
         self.config_path.write_text(yaml.safe_dump(self.config, sort_keys=False))
-        env = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")} | self.env
+        env = {name: value for name, value in os.environ.items() if not name.startswith("LLMUX_")}
+        env |= {"XDG_RUNTIME_DIR": str(self.folder)} | self.env  # no command finds it there unasked
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *self.program, "serve", "--config", str(self.config_path)],

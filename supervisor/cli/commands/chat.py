@@ -16,7 +16,7 @@ import click
 
 from supervisor.cli import client
 from supervisor.cli.client import Client, Json
-from supervisor.cli.options import daemon_options, model_argument, print_json
+from supervisor.cli.options import inference_options, model_argument, print_json
 from supervisor.cli.output import clean
 from supervisor.errors import LlmuxError
 
@@ -155,7 +155,7 @@ def _delta(chunk: Json) -> tuple[str, str]:
 @click.option("--system", help="The system prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="End each answer after so many tokens.")
 @click.option("--no-thinking", is_flag=True, help="Don't show the model's reasoning.")
-@daemon_options
+@inference_options
 def chat(
     model: str,
     prompt: tuple[str, ...],

@@ -12,9 +12,10 @@ import click
 
 from supervisor.cli import output
 from supervisor.cli.client import Client, Json, rows
-from supervisor.cli.exit_codes import ExitCode, exit_code_of
+from supervisor.cli.exit_codes import ExitCode, UnreachableError, exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.errors import ConfigError, InvalidRequestError
+from supervisor.io import local_access
 
 _PACKAGED: Final = Path(__file__).parents[2] / "config"
 _EXAMPLES: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[3] / "config"
@@ -155,9 +156,18 @@ def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, a
     "--dry-run", is_flag=True, help="Only show what would happen. Exits with 1 where running requests may be cut."
 )
 @click.option("--force", is_flag=True, help="Also where the files have no models or no keys any more.")
+@click.option("--pid", type=int, help="The daemon with this process id, whatever its address: for the systemd unit.")
 @daemon_options
-def reload_(dry_run: bool, force: bool, daemon: Client, as_json: bool) -> None:
-    """Apply changes of the configuration without disturbing the rest. If it has mistakes, nothing changes."""
+def reload_(dry_run: bool, force: bool, pid: int | None, daemon: Client, as_json: bool) -> None:
+    """Apply changes of the configuration without disturbing the rest. If it has mistakes, nothing else changes.
+
+    Keys that were revoked stop working all the same.
+    """
+    if pid is not None:
+        access = local_access.of_process(pid)
+        if access is None:
+            raise UnreachableError(f"There is no daemon of yours with the process id {pid}.")
+        daemon = Client(access.url, access.key)
     try:
         answer = daemon.post("/v1/admin/reload", {"dry_run": dry_run, "force": force})
     except InvalidRequestError as error:

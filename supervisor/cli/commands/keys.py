@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 
 import click
@@ -33,9 +33,7 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
     "scopes",
     type=click.Choice(["inference", "admin", "metrics"]),
     multiple=True,
-    default=("inference",),
-    show_default=True,
-    help="What it allows; may be given several times.",
+    help="What it allows; may be given several times. Default: inference; for the first key inference and admin.",
 )
 @click.option(
     "--expires", metavar="DATE", help="When it expires, such as 2030-01-31 or 2030-01-31T12:00:00Z. Default: never."
@@ -60,29 +58,50 @@ def keys_add(
 
     if not 0 < len(name.strip()) <= 100 or not name.isprintable():
         raise click.BadParameter("expected 1 to 100 characters that can be printed", param_hint="NAME")
-    try:
-        if expires is not None:
-            datetime.fromisoformat(expires)
-    except ValueError as error:
-        message = f"{expires!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z"
-        raise click.BadParameter(message, param_hint="--expires") from error
+    if expires is not None:
+        _check_expiry(expires)
     path = path or files.keys_file(config)
-    wanted = [Scope(scope) for scope in dict.fromkeys(scopes)]
-    secret = files.add(path, name, wanted, expires, load_feedback=load_feedback)
+    wanted = tuple(Scope(scope) for scope in dict.fromkeys(scopes))
+    added = files.add(path, name, wanted, expires, load_feedback=load_feedback)
     click.echo(f"Added {name} to {path}. This is the only time its key is shown. To use it: llmux reload", err=True)
+    if added.is_first and not scopes:
+        click.echo(
+            "It is the first key, so it has the scopes inference and admin: keep it to yourself. Make others, for "
+            "inference alone, for your clients: llmux keys add NAME",
+            err=True,
+        )
+    elif not added.is_administered:
+        click.echo(
+            "No key has the scope admin: only llmux commands of this user on this machine can administrate. Make one for "
+            "the dashboard and for other machines: llmux keys add NAME --scope admin",
+            err=True,
+        )
     if as_json:
         print_json(
             {
                 "name": name,
-                "key": secret,
-                "scopes": wanted,
+                "key": added.secret,
+                "scopes": added.scopes,
                 "expires": expires,
                 "load_feedback": load_feedback,
                 "file": str(path),
             }
         )
     else:
-        click.echo(secret)
+        click.echo(added.secret)
+
+
+def _check_expiry(text: str) -> None:
+    from supervisor.catalog.keys import moment  # noqa: PLC0415  # not for declaring
+
+    try:
+        ends = moment(text)
+    except (ValueError, OverflowError) as error:
+        message = f"{text!r} is no date or time such as 2030-01-31 or 2030-01-31T12:00:00Z"
+        raise click.BadParameter(message, param_hint="--expires") from error
+    if ends <= time.time():
+        message = f"{text} is over already, so the key would never work (a date ends at its first moment, in UTC)"
+        raise click.BadParameter(message, param_hint="--expires")
 
 
 _new = copy.copy(keys_add)  # its first name
@@ -134,7 +153,10 @@ def keys_revoke(name: str, config: Path | None, path: Path | None, as_json: bool
 
     path = path or files.keys_file(config)
     left, kept_layout = files.revoke(path, name)
-    click.echo(f"Revoked {name} in {path}. It still works until the next llmux reload.", err=True)
+    click.echo(
+        f"Revoked {name} in {path}. It still works until the next llmux reload, which ends it even if it finds mistakes.",
+        err=True,
+    )
     if not kept_layout:
         click.echo("The file was rewritten; its comments are lost.", err=True)
     if not left:

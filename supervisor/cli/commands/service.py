@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,14 +36,25 @@ def service_install(config: Path | None, linger: bool, no_start: bool, address: 
     """Write the user unit, enable it and start it; print each step."""
     from supervisor.cli import service as systemd  # noqa: PLC0415  # not for declaring
 
-    host, _, port = (address or "").rpartition(":")
-    if address is not None and not (host and port.isdecimal()):
-        raise click.BadParameter(f"expected HOST:PORT, got {address!r}", param_hint="--socket")
-    listen = (host.strip("[]"), int(port)) if address is not None else None
+    listen = _address(address) if address is not None else None
     _told(
         as_json,
         lambda echo: systemd.install(echo, config=config, linger=linger, start=not no_start, address=listen),
     )
+
+
+def _address(text: str) -> tuple[str, int]:
+    """What systemd can listen on: it looks up no names."""
+    host, _, port = text.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        host = ""
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        message = f"expected HOST:PORT with an IP address, such as 127.0.0.1:8081 or [::1]:8081, got {text!r}"
+        raise click.BadParameter(message, param_hint="--socket")
+    return host, int(port)
 
 
 @service.command("upgrade")

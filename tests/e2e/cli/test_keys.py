@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from supervisor.cli.exit_codes import ExitCode
+from tests.support.daemon import fake, running
+from tests.support.shell import Shell
 
 FILE = """\
 # who may come in
@@ -103,9 +105,74 @@ class TestKeys:
         entries = yaml.safe_load(path.read_text())["keys"]
         assert [entry.get("load_feedback", False) for entry in entries] == [False, False, False, True]
 
+    @pytest.mark.parametrize("expires", ["2020-01-31", "2020-01-31T12:00:00+02:00", "0001-01-01"])
+    def test_one_that_would_never_work(self, alone, path, expires):
+        told = alone("keys", "add", "late", "--expires", expires, "--file", str(path))
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
+        assert f"{expires} is over already, so the key would never work" in told.stderr
+        assert path.read_text() == FILE
+
     def test_the_old_name_of_add(self, alone, path):
         assert alone("keys", "new", "a", "--file", str(path)).returncode == ExitCode.DONE
         assert " new" not in alone("keys", "--help").stdout
         made = json.loads(alone("keys", "add", "b", "--file", str(path), "--json").stdout)
         assert made["key"].startswith("sk-llmux-")
         assert made["key"] not in path.read_text()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with running(tmp_path_factory.mktemp("served"), {"models": {"a": fake()}}) as daemon:
+        yield daemon
+
+
+class TestTheFirstKey:
+    """Who makes the first key isn't locked out: it opens administration, and commands on this machine need none."""
+
+    def test_it_opens_administration_and_the_others_do_not(self, served, tmp_path):
+        # Commands that find no key on this machine are as those of another machine.
+        here, elsewhere = {"XDG_RUNTIME_DIR": str(served.folder)}, {"XDG_RUNTIME_DIR": str(tmp_path)}
+        shell = Shell(tmp_path, served.url)
+
+        def made(name: str, *words: str) -> tuple[str, str]:
+            done = shell("keys", "add", name, *words, "--file", str(served.folder / "api_keys.yaml"))
+            assert done.returncode == ExitCode.DONE, done.stderr
+            return done.stdout.strip(), done.stderr
+
+        first, told = made("me")
+        assert "It is the first key, so it has the scopes inference and admin" in told
+        assert shell("reload", **elsewhere).returncode == ExitCode.DONE, "without keys anybody here may"
+        assert shell("ps", **elsewhere).returncode == ExitCode.REFUSED
+        assert shell("ps", **elsewhere, LLMUX_API_KEY=first).returncode == ExitCode.DONE
+        for command in (["ps"], ["reload"], ["chat", "a", "Hello"]):
+            done = shell(*command, **here)
+            assert done.returncode == ExitCode.DONE, (command, done.stderr)
+        client, told = made("client")
+        metrics, _ = made("prometheus", "--scope", "metrics")
+        assert "admin" not in told
+        assert shell("reload", **here).returncode == ExitCode.DONE
+        assert shell("ps", **elsewhere, LLMUX_API_KEY=client).returncode == ExitCode.REFUSED
+        chat = shell("chat", "a", "Hello", **elsewhere, LLMUX_API_KEY=client)
+        assert chat.returncode == ExitCode.DONE, "inference is enough to chat"
+        refused = shell("chat", "a", "Hello", **elsewhere, LLMUX_API_KEY=metrics)
+        assert refused.returncode == ExitCode.REFUSED
+        assert "does not have the scope 'inference'" in refused.stderr
+        assert "llmux keys add NAME --scope inference" in refused.stderr
+
+    def test_without_admin_it_is_warned_of(self, alone, tmp_path):
+        path = tmp_path / "keys.yaml"
+        told = alone("keys", "add", "client", "--scope", "inference", "--file", str(path))
+        assert told.returncode == ExitCode.DONE
+        assert "No key has the scope admin" in told.stderr
+        assert yaml.safe_load(path.read_text())[0]["scopes"] == ["inference"]
+
+    def test_what_is_offered_on_this_machine_is_for_its_user_alone(self, served, tmp_path):
+        (path,) = (served.folder / "llmux").glob("*.json")
+        assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        offered = json.loads(path.read_text())
+        assert (offered["pid"], offered["url"]) == (served.process.pid, served.url)
+        other = Shell(tmp_path)
+        reload = other("reload", "--pid", str(served.process.pid), XDG_RUNTIME_DIR=str(served.folder))
+        assert reload.returncode == ExitCode.DONE
+        gone = other("reload", "--pid", "1", XDG_RUNTIME_DIR=str(served.folder))
+        assert gone.returncode == ExitCode.UNREACHABLE

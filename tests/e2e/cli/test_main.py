@@ -42,7 +42,7 @@ class TestKeys:
     def test_refused(self, tmp_path, shell):
         daemon = Daemon(tmp_path, {"models": {"plain": fake()}})
         daemon.config_path.write_text("models: {}")
-        made = shell("keys", "add", "user", "--config", str(daemon.config_path), "--json")
+        made = shell("keys", "add", "user", "--scope", "inference", "--config", str(daemon.config_path), "--json")
         user = json.loads(made.stdout)["key"]
         admin = shell("keys", "add", "ops", "--scope", "admin", "--config", str(daemon.config_path)).stdout.strip()
         try:

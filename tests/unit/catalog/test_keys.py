@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key, refuse_exposed
-from supervisor.catalog.sections import ServerConfig
+from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key, refuse_exposed, without_revoked
 from supervisor.errors import ConfigError
 
 PLAIN = "sk-open-webui-0123456789"
@@ -118,12 +117,58 @@ more: 1
 class TestExposure:
     """Without keys only this machine is served."""
 
-    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"])
     def test_loopback(self, host):
-        assert None is refuse_exposed(ServerConfig(host=host), Keyring())
+        assert None is refuse_exposed(host, Keyring())
 
-    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.example.org"])
+    @pytest.mark.parametrize(
+        "host", ["0.0.0.0", "::", "192.168.1.2", "example.org", "localhost.example.org", "::ffff:10.0.0.1", "0", ""]
+    )
     def test_exposed(self, folder, host):
-        server = ServerConfig(host=host)
-        assert f"server.host is {host}" in refuse_exposed(server, Keyring())
-        assert None is refuse_exposed(server, keyring(folder, f"- {{name: a, key: {PLAIN}}}"))
+        assert f"server.host is {host}" in refuse_exposed(host, Keyring())
+        assert None is refuse_exposed(host, keyring(folder, f"- {{name: a, key: {PLAIN}}}"))
+
+
+class TestWithoutRevoked:
+    """Of a file that can't take effect as a whole, only what it takes away counts."""
+
+    OTHER = "sk-other-0123456789"
+    BOTH = f"""\
+- {{name: a, key: {PLAIN}, scopes: [inference, admin]}}
+- {{name: b, key: {OTHER}}}
+"""
+
+    def left(self, folder, text):
+        running = keyring(folder, self.BOTH)
+        path = folder.write(text, "api_keys.yaml")
+        path.chmod(0o600)
+        left = without_revoked(running, path)
+        assert left, "requests still need a key"
+        assert [key.name for key in left.keys] == ["a", "b"]
+        return left
+
+    @pytest.mark.parametrize("text", ["", "keys:\n", "- {name: a, key: [", "text", BOTH, "keys: 3"])
+    def test_a_file_that_is_lost_or_damaged_takes_nothing(self, folder, text):
+        assert keyring(folder, self.BOTH) == self.left(folder, text)
+
+    @pytest.mark.parametrize("text", [f"- {{name: b, key: {OTHER}}}", f"keys: [{{name: renamed, key: {OTHER}}}]"])
+    def test_what_is_gone_is_revoked(self, folder, text):
+        left = self.left(folder, text)
+        assert (left.authenticate(PLAIN, 1), left.authenticate(self.OTHER, 1).name) == (None, "b")
+
+    def test_an_empty_list_revokes_all(self, folder):
+        left = self.left(folder, "keys: []  # none")
+        assert (left.authenticate(PLAIN, 1), left.authenticate(self.OTHER, 1)) == (None, None)
+
+    def test_an_entry_with_mistakes_revokes_nothing(self, folder):
+        left = self.left(folder, "- {name: a, key: short}")
+        assert (left.authenticate(PLAIN, 1).name, left.authenticate(self.OTHER, 1)) == ("a", None)
+
+    def test_scopes_and_expiry_only_shrink(self, folder):
+        text = (
+            f"- {{name: a, key: {PLAIN}, scopes: [admin, metrics], expires: 2030-01-01}}\n- {{name: c, key: {DIGEST}}}"
+        )
+        left = self.left(folder, text)
+        assert left.authenticate(PLAIN, 1).scopes == {Scope.ADMIN}
+        assert left.authenticate(PLAIN, datetime(2031, 1, 1, tzinfo=UTC).timestamp()) is None
+        assert left.authenticate(DIGEST, 1) is None

@@ -1,0 +1,91 @@
+"""Where the daemons of this user answer on this machine, and a key for each that only this user can read.
+
+A daemon offers the address and a fresh key in a file named by its process id; the commands of the same user on the same
+machine find it there. So making the first key locks nobody out who could change the configuration anyway. The daemon keeps
+the key in memory alone: a file that a killed daemon left behind opens nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAccess:
+    """A daemon of this user."""
+
+    pid: int
+    url: str
+    host: str
+    port: int
+    key: str
+
+
+def folder() -> Path:
+    """$XDG_RUNTIME_DIR/llmux, or what stands for it where nobody has logged in, as in a container."""
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    runtime = Path(given) if given.startswith("/") else Path(f"/run/user/{os.getuid()}")
+    if runtime.is_dir():
+        return runtime / "llmux"
+    import tempfile  # noqa: PLC0415  # seldom needed, and slow to import
+
+    return Path(tempfile.gettempdir()) / f"llmux-{os.getuid()}"
+
+
+@contextmanager
+def offered(url: str, host: str, port: int) -> Iterator[str]:
+    """A fresh key for the daemon that answers there, offered until the block ends. Raises OSError before it begins."""
+    import secrets  # noqa: PLC0415  # the commands, which read what is offered, need none
+
+    place = folder()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(place.lstat()):
+        raise PermissionError(f"{place} belongs to somebody else, or others may enter it")
+    for path in place.glob("*.json"):
+        if not Path("/proc", path.stem).exists():  # killed
+            path.unlink(missing_ok=True)
+    access = LocalAccess(os.getpid(), url, host, port, secrets.token_urlsafe(32))
+    path = place / f"{access.pid}.json"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump({name: getattr(access, name) for name in access.__slots__}, file)
+    try:
+        yield access.key
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def of_process(pid: int) -> LocalAccess | None:
+    """The daemon with this process id, if it is this user's and runs."""
+    try:
+        with (folder() / f"{pid}.json").open(encoding="utf-8") as file:
+            if _is_ours(os.fstat(file.fileno())) and Path("/proc", str(pid)).exists():
+                return LocalAccess(**json.load(file))
+    except (OSError, ValueError, TypeError):
+        pass
+    return None
+
+
+def answering_at(host: str, port: int) -> LocalAccess | None:
+    """The daemon of this user that answers there; of several, as during an upgrade, the latest."""
+    try:
+        paths = sorted(folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError:
+        return None
+    names = LOOPBACK if host == "localhost" else {host}
+    daemons = (of_process(int(path.stem)) for path in paths if path.stem.isdecimal())
+    return next((found for found in daemons if found and found.host in names and found.port == port), None)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and not status.st_mode & 0o077
