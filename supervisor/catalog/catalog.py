@@ -11,16 +11,17 @@ A virtual model may have the name of the model it refers to; it then takes its p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import PATIENCE, Capabilities, ModelConfig
+from runtimes.base import PATIENCE, Capabilities, Estimate, ModelConfig
 from runtimes.device_kind import DeviceWanted
 from runtimes.registry import AnyAdapter
+from runtimes.sizing import Room, Sizing
 from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
@@ -35,7 +36,8 @@ Learned = Mapping[tuple[str, DeviceId], int]
 """(footprint key, device) → MiB measured there."""
 
 _ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
-_GUESSES = frozenset({FootprintSource.NAME, FootprintSource.DEFAULT})
+TOO_LARGE = "vram_mib"
+"""The key that `misplaced` names for a model that is larger than its devices."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,29 @@ class CatalogModel:
     config: ModelConfig
     adapter: AnyAdapter
     rewrite: Rewrite  # for requests that name the model itself
+    sizing: Sizing | None = None  # what `sized` chose
+    _written: ModelConfig | None = None  # the configuration before that
+    _devices: tuple[DeviceSpec, ...] = ()
+
+    def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
+        """With the context and slots that its configuration leaves open, chosen for these devices. Blocks on its files."""
+        written = self._written or self.config
+        config, sizing = self.adapter.sized(written, _room(written, self.adapter.gpus(written), devices))
+        return replace(self, config=config, sizing=sizing, _written=written, _devices=tuple(devices))
+
+    def configured(self, config: ModelConfig) -> CatalogModel:
+        """The same with another configuration, for the same devices. Blocks on its files."""
+        return replace(self, _written=config).sized(self._devices)
+
+    @property
+    def written(self) -> ModelConfig:
+        """Its configuration, with open what is open in the file."""
+        return self._written or self.config
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """What the runtime computes that it takes. The first call blocks on its files."""
+        return self.adapter.estimate(self.config)
 
     @cached_property
     def definition(self) -> str:
@@ -93,7 +118,7 @@ class CatalogModel:
             if key == self.footprint_key
         }
         remote = self.adapter.remote
-        estimate = self.adapter.estimate(config) if config.vram_mib is None else None
+        estimate = self.estimate
         computed = Footprint(estimate.mib, FootprintSource(estimate.source), estimate.detail) if estimate else None
         return ModelSpec(
             id=self.id,
@@ -112,6 +137,21 @@ class CatalogModel:
             definition=self.definition,
             footprint_key=self.footprint_key,
         )
+
+
+def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room | None:
+    """The largest place that it may have: GPUs before host memory, and never more than `vram_mib`. None: no device is known."""
+    allowed = [device for device in devices if not config.devices or device.id in config.devices]
+    shared = sorted((device for device in allowed if not device.takes_whole), key=lambda one: -one.usable_mib)
+    if len(shared) >= gpus:
+        room = Room(gpus * shared[gpus - 1].usable_mib, listed([device.id for device in shared[:gpus]]))
+    elif whole := [device for device in allowed if device.takes_whole]:
+        room = Room(whole[0].usable_mib, whole[0].id, accelerates=False)
+    else:
+        return None
+    if config.vram_mib is not None and config.vram_mib <= room.mib:
+        return replace(room, mib=config.vram_mib, name="vram_mib", is_own=True)
+    return room
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +181,12 @@ class Catalog:
     limits: LimitsConfig
     devices: tuple[DeviceConfig, ...] | Literal["auto"]
     origins: Mapping[Trail, Place] = field(default_factory=dict, repr=False)
+
+    def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
+        """With every model's context and slots chosen for these devices. Blocks on reading model files."""
+        models = {name: model.sized(devices) for name, model in self.models.items()}
+        virtual = {name: replace(one, model=models[one.model.id]) for name, one in self.virtual.items()}
+        return replace(self, models=models, virtual=virtual)
 
     def model_specs(self, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
         """Every model for the core, in the order of the file. Blocks on reading model files: call it in a thread."""
@@ -189,22 +235,43 @@ class Catalog:
 
 
 def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[str, ...]:
-    """Problems that show only once the devices are known: unknown devices, and models that no device can hold.
+    """Problems that show only once the devices are known: unknown devices, and too few of them. `specs`: from `model_specs()`.
 
-    A footprint that is only guessed refuses nothing: the first load measures it. `specs`: from `model_specs()`.
+    A model that is too large is none of them: the others can be served. See `memory_warnings`.
     """
     problems: list[Problem] = []
     for spec in specs:
         found = misplaced(spec, devices)
-        if found is None:
-            continue
-        key, message = found
-        footprints = (device.need(spec) for way in device_sets(spec, devices) for device in way)
-        if key != "vram_mib" or any(footprint.source not in _GUESSES for footprint in footprints):
+        if found is not None and found[0] != TOO_LARGE:
+            key, message = found
             at: Trail = ("models", spec.id, key)
             at = at if at in catalog.origins else at[:2]
             problems.append(Problem(catalog.origins[at], at, message))
     return tuple(str(problem) for problem in problems)
+
+
+def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:
+    """What is wrong with a model's memory, in sentences: it is larger than its devices, or than `vram_mib` says.
+
+    `spec`: what the core knows about it now, with what was measured. Blocks on the model's files, once.
+    """
+    found: list[str] = []
+    problem = misplaced(spec, devices)
+    if problem is not None and problem[0] == TOO_LARGE:
+        found.append(f"{problem[1]}; choose a smaller quantisation or context, or other devices")
+    given = model.config.vram_mib
+    if given is not None and not spec.remote:
+        parts = {device.id: 1 if device.takes_whole else spec.gpus for device in devices}
+        taken = [parts[device] * footprint.mib for device, footprint in spec.learned.items() if device in parts]
+        measured = max(taken, default=None)
+        if measured is not None and given < measured:
+            found.append(f"vram_mib is {given}, but {measured} MiB were measured; raise or remove it")
+        elif measured is None and (computed := model.estimate) is not None and given < computed.mib:
+            found.append(
+                f"vram_mib is {given}, but its files need {computed.mib} MiB ({computed.detail}); raise or remove it, or "
+                "choose a smaller context"
+            )
+    return tuple(found)
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
@@ -229,8 +296,8 @@ def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str]
     need = roomiest.need(spec)
     if enough := [device.id for device in mine if fits(spec, (device,))]:
         part = f"{need.mib} MiB ({need.source}: {need.detail})"
-        return "vram_mib", f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
-    return "vram_mib", (
+        return TOO_LARGE, f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
+    return TOO_LARGE, (
         f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
         f"{roomiest.id} has {max(0, roomiest.usable_mib)} MiB after its margin"
     )

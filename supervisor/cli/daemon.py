@@ -37,6 +37,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
+from supervisor.daemon.sizes import tell_sizes
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
@@ -49,7 +50,7 @@ from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
-from supervisor.io.store import Footprints, Store
+from supervisor.io.store import FOOTPRINTS, Footprints, Store
 from supervisor.io.venvs import sweep_aside
 
 log = structlog.get_logger("llmux.daemon")
@@ -120,6 +121,7 @@ async def serve(
     _cancel_on_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
     async with _closing(stores):
+        catalog = await _sized(catalog, opened)
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
@@ -139,6 +141,7 @@ async def take_over(
     """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
     _cancel_on_signals()
     opened = await _open_devices(catalog)
+    catalog = await _sized(catalog, opened)
     await _check_models(catalog, opened)
     takeover = Takeover(predecessor)
     inherited = await takeover.ask((catalog.server.host, catalog.server.port))
@@ -187,7 +190,7 @@ async def _open_devices(catalog: Catalog) -> Opened:
 
 async def _open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
     folder = catalog.server.state_dir
-    return await asyncio.gather(Footprints.open(folder / "llmux.sqlite3"), Store.open(folder / "state.sqlite3"))
+    return await asyncio.gather(Footprints.open(folder / FOOTPRINTS), Store.open(folder / "state.sqlite3"))
 
 
 def _holdings(
@@ -251,6 +254,10 @@ def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+async def _sized(catalog: Catalog, opened: Opened) -> Catalog:
+    return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
+
+
 async def _check_models(catalog: Catalog, opened: Opened, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
     models = await asyncio.to_thread(catalog.model_specs, learned)
     problems = check_devices(catalog, tuple(device.spec for device in opened.devices), models)
@@ -277,6 +284,7 @@ async def _assemble(
         await footprints.learn(found.footprint_key, keys[found.device], found.mib)
 
     models = await _check_models(catalog, opened, learned())
+    tell_sizes(catalog, models, specs)
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
     launcher = LocalLauncher(

@@ -31,6 +31,7 @@ from supervisor.core.events import Configured
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.types import ModelId, ModelSpec, WorkerState
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.sizes import tell_sizes
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
 from supervisor.io import notify
@@ -75,6 +76,7 @@ class Difference:
     unchanged: int
     settings: tuple[str, ...]  # changed, and in effect
     needs_restart: tuple[str, ...]  # changed in the file, and not in effect
+    warnings: tuple[str, ...]  # of models' memory
 
     def view(self) -> Json:
         """For the API."""
@@ -87,6 +89,7 @@ class _Prepared:
     keyring: Keyring
     specs: tuple[ModelSpec, ...]
     needs_restart: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 class Reloader:
@@ -217,7 +220,8 @@ class Reloader:
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)
-        catalog = replace(wanted, server=server, devices=running.devices)
+        devices = [device.spec for device in self._daemon.sampler.devices()]
+        catalog = replace(wanted, server=server, devices=running.devices).sized(devices)
         problems: list[str] = []
         keyring = Keyring()
         if server.api_keys is not None:
@@ -231,12 +235,13 @@ class Reloader:
         elif not problems and not force:
             problems += self._losses(catalog, keyring)
         specs = catalog.model_specs(learned)
-        problems += check_devices(catalog, [device.spec for device in self._daemon.sampler.devices()], specs)
+        problems += check_devices(catalog, devices, specs)
         if problems:
             raise ConfigError(tuple(problems))
         for model in catalog.models.values():
             _ = model.capabilities  # for the views
-        return _Prepared(catalog, keyring, specs, tuple(needs_restart))
+        warnings = tell_sizes(catalog, specs, devices, running)
+        return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings)
 
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """What is rather an accident with a file than meant."""
@@ -287,6 +292,7 @@ class Reloader:
             unchanged=sum(old.get(name) == about for name, about in new.items()),
             settings=tuple(settings),
             needs_restart=prepared.needs_restart,
+            warnings=prepared.warnings,
         )
 
     def _stops(self, prepared: _Prepared) -> Iterator[Stop]:
