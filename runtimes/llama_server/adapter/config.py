@@ -76,7 +76,7 @@ class LlamaServerConfig(ModelConfig):
     spec_type: SpecType | None = Field(
         default=None, description="Kind of speculative decoding. Default: draft-simple with a draft_model, else none."
     )
-    spec_draft_n_max: int | None = Field(default=None, ge=1, le=6, description="Most tokens drafted at once.")
+    spec_draft_n_max: int | None = Field(default=None, ge=0, description="Most tokens drafted at once (3).")
     spec_draft_p_min: float | None = Field(
         default=None, ge=0, le=1, description="Stop drafting below this probability."
     )
