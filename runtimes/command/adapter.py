@@ -49,6 +49,9 @@ DEFAULT_ENDPOINTS: Final = (
 )
 
 _PLACEHOLDER = re.compile(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[^}]*)\}|(?P<open>\$\{)")
+_FIXED_PORT = re.compile(
+    r"(?<!\S)((?:--(?:\w+-)*port|-[pP])[= ]|(?:--[\w-]+=)?(?:https?://)?[\w.\[\]-]*:)\d{2,5}(?![\w.])"
+)
 _ENDPOINT = re.compile(r"(?:(?P<method>[A-Z]+) +)?(?P<path>/[^\s?#]*)")
 
 
@@ -209,8 +212,22 @@ def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, .
     return (program, *words[1:])
 
 
+def _port_problem(config: CommandConfig) -> str | None:
+    """Why the program can't know its port; None: cmd or env has the placeholder."""
+    words = shlex.split(config.cmd) if isinstance(config.cmd, str) else config.cmd
+    if any(match["name"] == "port" for word in (*words, *config.env.values()) for match in _PLACEHOLDER.finditer(word)):
+        return None
+    fixed = _FIXED_PORT.search(" ".join(words))
+    if fixed is not None:
+        told = f"{fixed[1]}${{port}}"
+        return f"cmd: {fixed[0]} is a fixed port, and llmux chooses the port of each worker: write {told} instead"
+    return "cmd: nothing tells the program its port, which llmux chooses: put ${port} into cmd or env, as in --port ${port}"
+
+
 def _problems(config: CommandConfig) -> Iterator[str]:
     sample = {"port": "8100", "host": "127.0.0.1", "model": "model"}
+    if (problem := _port_problem(config)) is not None:
+        yield problem
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd)):
         try:
             if command is not None:

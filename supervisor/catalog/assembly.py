@@ -286,6 +286,11 @@ class Assembly:
             if name in models and name != config.model:
                 self._problem(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
             model = models[config.model]
+            if model is not None and not model.config.enabled and name != config.model:  # its own name goes with it
+                message = (
+                    f'the model "{config.model}" is disabled, so nothing would answer: enable it, or remove this name'
+                )
+                self._problem(find(unfolded, ("model",))[0], (*trail, "model"), message)
             if model is not None and model.config.enabled:
                 rewrite = self._rewrite(config, model, node, trail)
                 virtual[name] = VirtualModel(name, model, rewrite, config.description, config=config)

@@ -42,6 +42,8 @@ def checked(path: Path | None) -> Catalog:
     Raises ConfigError with every problem.
     """
     catalog = load(path)
+    if nothing := catalog.nothing_to_serve():
+        raise ConfigError((nothing,))
     keys = catalog.server.api_keys
     if problem := refuse_exposed(catalog.server, load_keys(keys) if keys is not None else Keyring()):
         raise ConfigError((problem,))

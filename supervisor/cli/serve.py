@@ -17,6 +17,7 @@ from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure, say
 from supervisor.cli.options import counted
+from supervisor.errors import ConfigError
 
 DEMO_RUNTIME = "llama_server"
 
@@ -41,6 +42,8 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
     assert base is not None
     configuration = Configuration(base.absolute(), flags)
     catalog = configuration.read()
+    if nothing := catalog.nothing_to_serve():
+        raise ConfigError((nothing,))
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
         install(DEMO_RUNTIME, catalog.server.runtimes_dir, lambda line: click.echo(f"  {line}", err=as_json))

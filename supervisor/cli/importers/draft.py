@@ -128,8 +128,13 @@ class Draft:
             if validate(adapter.config, tree_of({"runtime": adapter.name, **values}, _PLACE), trail)[0] is None:
                 self._drop(name)
         for name, values in list(self.virtual_models.items()):
-            if str(values["model"]) not in self.models:
+            model = str(values["model"])
+            if model not in self.models:
                 del self.virtual_models[name]
+                continue
+            if self.models[model].get("enabled") is False and name != model:
+                del self.virtual_models[name]
+                self.lose(f"virtual_models.{name}", f"{model} is switched off, so nothing would answer", model=model)
                 continue
             for problem in _problems(VirtualModelConfig, values, values, ("virtual_models", name)):
                 self.lose(dotted(problem.trail), problem.message)

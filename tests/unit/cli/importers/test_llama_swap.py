@@ -42,6 +42,11 @@ class TestLlamaSwap:
         assert draft.models["found"]["cmd"] == ["x", "--listen=127.0.0.1:${port}"]
         assert [draft.models[name].get("enabled") for name in draft.models] == [None, False, False]
 
+    def test_other_names_of_a_model_that_is_switched_off(self):
+        draft = swap({"unknown": {"cmd": "x", "aliases": ["other"], "description": "Mine"}})
+        assert list(draft.virtual_models) == ["unknown"]
+        assert "virtual_models.other: unknown is switched off, so nothing would answer" in notes(draft)
+
     def test_other_dollars_stay_as_they_look(self):
         draft = swap({"m": {"cmd": "x ${PORT} $HOME ${MODEL_ID}", "env": ["A=$B"]}})
         assert draft.models["m"]["cmd"] == ["x", "${port}", "$HOME", "m"]

@@ -17,7 +17,7 @@ ADAPTER = CommandAdapter()
 
 
 def config(**keys):
-    return ADAPTER.config(runtime="command", **{"cmd": [sys.executable], **keys})
+    return ADAPTER.config(runtime="command", **{"cmd": [sys.executable, "${port}"], **keys})
 
 
 def launch(**keys):
@@ -72,7 +72,9 @@ class TestCommand:
         assert launch(cmd="./mine", cwd=str(tmp_path)).argv == (str(tmp_path / "mine"),)
 
     def test_a_program_that_isnt_there_is_said(self):
-        problems = ADAPTER.check(config(cmd="no-such-program", cwd="/no/such"), runtimes_dir=Path("/nonexistent"))
+        problems = ADAPTER.check(
+            config(cmd="no-such-program ${port}", cwd="/no/such"), runtimes_dir=Path("/nonexistent")
+        )
         assert problems == ("cmd: no-such-program is not a program on PATH", "cwd: /no/such: there is no such folder")
         with pytest.raises(ModelUnusableError, match="no-such-program"):
             launch(cmd="no-such-program")
@@ -89,6 +91,38 @@ class TestKey:
         spec = launch()
         assert spec.auth is None
         assert "secret" not in spec.env.values()
+
+
+class TestPort:
+    """The program must learn its port, which llmux chooses."""
+
+    @pytest.mark.parametrize(
+        ("keys", "told"),
+        [
+            ({"cmd": "sh serve.sh"}, "cmd: nothing tells the program its port"),
+            ({"cmd": "sh -c '$${port}'"}, "cmd: nothing tells the program its port"),
+            (
+                {"cmd": ["sh", "--port", "8080"]},
+                "cmd: --port 8080 is a fixed port, and llmux chooses the port of each worker",
+            ),
+            ({"cmd": "sh --http-port=8080 -c 1"}, "write --http-port=${port} instead"),
+            ({"cmd": "sh --listen 127.0.0.1:9000"}, "write 127.0.0.1:${port} instead"),
+            ({"cmd": "sh --top-p 10"}, "put ${port} into cmd or env, as in --port ${port}"),
+        ],
+    )
+    def test_is_missing(self, keys, told):
+        (problem,) = ADAPTER.check(config(**keys), runtimes_dir=Path("/nonexistent"))
+        assert told in problem
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"cmd": "sh -p ${port}:8080"},
+            {"cmd": ["sh", "serve.sh"], "env": {"PORT": "${port}"}},
+        ],
+    )
+    def test_is_told(self, keys):
+        assert ADAPTER.check(config(**keys), runtimes_dir=Path("/nonexistent")) == ()
 
 
 class TestEndpoints:
