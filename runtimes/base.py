@@ -54,6 +54,11 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @classmethod
+    def options(cls) -> Mapping[str, str]:
+        """The command line options of the runtime's program that have a key here: option → key."""
+        return {}
+
     runtime: str = Field(description="The runtime that serves this model.", examples=["llama_server"])
     source: Source | None = Field(
         default=None,

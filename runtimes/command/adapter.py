@@ -89,6 +89,8 @@ def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
     if not words or not words[0]:
         raise ValueError("the command is empty")
     for word in words:
+        if "\u00a0" in word:
+            raise ValueError("a non-breaking space (U+00A0) joins what should be two words: type a plain space")
         _checked_word(word)
     return value
 

@@ -48,6 +48,11 @@ SpecType = Literal[
 class LlamaServerConfig(ModelConfig):
     """A GGUF model served by llama.cpp's own HTTP server."""
 
+    @classmethod
+    def options(cls) -> Mapping[str, str]:
+        """Every spelling of an option that has a key of its own."""
+        return KEY_OF_OPTION
+
     path: FilePath = Field(description="The GGUF file; of a split model its first part.")
     program: Literal["auto", "binary", "embedded"] = Field(
         default="auto",
@@ -178,7 +183,6 @@ OWN_OPTIONS = frozenset(_OWN_OPTIONS.split())
 """Options that decide who reaches the worker, what it loads, or what files a request can read: llmux's alone."""
 
 KEY_OF_OPTION = MappingProxyType(keys_of(FLAGS) | _OTHER_SPELLINGS)
-"""Every spelling of an option that has a key of its own."""
 
 
 def serves(config: LlamaServerConfig) -> Literal["text", "embeddings", "rerank"]:
