@@ -97,7 +97,7 @@ def _plain(word: str) -> str:
 
 
 def _by_word(table: Mapping[str, str]) -> dict[str, str]:
-    return {_plain(word): ours for ours, words in reversed(table.items()) for word in words.split()}
+    return {_plain(word): ours for ours, words in reversed([*table.items()]) for word in words.split()}
 
 
 _KEY_OF: Final = _by_word(_KEYS)

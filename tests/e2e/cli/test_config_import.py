@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from supervisor.catalog import load
+from supervisor.catalog.keys import Scope, load_keys
 from supervisor.cli.importers.draft import Draft
 from supervisor.errors import ConfigError
 from tests.support import tiny
@@ -28,6 +29,7 @@ SOURCES = {
     "llama-swap": ["llama-swap.yaml"],
     "presets": ["presets.ini"],
     "llm-pool": ["settings.json", "local.json"],
+    "first-llmux": ["models.yaml"],
 }
 
 
@@ -59,6 +61,26 @@ class TestWholeFiles:
     def test_no_secret_comes_along(self):
         for golden in FIXTURES.glob("*.expected.*"):
             assert "secret" not in golden.read_text()
+
+    def test_the_first_llmux_with_its_keys(self, tmp_path):
+        """Nine models and sixteen names; clients keep their keys; only files are missing, and each says how to get it."""
+        out = tmp_path / "llmux.yaml"
+        told = llmux("config", "import", FIXTURES / "models.yaml", FIXTURES / "api_keys.yaml", "-o", out, "--json")
+        about = json.loads(told.stdout)
+        assert (len(about["models"]), len(about["virtual_models"])) == (9, 16)
+        assert about["keys"] == ["Open WebUI", "Remote Whisper clients", "OpenCode"]
+        assert not [note for note in about["notes"] if note["lost"]]
+        keys = out.with_name("api_keys.yaml")
+        assert keys.stat().st_mode & 0o777 == 0o600
+        found = load_keys(keys).authenticate("sk-llmux-whisper-0123456789", 0.0)
+        assert found is not None
+        assert (found.name, found.scopes) == ("Remote Whisper clients", {Scope.INFERENCE})
+        checked = llmux("config", "check", out, XDG_DATA_HOME=str(tmp_path))
+        problems = checked.stderr.splitlines()[1:]
+        assert len(problems) == 10
+        assert all("there is no such" in problem for problem in problems)
+        assert sum("get it: llmux pull " in problem for problem in problems) == 8
+        assert "is there already" in llmux("config", "import", FIXTURES / "models.yaml", "-o", out).stderr
 
     def test_passes_the_check_where_the_files_are(self, tmp_path):
         """Real model files and a program that is there: `llmux config check` has nothing to say."""
