@@ -28,6 +28,7 @@ from runtimes.base import (
     ModelUnusableError,
     Thinking,
 )
+from runtimes.command import containers
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
 PLACEHOLDERS: Final = ("port", "host", "model")
@@ -117,6 +118,11 @@ class CommandConfig(ModelConfig):
     )
     health_path: str = Field(default="/health", pattern=r"^/", description="Answers 2xx once the model is ready.")
     stop_cmd: Command | None = Field(default=None, description="Run instead of the first SIGTERM.")
+    kill_cmd: Command | None = Field(
+        default=None,
+        description="Run after every end, also of llmux itself: ends what cmd started outside its own processes. Default: "
+        "removes the container of docker, podman or nerdctl run.",
+    )
     cwd: Annotated[Path, Field(strict=False)] | None = Field(default=None, description="Where the program is run.")
     endpoints: list[Annotated[str, AfterValidator(_checked_endpoint)]] = Field(
         default_factory=lambda: list(DEFAULT_ENDPOINTS),
@@ -154,8 +160,13 @@ class CommandAdapter(Adapter[CommandConfig]):
     def launch(self, config: CommandConfig, context: LaunchContext) -> LaunchSpec:
         """Raises ModelUnusableError for a missing program."""
         values = {"port": str(context.port), "host": context.host, "model": context.model}
+        cmd, kill_cmd = _filled(config.cmd, values), _filled(config.kill_cmd, values) if config.kill_cmd else None
+        if containers.is_container(cmd):
+            name = f"llmux-{re.sub(r'[^A-Za-z0-9_.-]', '-', context.model)}-{context.port}"
+            cmd, remove = containers.prepared(cmd, name, context.host)
+            kill_cmd = kill_cmd or remove
         return LaunchSpec(
-            argv=_runnable("cmd", _filled(config.cmd, values), config),
+            argv=_runnable("cmd", cmd, config),
             env={
                 **{name: _filled_word(value, values) for name, value in config.env.items()},
                 **context.device_environment(),
@@ -166,6 +177,7 @@ class CommandAdapter(Adapter[CommandConfig]):
             health=HealthCheck(config.health_path),
             auth=f"Bearer {context.key}" if config.auth == "bearer" else None,
             stop_argv=_runnable("stop_cmd", _filled(config.stop_cmd, values), config) if config.stop_cmd else None,
+            kill_argv=_runnable("kill_cmd", kill_cmd, config) if kill_cmd else None,
             host=context.host,
             port=context.port,
         )
@@ -230,7 +242,12 @@ def _problems(config: CommandConfig) -> Iterator[str]:
     sample = {"port": "8100", "host": "127.0.0.1", "model": "model"}
     if (problem := _port_problem(config)) is not None:
         yield problem
-    for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd)):
+    words = _filled(config.cmd, sample)
+    if containers.is_container(words) and any(
+        option in containers.DETACHED for _, option, _ in containers.options(words)
+    ):
+        yield "cmd: a container that is detached looks as if it had ended: remove -d"
+    for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:
             if command is not None:
                 _runnable(key, _filled(command, sample), config)

@@ -30,6 +30,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "keep_alive_s": "ttl keep_alive idle_timeout sleep_idle_seconds unload_after",
     "health_path": "check_endpoint health_check health_endpoint health",
     "stop_cmd": "cmd_stop",
+    "kill_cmd": "cmd_kill",
     "upstream_model served_model_name alias": "use_model_name served_model_name",
     "target_inflight": "concurrency_limit max_concurrency",
     "startup_limit_s": "health_check_timeout start_timeout start_timeout_s startup_timeout",

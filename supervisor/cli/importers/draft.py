@@ -135,13 +135,15 @@ class Draft:
             if validate(adapter.config, tree_of({**usual, **values}, _PLACE), trail)[0] is None:
                 self._drop(name)
         for name, values in list(self.virtual_models.items()):
-            model = str(values["model"])
-            if model not in self.models:
+            answers = str(values["model"])
+            if answers not in self.models:
                 del self.virtual_models[name]
                 continue
-            if self.models[model].get("enabled") is False and name != model:
+            if self.models[answers].get("enabled") is False and name != answers:
                 del self.virtual_models[name]
-                self.lose(f"virtual_models.{name}", f"{model} is switched off, so nothing would answer", model=model)
+                self.lose(
+                    f"virtual_models.{name}", f"{answers} is switched off, so nothing would answer", model=answers
+                )
                 continue
             for problem in _problems(VirtualModelConfig, values, values, ("virtual_models", name)):
                 self.lose(dotted(problem.trail), problem.message)

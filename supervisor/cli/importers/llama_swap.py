@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
+from runtimes.command.containers import is_container
 from runtimes.device_kind import CUDA, HOST
 from supervisor.cli.importers import llama_swap_filters as filters
 from supervisor.cli.importers import llama_swap_peers as peers
@@ -45,7 +46,6 @@ _TOP: Final = {
     "sendLoadingState": _ELSEWHERE["sendLoadingState"],
     "matrix": "llmux decides by memory; limits.max_loaded, `pin` and `priority` say what may stay",
 }
-_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
 
 
 def convert(root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> Draft:
@@ -129,9 +129,10 @@ class _Conversion:
             model["type"] = kind
         model["cmd"] = [_placeholders(word) for word in self._with_port(name, where, words, filled.get("proxy"))]
         if "enabled" not in model:
-            self.draft.look(
-                f"{where}.cmd", "without vram_mib its memory is a guess until the first load measures it", model=name
-            )
+            why = "without vram_mib its memory is a guess until the first load measures it"
+            if is_container(words):
+                why = "llmux can't measure the memory of a container: set vram_mib"
+            self.draft.look(f"{where}.cmd", why, model=name)
         check = filled.get("checkEndpoint")
         if check == "none":
             self.draft.lose(f"{where}.checkEndpoint", "llmux has to know when it is ready: set health_path", model=name)
@@ -155,13 +156,7 @@ class _Conversion:
         except ValueError:
             self._problems.append(f"{where}.proxy: {proxy} is no URL")
             return words
-        if PurePath(words[0]).name in _ENGINES:
-            model["enabled"] = False
-            why = (
-                "a container's port belongs to its engine, not to the process that llmux starts: run the program itself"
-            )
-            self.draft.lose(f"{where}.cmd", why, model=name)
-        elif url.hostname not in {None, "localhost", "127.0.0.1", "::1"}:
+        if url.hostname not in {None, "localhost", "127.0.0.1", "::1"}:
             model["enabled"] = False
             self.draft.lose(f"{where}.proxy", "llmux reaches its workers on this machine only", model=name)
         elif not any("${PORT}" in word for word in words):

@@ -42,6 +42,15 @@ class TestLlamaSwap:
         assert draft.models["found"]["cmd"] == ["x", "--listen=127.0.0.1:${port}"]
         assert [draft.models[name].get("enabled") for name in draft.models] == [None, False, False]
 
+    def test_containers_run_as_they_are(self):
+        run = "docker run --rm -p ${PORT}:8080 --name ${MODEL_ID} image"
+        draft = swap({"m": {"cmd": run, "cmdStop": "docker stop ${MODEL_ID}"}})
+        assert draft.models["m"] == {
+            "cmd": ["docker", "run", "--rm", "-p", "${port}:8080", "--name", "m", "image"],
+            "stop_cmd": ["docker", "stop", "m"],
+        }
+        assert notes(draft) == ["models.m.cmd: llmux can't measure the memory of a container: set vram_mib"]
+
     def test_other_names_of_a_model_that_is_switched_off(self):
         draft = swap({"unknown": {"cmd": "x", "aliases": ["other"], "description": "Mine"}})
         assert list(draft.virtual_models) == ["unknown"]

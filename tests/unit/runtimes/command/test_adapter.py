@@ -125,6 +125,59 @@ class TestPort:
         assert ADAPTER.check(config(**keys), runtimes_dir=Path("/nonexistent")) == ()
 
 
+class TestContainers:
+    """`docker run` and its like: named, published on the worker's address, and removed by name after every end."""
+
+    @pytest.fixture(autouse=True)
+    def engines(self, tmp_path, monkeypatch):
+        for name in ("docker", "podman"):
+            (tmp_path / name).write_text("#!/bin/sh\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    @pytest.mark.parametrize(
+        ("cmd", "runs", "ends"),
+        [
+            (
+                "docker run --rm -p ${port}:8080 --name x image -m m --name y",
+                "run --rm -p 127.0.0.1:18100:8080 --name x image -m m --name y",
+                "rm --force x",
+            ),
+            (
+                "podman --log-level error run -it --publish=${port}:80 image --name y",
+                "--log-level error run --name llmux-a-model--rm--rf-18100 -it --publish=127.0.0.1:18100:80 image --name y",
+                "--log-level error rm --force llmux-a-model--rm--rf-18100",
+            ),
+            (
+                "docker run --gpus all -v /m:/m -p 0.0.0.0:${port}:80 --name=z image",
+                "run --gpus all -v /m:/m -p 0.0.0.0:18100:80 --name=z image",
+                "rm --force z",
+            ),
+        ],
+    )
+    def test_run(self, cmd, runs, ends):
+        spec = launch(cmd=cmd)
+        assert " ".join(spec.argv[1:]) == runs
+        assert spec.kill_argv is not None
+        assert (spec.kill_argv[0], " ".join(spec.kill_argv[1:])) == (spec.argv[0], ends)
+
+    def test_what_is_written_counts(self):
+        spec = launch(cmd="docker run -p ${port}:80 image", kill_cmd="sh clean-up ${port}")
+        assert spec.kill_argv is not None
+        assert spec.kill_argv[1:] == ("clean-up", "18100")
+
+    @pytest.mark.parametrize("cmd", ["docker start -a x ${port}", "sh -c 'docker run -p ${port}:80 image'"])
+    def test_others_are_run_as_they_are(self, cmd):
+        assert launch(cmd=cmd).kill_argv is None
+
+    @pytest.mark.parametrize("switch", ["-d", "--detach"])
+    def test_detached(self, switch):
+        problems = ADAPTER.check(
+            config(cmd=f"docker run {switch} -p ${{port}}:80 image"), runtimes_dir=Path("/nonexistent")
+        )
+        assert problems == ("cmd: a container that is detached looks as if it had ended: remove -d",)
+
+
 class TestEndpoints:
     """OpenAI's inference paths, or exactly those listed."""
 
