@@ -56,7 +56,9 @@ def config_show(config: Path | None, flags: Flags, as_json: bool) -> None:
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
     from supervisor.cli import configuration  # noqa: PLC0415
 
-    values = configuration.effective(load_catalog(config, flags=flags, check_files=False))
+    source = configuration.found(config, flags)
+    catalog = load_catalog(config) if source is None else source.read(check_files=False)
+    values = configuration.effective(catalog)
     if as_json:
         print_json(configuration.as_json(values))
     else:

@@ -20,6 +20,7 @@ from runtimes.registry import REGISTRY
 from supervisor.catalog.assembly import KEYS_NAME, Assembly, config_error
 from supervisor.catalog.document import Layer, Source, Table, parse, plain
 from supervisor.catalog.yaml_writer import to_yaml
+from supervisor.cli.configuration import LOCAL_VARIABLE, SETTINGS_VARIABLE
 from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, presets
 from supervisor.cli.importers.draft import Draft
 from supervisor.errors import ConfigError, InvalidRequestError
@@ -35,7 +36,7 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     Raises ConfigError for files that can't be imported, InvalidRequestError where `out` exists, UsageError for the wrong
     number of files.
     """
-    if not paths and form is None and (os.environ.get(llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS.is_file()):
+    if not paths and form is None and (os.environ.get(SETTINGS_VARIABLE) or DEFAULT_SETTINGS.is_file()):
         form = "llm-pool"
     if not paths and form != "llm-pool":
         raise click.UsageError("Name the file to import.")
@@ -88,9 +89,20 @@ def _settings_files(settings: Path | None = None) -> list[Path]:
 
     Raises ConfigError when one that a variable names isn't there.
     """
-    settings = settings or _named_by(llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS
-    local = _named_by(llm_pool.LOCAL_VARIABLE) or settings.with_name("local.json")
+    settings = settings or _named_by(SETTINGS_VARIABLE) or DEFAULT_SETTINGS
+    local = _named_by(LOCAL_VARIABLE) or settings.with_name("local.json")
     return [settings] if local == settings or not local.is_file() else [settings, local]
+
+
+def llm_pool_files() -> list[Path]:
+    """The settings that llm-pool's variables name, and the local ones, whether these are there or not.
+
+    Raises ConfigError when one that is named isn't there.
+    """
+    settings, local = _named_by(SETTINGS_VARIABLE) or DEFAULT_SETTINGS, _named_by(LOCAL_VARIABLE)
+    if not settings.is_file():
+        raise ConfigError((f"{LOCAL_VARIABLE} goes over {settings}, and there is no such file",))
+    return [settings.absolute(), (local or settings.with_name("local.json")).absolute()]
 
 
 def _named_by(variable: str) -> Path | None:

@@ -157,14 +157,14 @@ class Draft:
         self._above.pop(("models", name), None)
         self.lose(f"models.{name}", "is left out: nothing is left that could be run")
 
+    def document(self) -> Values:
+        """The configuration as data."""
+        sections = {name: getattr(self, name) for name in ("models", "virtual_models", "limits", "server")}
+        return {name: dict(part) for name, part in sections.items() if part or name == "models"}
+
     def text(self, head: Iterable[str]) -> str:
-        document: Values = {"models": dict(self.models)}
-        for section in ("virtual_models", "limits", "server"):
-            part = getattr(self, section)
-            if part:
-                document[section] = dict(part)
         lines = "".join(f"{comment(line)}\n" for line in head)
-        return lines + "\n" + to_yaml(document, Comments(above=self._above))
+        return lines + "\n" + to_yaml(self.document(), Comments(above=self._above))
 
     def report(self) -> list[dict[str, JsonValue]]:
         return [asdict(note) for note in self.notes]

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -23,6 +24,7 @@ from tests.support import tiny
 from tests.support.daemon import REPOSITORY, gguf, running
 from tests.support.importing import notes, swap
 from tests.support.limits import LIMIT_S
+from tests.support.shell import environment
 
 FIXTURES = Path(__file__).parents[2] / "golden" / "importers"
 SOURCES = {
@@ -254,3 +256,35 @@ class TestPeers:
     def test_what_llama_swap_refuses(self, peer):
         with pytest.raises(ConfigError, match=r"peers\.a: expected"):
             self.peers(a=peer)
+
+
+class TestServedAsTheyAre:
+    """`serve` takes the settings that llm-pool's variables name, unless there is a configuration of its own."""
+
+    def test_serve_and_reload(self, tmp_path):
+        settings = tmp_path / "settings.json"
+        pool = {"one": {"backend": "llama_server", "model_path": str(tiny.model())}}
+        settings.write_text(json.dumps({"engine": {"models": pool}}))
+        env = environment(tmp_path, LLM_POOL_SETTINGS_PATH=str(settings))
+        command = [sys.executable, "-m", "supervisor.cli", "serve", "--json", "--port", "0", "--log-format", "json"]
+        with (
+            (tmp_path / "log").open("wb") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY, env=env) as serving,
+        ):
+            try:
+                assert serving.stdout is not None
+                greeting = json.loads(serving.stdout.readline())
+                assert greeting["models"] == ["one"]
+                told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+                (imported,) = [event for event in told if event["event"] == "configuration.imported"]
+                assert imported["files"] == [str(settings)]
+                local = {"engine": {"models": {"two": {"backend": "llama_server", "model_path": str(tiny.model())}}}}
+                (tmp_path / "local.json").write_text(json.dumps(local))
+                answer = httpx.post(f"{greeting['url']}/v1/admin/reload", timeout=LIMIT_S).json()
+                assert (answer["added"], answer["unchanged"]) == (["two"], 1)
+                settings.write_text("{")
+                refused = httpx.post(f"{greeting['url']}/v1/admin/reload", timeout=LIMIT_S)
+                assert refused.status_code == 400
+            finally:
+                serving.terminate()
+            assert serving.wait(LIMIT_S) == 0
