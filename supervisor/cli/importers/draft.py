@@ -141,9 +141,7 @@ class Draft:
                 continue
             if self.models[answers].get("enabled") is False and name != answers:
                 del self.virtual_models[name]
-                self.lose(
-                    f"virtual_models.{name}", f"{answers} is switched off, so nothing would answer", model=answers
-                )
+                self.lose(f"virtual_models.{name}", f"{answers} is switched off, so nothing would answer")
                 continue
             for problem in _problems(VirtualModelConfig, values, values, ("virtual_models", name)):
                 self.lose(dotted(problem.trail), problem.message)

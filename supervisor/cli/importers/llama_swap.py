@@ -26,16 +26,17 @@ from supervisor.errors import ConfigError
 
 _KNOWN: Final = frozenset(
     {"macros", "cmd", "cmdStop", "proxy", "checkEndpoint", "ttl", "aliases", "env", "name", "description", "unlisted"}
-    | {"useModelName", "concurrencyLimit", "filters"}
+    | {"useModelName", "concurrencyLimit", "filters", "unloadTimeout", "capabilities"}
 )
 _KNOWN_AT_TOP: Final = frozenset(
     {"macros", "models", "peers", "groups", "hooks", "globalTTL", "healthCheckTimeout", "includeAliasesInList"}
-    | {"logLevel", "apiKeys"}
+    | {"logLevel", "apiKeys", "unloadTimeout", "routing"}
 )
 _ELSEWHERE: Final = {
     "metadata": "llmux shows what it knows of a model at GET /v1/admin/models",
     "sendLoadingState": "clients that wait get comments that keep their connection alive",
     "timeouts": "for all models together: limits.connect_s, limits.first_byte_s, limits.stream_idle_s",
+    "compat": "llmux passes requests on over HTTP only",
 }
 _TOP: Final = {
     "startPort": "workers' ports are those from server.worker_port_first to server.worker_port_last",
@@ -45,6 +46,9 @@ _TOP: Final = {
     "captureBuffer": "llmux keeps no requests",
     "sendLoadingState": _ELSEWHERE["sendLoadingState"],
     "matrix": "llmux decides by memory; limits.max_loaded, `pin` and `priority` say what may stay",
+    "selectors": "a virtual model stands for one model, not for several to choose from",
+    "profiles": "a virtual model stands for one model, whoever asks",
+    "logRequests": "llmux logs a line for each request",
 }
 
 
@@ -140,6 +144,13 @@ class _Conversion:
             model["health_path"] = check
         if filled.get("useModelName"):
             model["upstream_model"] = filled["useModelName"]
+        inputs = [
+            kind
+            for kind in list_of(object_of(filled.get("capabilities")).get("in"))
+            if kind in ("text", "image", "audio")
+        ]
+        if inputs not in ([], ["text"]):
+            model["modalities"] = inputs
         stop = str(filled.get("cmdStop") or "")
         if "${PID}" in stop:
             self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
@@ -203,6 +214,8 @@ class _Conversion:
         seconds = self._root.get("globalTTL", 0) if ttl == -1 else ttl
         if isinstance(seconds, int | float) and seconds > 0:
             model["keep_alive_s"] = seconds
+        if grace := filled.get("unloadTimeout") or self._root.get("unloadTimeout"):
+            model["grace_s"] = grace
         if limit := self._root.get("healthCheckTimeout"):
             model["startup_limit_s"] = limit
         if limit := filled.get("concurrencyLimit"):
@@ -239,9 +252,18 @@ class _Conversion:
         self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _TOP)
 
     def _groups(self) -> None:
-        groups = object_of(self._root.get("groups"))
-        if not groups:
-            if len(self.draft.models) > 1 and "matrix" not in self._root:
+        routing = object_of(self._root.get("routing"))
+        router, scheduler = object_of(routing.get("router")), object_of(routing.get("scheduler"))
+        settings = object_of(router.get("settings"))
+        by_matrix = "matrix" in self._root or router.get("use") == "matrix"
+        if router.get("use") == "matrix":
+            self.draft.lose("routing.router.settings.matrix", _TOP["matrix"])
+        if object_of(object_of(scheduler.get("settings")).get("fifo")).get("priority"):
+            why = "requests say their priority (X-Priority); `priority` of a model says what is evicted last"
+            self.draft.lose("routing.scheduler.settings.fifo.priority", why)
+        groups = object_of(self._root.get("groups") or settings.get("groups"))
+        if by_matrix or not groups:
+            if len(self.draft.models) > 1 and not by_matrix:
                 advice = "for one at a time: limits.max_loaded: {llm: 1}"
                 self.draft.look("models", f"stay loaded as long as their memory isn't needed; {advice}")
             return

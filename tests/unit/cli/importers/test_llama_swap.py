@@ -31,6 +31,28 @@ class TestLlamaSwap:
         assert swap(models, groups=group).limits == {"max_loaded": {"llm": 1}}
         assert swap(models | {"c": {"cmd": "y ${PORT}"}}, groups=group).limits == {}
 
+    def test_the_same_under_routing(self):
+        models = {name: {"cmd": "x ${PORT}"} for name in ("a", "b")}
+        settings = {"groups": {"all": {"members": ["a", "b"]}}, "matrix": {"sets": {}}}
+        fifo = {"use": "fifo", "settings": {"fifo": {"priority": {"a": 1}}}}
+        draft = swap(models, routing={"router": {"use": "group", "settings": settings}, "scheduler": fifo})
+        assert draft.limits == {"max_loaded": {"llm": 1}}
+        assert any(note.startswith("routing.scheduler.settings.fifo.priority: requests say") for note in notes(draft))
+        draft = swap(models, routing={"router": {"use": "matrix", "settings": settings}})
+        assert draft.limits == {}
+        assert any(note.startswith("routing.router.settings.matrix: llmux decides by memory") for note in notes(draft))
+
+    def test_time_to_end_and_inputs(self):
+        draft = swap(
+            {
+                "own": {"cmd": "x ${PORT}", "unloadTimeout": 30, "capabilities": {"in": ["text", "image", "video"]}},
+                "shared": {"cmd": "x ${PORT}", "capabilities": {"in": ["text"]}},
+            },
+            unloadTimeout=5,
+        )
+        assert [draft.models[name]["grace_s"] for name in ("own", "shared")] == [30, 5]
+        assert [draft.models[name].get("modalities") for name in ("own", "shared")] == [["text", "image"], None]
+
     def test_ports_that_are_fixed(self):
         draft = swap(
             {
