@@ -199,7 +199,10 @@ class _Conversion:
             if all(index.isdecimal() for index in indexes):
                 model["devices"] = [CUDA.device_id(int(index)) for index in indexes] or [HOST.device_id()]
                 if len(indexes) > 1:
-                    self.draft.look(f"{where}.env", "it gets one of these devices, not all of them", model=name)
+                    model["gpus"] = len(indexes)
+                    self.draft.look(
+                        f"{where}.env", "it shares all of these devices; without gpus it gets one", model=name
+                    )
             else:
                 self.draft.lose(f"{where}.env", f"CUDA_VISIBLE_DEVICES={visible}: name devices as gpu0", model=name)
         if folders := env.pop("LD_LIBRARY_PATH", None):
