@@ -150,7 +150,7 @@ class _Conversion:
             if kind in ("text", "image", "audio")
         ]
         if inputs not in ([], ["text"]):
-            model["modalities"] = inputs
+            model["modalities"] = list[JsonValue](inputs)
         stop = str(filled.get("cmdStop") or "")
         if "${PID}" in stop:
             self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
