@@ -55,6 +55,11 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @classmethod
+    def options(cls) -> Mapping[str, str]:
+        """The command line options of the runtime's program that have a key here: option → key."""
+        return {}
+
     runtime: str = Field(description="The runtime that serves this model.", examples=["llama_server"])
     source: Source | None = Field(
         default=None,
@@ -164,6 +169,7 @@ class LaunchSpec:
     auth: str | None = None  # value of the Authorization header the proxy sends to this worker
     metrics: str | None = None  # path of the worker's own Prometheus metrics, where it has any
     stop_argv: tuple[str, ...] | None = None  # run instead of the first SIGTERM
+    kill_argv: tuple[str, ...] | None = None  # ends what it runs outside its processes; those then don't own its port
     host: str = "127.0.0.1"
     port: int = 0
 

@@ -28,6 +28,7 @@ from runtimes.base import (
     ModelUnusableError,
     Thinking,
 )
+from runtimes.command import containers
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
 PLACEHOLDERS: Final = ("port", "host", "model")
@@ -49,6 +50,9 @@ DEFAULT_ENDPOINTS: Final = (
 )
 
 _PLACEHOLDER = re.compile(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[^}]*)\}|(?P<open>\$\{)")
+_FIXED_PORT = re.compile(
+    r"(?<!\S)((?:--(?:\w+-)*port|-[pP])[= ]|(?:--[\w-]+=)?(?:https?://)?[\w.\[\]-]*:)\d{2,5}(?![\w.])"
+)
 _ENDPOINT = re.compile(r"(?:(?P<method>[A-Z]+) +)?(?P<path>/[^\s?#]*)")
 
 
@@ -86,6 +90,8 @@ def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
     if not words or not words[0]:
         raise ValueError("the command is empty")
     for word in words:
+        if "\u00a0" in word:
+            raise ValueError("a non-breaking space (U+00A0) joins what should be two words: type a plain space")
         _checked_word(word)
     return value
 
@@ -112,6 +118,11 @@ class CommandConfig(ModelConfig):
     )
     health_path: str = Field(default="/health", pattern=r"^/", description="Answers 2xx once the model is ready.")
     stop_cmd: Command | None = Field(default=None, description="Run instead of the first SIGTERM.")
+    kill_cmd: Command | None = Field(
+        default=None,
+        description="Run after every end, also of llmux itself: ends what cmd started outside its own processes. Default: "
+        "removes the container of docker, podman or nerdctl run.",
+    )
     cwd: Annotated[Path, Field(strict=False)] | None = Field(default=None, description="Where the program is run.")
     endpoints: list[Annotated[str, AfterValidator(_checked_endpoint)]] = Field(
         default_factory=lambda: list(DEFAULT_ENDPOINTS),
@@ -149,8 +160,13 @@ class CommandAdapter(Adapter[CommandConfig]):
     def launch(self, config: CommandConfig, context: LaunchContext) -> LaunchSpec:
         """Raises ModelUnusableError for a missing program."""
         values = {"port": str(context.port), "host": context.host, "model": context.model}
+        cmd, kill_cmd = _filled(config.cmd, values), _filled(config.kill_cmd, values) if config.kill_cmd else None
+        if containers.is_container(cmd):
+            name = f"llmux-{re.sub(r'[^A-Za-z0-9_.-]', '-', context.model)}-{context.port}"
+            cmd, remove = containers.prepared(cmd, name, context.host)
+            kill_cmd = kill_cmd or remove
         return LaunchSpec(
-            argv=_runnable("cmd", _filled(config.cmd, values), config),
+            argv=_runnable("cmd", cmd, config),
             env={
                 **{name: _filled_word(value, values) for name, value in config.env.items()},
                 **context.device_environment(),
@@ -161,6 +177,7 @@ class CommandAdapter(Adapter[CommandConfig]):
             health=HealthCheck(config.health_path),
             auth=f"Bearer {context.key}" if config.auth == "bearer" else None,
             stop_argv=_runnable("stop_cmd", _filled(config.stop_cmd, values), config) if config.stop_cmd else None,
+            kill_argv=_runnable("kill_cmd", kill_cmd, config) if kill_cmd else None,
             host=context.host,
             port=context.port,
         )
@@ -209,9 +226,28 @@ def _runnable(key: str, words: list[str], config: CommandConfig) -> tuple[str, .
     return (program, *words[1:])
 
 
+def _port_problem(config: CommandConfig) -> str | None:
+    """Why the program can't know its port; None: cmd or env has the placeholder."""
+    words = shlex.split(config.cmd) if isinstance(config.cmd, str) else config.cmd
+    if any(match["name"] == "port" for word in (*words, *config.env.values()) for match in _PLACEHOLDER.finditer(word)):
+        return None
+    fixed = _FIXED_PORT.search(" ".join(words))
+    if fixed is not None:
+        told = f"{fixed[1]}${{port}}"
+        return f"cmd: {fixed[0]} is a fixed port, and llmux chooses the port of each worker: write {told} instead"
+    return "cmd: nothing tells the program its port, which llmux chooses: put ${port} into cmd or env, as in --port ${port}"
+
+
 def _problems(config: CommandConfig) -> Iterator[str]:
     sample = {"port": "8100", "host": "127.0.0.1", "model": "model"}
-    for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd)):
+    if (problem := _port_problem(config)) is not None:
+        yield problem
+    words = _filled(config.cmd, sample)
+    if containers.is_container(words) and any(
+        option in containers.DETACHED for _, option, _ in containers.options(words)
+    ):
+        yield "cmd: a container that is detached looks as if it had ended: remove -d"
+    for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:
             if command is not None:
                 _runnable(key, _filled(command, sample), config)

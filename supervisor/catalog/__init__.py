@@ -1,13 +1,14 @@
 """The configuration: read strictly, and turned into a frozen `Catalog` of what to serve."""
 
 from supervisor.catalog.catalog import Catalog, CatalogModel, Route, VirtualModel, check_devices
-from supervisor.catalog.loader import Configuration, find_config, load
+from supervisor.catalog.loader import Configuration, Foreign, find_config, load
 from supervisor.catalog.rewrite import Rewrite
 
 __all__ = [
     "Catalog",
     "CatalogModel",
     "Configuration",
+    "Foreign",
     "Rewrite",
     "Route",
     "VirtualModel",

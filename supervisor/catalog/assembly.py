@@ -20,6 +20,7 @@ from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
+from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import (
@@ -59,7 +60,7 @@ class Assembly:
         self.problems += earlier
         for name, node in self.root.entries.items():
             if name not in SECTIONS and not name.startswith("x-"):
-                self._problem(node, (name,), f"unknown section{suggestion(name, SECTIONS)}")
+                self._problem(node, (name,), f"unknown section{_section_meant(name)}")
         server = self._section(ServerConfig, "server")
         limits = self._section(LimitsConfig, "limits")
         self._check_types_loaded()
@@ -192,7 +193,10 @@ class Assembly:
             self._check_probe(model, node, trail)
             if self.check_files and model.config.enabled:
                 for message in model.adapter.check(model.config, runtimes_dir=own_runtimes_dir):
-                    self._adapter_problem(message + sources.remedy(model.id, model.config), node, trail)
+                    remedy = sources.remedy(model.id, model.config)
+                    if message.startswith("path") and isinstance(node, Table):
+                        remedy = remedy or sources.hub_name(node)
+                    self._adapter_problem(message + remedy, node, trail)
         return models
 
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
@@ -226,16 +230,20 @@ class Assembly:
             return self.registry.get(name)
         known = self.registry.names()
         if at is not None:
-            hint = suggestion(str(name), known, what="there is")
-            self._problem(at, (*trail, "runtime"), f"no such runtime{hint}")
+            there_is = suggestion(str(name), known, what="there is")
+            self._problem(at, (*trail, "runtime"), f"no such runtime{there_is}")
             return None
         known_keys = {*ModelConfig.model_fields, "path", "cmd"}
         slips = [key for key in values if key not in known_keys and nearest(key, ("path", "cmd"))]
-        hint = f'; did you mean "{nearest(slips[0], ("path", "cmd"))}" where it says "{slips[0]}"?' if slips else ""
+        meant = f'; did you mean "{nearest(slips[0], ("path", "cmd"))}" where it says "{slips[0]}"?' if slips else ""
+        foreign = (
+            f'{found} (where it says "{key}")' for key in values if (found := hint(key, ("path", "cmd", "source")))
+        )
         self._problem(
             node,
             trail,
-            'no "runtime", and nothing to tell it from (a path ending in .gguf: llama_server, a cmd: command)' + hint,
+            'no "runtime", and nothing to tell it from (a path ending in .gguf: llama_server, a cmd: command)'
+            + (sources.hub_name(node) or meant or next(foreign, "")),
         )
         return None
 
@@ -293,6 +301,11 @@ class Assembly:
             if name in models and name != config.model:
                 self._problem(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
             model = models[config.model]
+            if model is not None and not model.config.enabled and name != config.model:  # its own name goes with it
+                message = (
+                    f'the model "{config.model}" is disabled, so nothing would answer: enable it, or remove this name'
+                )
+                self._problem(find(unfolded, ("model",))[0], (*trail, "model"), message)
             if model is not None and model.config.enabled:
                 rewrite = self._rewrite(config, model, node, trail)
                 virtual[name] = VirtualModel(name, model, rewrite, config.description, config=config)
@@ -334,6 +347,16 @@ class Assembly:
             thinking=thinking,
             system_prompt_prefix=config.system_prompt_prefix,
         )
+
+
+def _section_meant(name: str) -> str:
+    """Where an unknown section may belong, as the end of a sentence."""
+    for section, model in (("server", ServerConfig), ("limits", LimitsConfig)):
+        if name in model.model_fields:
+            return f'; did you mean "{section}.{name}"?'
+    if name in ModelConfig.model_fields or name in ("path", "cmd"):
+        return "; the keys of a model stand under its name: models: {NAME: {path: …}}"
+    return hint(name, SECTIONS) or suggestion(name, SECTIONS)
 
 
 def config_error(problems: list[Problem]) -> ConfigError:

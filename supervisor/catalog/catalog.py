@@ -202,6 +202,17 @@ class Catalog:
         own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
         return {**own, **self.virtual}
 
+    def nothing_to_serve(self) -> str | None:
+        """What is wrong with a configuration without models, with its place; None: it has some."""
+        if self.models:
+            return None
+        at: Trail = ("models",) if ("models",) in self.origins else ()
+        disabled = sum(trail[0] == "models" for trail in self.origins if len(trail) == 2)
+        what = 'every model has "enabled: false", so there is nothing to serve: enable one'
+        if not disabled:
+            what = "there are no models to serve: add one (llmux config example explains every key), or try: llmux demo"
+        return str(Problem(self.origins[at], at, what))
+
     def route(self, name: str) -> Route | None:
         """The model and rewrite that a request's `model` stands for. Looked up, never parsed."""
         return self._routes.get(name)

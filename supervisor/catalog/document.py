@@ -226,6 +226,10 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Problem]]:
         return reader.document(), reader.problems
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        for suspect in (error.problem_mark, error.context_mark):
+            if suspect is not None and (found := _unlike_yaml(text, suspect.line)) is not None:
+                column, what = found
+                return None, [*reader.problems, Problem(Place(source, suspect.line + 1, column), (), what)]
         place = Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
         message = ", ".join(part for part in (error.problem, error.context) if part)
         return None, [*reader.problems, Problem(place, (), f"not valid YAML: {message}")]
@@ -233,6 +237,37 @@ def parse(text: str, source: Source) -> tuple[Node | None, list[Problem]]:
         return None, [*reader.problems, Problem(Place(source), (), f"not valid YAML: {str(error).splitlines()[0]}")]
     except _StopError as stop:
         return None, [*reader.problems, stop.problem]
+
+
+_CURLY = "“”„‟‘’‚‛"
+_BLANKS = {"\u00a0": "non-breaking space", "\u202f": "non-breaking space", "\u2007": "non-breaking space"} | {
+    "\u3000": "wide space",
+    "\u200b": "invisible space",
+    "\ufeff": "invisible space",
+}
+_BLANK = re.compile(f"[{''.join(_BLANKS)}]")
+_UNLIKE = re.compile(f"[{_CURLY}{''.join(_BLANKS)}]")
+
+
+def _unlike_yaml(text: str, number: int) -> tuple[int, str] | None:
+    """What looks right in a line that YAML can't read, and isn't: its column, and what to write."""
+    line = "".join(text.split("\n")[number : number + 1])
+    indent = line[: len(line) - len(line.lstrip())]
+    if "\t" in indent:
+        return indent.index("\t") + 1, "a tab indents this line, and YAML takes only spaces there"
+    if blank := _BLANK.search(line):
+        return blank.start() + 1, _blank_problem(blank[0])
+    if curly := re.search(f"[{_CURLY}]", line):
+        return curly.start() + 1, _curly_problem(curly[0])
+    return None
+
+
+def _curly_problem(character: str) -> str:
+    return f'{character} is a curly quote, which means nothing to YAML: type a straight one (")'
+
+
+def _blank_problem(character: str) -> str:
+    return f"a {_BLANKS[character]} (U+{ord(character):04X}), which YAML takes for a letter: type a plain space"
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -250,6 +285,7 @@ class _Reader:
     def __init__(self, text: str, source: Source) -> None:
         self.problems: list[Problem] = []
         self._source = source
+        self._lines = text.split("\n") if _UNLIKE.search(text) else []
         self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
         self._anchors: dict[str, tuple[Node, int]] = {}
 
@@ -282,6 +318,7 @@ class _Reader:
             node, size = self._anchors[event.anchor]
             return replace(node, place=place), size
         if isinstance(event, yaml.ScalarEvent):
+            self._look_at(event, trail)
             node, size = Leaf(scalar(event.value) if event.implicit[0] else str(event.value), place), 1
         elif len(trail) >= MAX_DEPTH:
             raise _StopError(place, trail, f"nested more than {MAX_DEPTH} deep")
@@ -292,6 +329,21 @@ class _Reader:
         if event.anchor is not None:
             self._anchors[event.anchor] = node, size
         return node, size
+
+    def _look_at(self, event: yaml.ScalarEvent, trail: Trail) -> None:
+        """Note a curly quote at the begin of unquoted text, and any blank in it that isn't a plain space."""
+        mark, text = event.start_mark, str(event.value)
+        if not self._lines or not event.implicit[0] or mark is None:
+            return
+        if text and text[0] in _CURLY:
+            self.problems.append(
+                Problem(Place(self._source, mark.line + 1, mark.column + 1), trail, _curly_problem(text[0]))
+            )
+        if blank := _BLANK.search(text):
+            line = "".join(self._lines[mark.line : mark.line + 1])
+            column = max(line.find(blank[0], mark.column), mark.column) + 1
+            what = f"{_blank_problem(blank[0])}, or quote the text if it is meant"
+            self.problems.append(Problem(Place(self._source, mark.line + 1, column), trail, what))
 
     def _items(self, place: Place, trail: Trail) -> tuple[Items, int]:
         nodes, size = list[Node](), 1
@@ -306,6 +358,7 @@ class _Reader:
             at = self._place(event, trail)
             if not isinstance(event, yaml.ScalarEvent):
                 raise _StopError(at, trail, "a key must be text")
+            self._look_at(event, trail)
             key = str(event.value)
             if key in entries:
                 first = entries[key].place.line

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, tree_of
-from supervisor.catalog.ownership import read_guarded
+from supervisor.catalog.ownership import exposure, read_guarded
 from supervisor.catalog.sections import config_dir
 from supervisor.errors import ConfigError
 
@@ -53,21 +55,30 @@ def search_path() -> tuple[Path, ...]:
     return (config_dir() / FILE_NAME, Path.cwd() / FILE_NAME, Path("/etc/llmux") / FILE_NAME)
 
 
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Another program's files, read in place of the base file."""
+
+    files: tuple[Path, ...]  # absolute; the first has to be there
+    read: Callable[[], Mapping[str, JsonValue]]  # what they mean here; blocks, and raises ConfigError
+
+
 def load(
     config: Path | None = None,
     *,
     flags: Mapping[str, object] | None = None,
     registry: Registry = REGISTRY,
     check_files: bool = True,
+    foreign: Foreign | None = None,
 ) -> Catalog:
-    """The validated configuration.
+    """The validated configuration. With `foreign`, `config` only says where the files beside it are searched.
 
     `flags`: dotted keys, such as `{"server.port": 9000}`; None values are skipped. `check_files=False` leaves out what
     adapters check on disk.
     Blocks on files. Raises ConfigError with every problem.
     """
-    base = require_config(config).absolute()
-    root, problems = _merged(_layers(base, flags or {}), base)
+    base = (config if foreign is not None and config is not None else require_config(config)).absolute()
+    root, problems = _merged(_layers(base, flags or {}, foreign), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)
 
 
@@ -85,17 +96,19 @@ def keys_file(base: Path) -> Path:
 class Configuration:
     """A base file and the flags that override it; can be read again."""
 
-    base: Path  # absolute
+    base: Path  # absolute; with `foreign` it isn't read, and need not be there
     flags: Mapping[str, object] = field(default_factory=dict)
+    foreign: Foreign | None = None
 
-    def read(self) -> Catalog:
+    def read(self, *, check_files: bool = True) -> Catalog:
         """What `load` makes of it now. Blocks on files. Raises ConfigError with every problem."""
-        return load(self.base, flags=self.flags)
+        return load(self.base, flags=self.flags, check_files=check_files, foreign=self.foreign)
 
     def files(self, catalog: Catalog) -> tuple[Path, ...]:
         """The files whose text decides what `catalog` is and who may use it, whether they are there or not."""
         local = _path_variable("LLMUX_LOCAL_CONFIG") or self.base.with_name(LOCAL_NAME)
-        return (self.base, local, catalog.server.api_keys or self.base.with_name(KEYS_NAME))
+        own = (self.base,) if self.foreign is None else self.foreign.files
+        return (*own, local, catalog.server.api_keys or self.base.with_name(KEYS_NAME))
 
 
 def _path_variable(name: str) -> Path | None:
@@ -106,8 +119,11 @@ def _path_variable(name: str) -> Path | None:
 Layers = list[tuple[Node | None, list[Problem]]]
 
 
-def _layers(base: Path, flags: Mapping[str, object]) -> Layers:
-    layers: Layers = [read_guarded(base, Source(Layer.FILE, _label(base), base.parent))]
+def _layers(base: Path, flags: Mapping[str, object], foreign: Foreign | None) -> Layers:
+    if foreign is None:
+        layers: Layers = [read_guarded(base, Source(Layer.FILE, _label(base), base.parent))]
+    else:
+        layers = [_read_foreign(foreign)]
     named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
     if named is not None or (beside.is_file() and beside != base):
         path = (named or beside).absolute()
@@ -122,6 +138,14 @@ def _layers(base: Path, flags: Mapping[str, object]) -> Layers:
         layers.append(read_environment(Path.cwd()))
     layers += [(_flag(key, value), []) for key, value in flags.items() if value is not None]
     return layers
+
+
+def _read_foreign(foreign: Foreign) -> tuple[Node | None, list[Problem]]:
+    """Its values have no lines: those of the file are another program's. Relative paths start from where llmux runs."""
+    place = Place(Source(Layer.FILE, _label(foreign.files[0]), Path.cwd()))
+    if exposed := [problem for path in foreign.files if path.exists() and (problem := exposure(path)) is not None]:
+        return None, [Problem(place, (), problem) for problem in exposed]
+    return tree_of(foreign.read(), place), []
 
 
 def _flag(dotted_key: str, value: object) -> Node:

@@ -31,7 +31,7 @@ def masked(value: JsonValue, key: str) -> JsonValue:
             }
         case list() if all(isinstance(word, str) for word in value):
             return [_masked_text(word) for word in _masked_words([str(word) for word in value])]
-        case str() if key in {"cmd", "stop_cmd"}:
+        case str() if key in {"cmd", "stop_cmd", "kill_cmd"}:
             return _masked_text(" ".join(_masked_words(value.split())))
         case str():
             return _masked_text(value)

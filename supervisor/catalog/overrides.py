@@ -47,7 +47,25 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
     config, wrong = validate(type(model.written), tree_of(document, _PLACE), ())
     problems += [f"{dotted(('overrides', *problem.trail))}: {problem.message}" for problem in wrong]
     if config is not None:
+        problems += [
+            f"overrides.{key}: {beyond}"
+            for key, value in values.items()
+            if key in allowed and (beyond := _beyond(allowed[key], value)) is not None
+        ]
+    if config is not None:
         problems += [f"overrides: {found}" for found in model.adapter.check(config, runtimes_dir=runtimes_dir)]
         if not problems:
             return model.configured(config)
     raise InvalidRequestError("; ".join(problems), code="invalid_override", param="overrides", detail=tuple(problems))
+
+
+def _beyond(constraint: Mapping[str, JsonValue], value: JsonValue) -> str | None:
+    """How a number leaves the range for a load, which may be narrower than that of the file; None: it doesn't."""
+    least, most = constraint.get("minimum"), constraint.get("maximum")
+    if not isinstance(value, int | float):
+        return None
+    if isinstance(least, int | float) and value < least:
+        return f"expected at least {least}, got {value}"
+    if isinstance(most, int | float) and value > most:
+        return f"expected at most {most}, got {value}"
+    return None

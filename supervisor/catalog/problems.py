@@ -15,7 +15,9 @@ from typing import TypeGuard, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from runtimes.base import ModelConfig
 from supervisor.catalog.document import Key, Node, Problem, Table, Trail, find, plain
+from supervisor.catalog.hints import hint
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -118,11 +120,7 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
         return Problem(parent.place, (*trail, *walked), f'the key "{field}" is missing')
     at, walked = find(node, first["loc"])
     if first["type"] == "extra_forbidden":
-        known = {name for kind in types_at(model, walked[:-1]) if _is_model(kind) for name in kind.model_fields}
-        present = find(node, walked[:-1])[0]
-        absent = known - set(present.entries) if isinstance(present, Table) else known
-        word = str(walked[-1])
-        hint = suggestion(word, sorted(absent if nearest(word, absent) else known))
+        hint = _unknown_key(str(walked[-1]), find(node, walked[:-1])[0], types_at(model, walked[:-1]))
         return Problem(at.place, (*trail, *walked), f"unknown key{hint}")
     value = plain(at)
     own = [error for error in group if error["type"] in {"value_error", "assertion_error"}]
@@ -131,6 +129,18 @@ def _problem(group: list[ErrorDetails], model: type[BaseModel], node: Node, trai
     expected = " or ".join(dict.fromkeys(_expected(error) for error in group))
     got = "" if secret else f", got {_show(value)}{_hint(group, value)}"
     return Problem(at.place, (*trail, *walked), f"expected {expected}{got}")
+
+
+def _unknown_key(word: str, present: Node, kinds: Iterable[object]) -> str:
+    """What to write instead, as the end of a sentence."""
+    models = [kind for kind in kinds if _is_model(kind)]
+    known = {name for kind in models for name in kind.model_fields}
+    absent = known - set(present.entries) if isinstance(present, Table) else known
+    options = {
+        option: key for kind in models if issubclass(kind, ModelConfig) for option, key in kind.options().items()
+    }
+    found = hint(word, known, options) or suggestion(word, sorted(absent if nearest(word, absent) else known))
+    return found or ("; options without a key go into extra_args" if "extra_args" in known else "")
 
 
 def _expected(error: ErrorDetails) -> str:

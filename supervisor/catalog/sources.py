@@ -8,12 +8,18 @@ A GGUF file among `files` with "mmproj" in its name is a model's `mmproj`, likew
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from runtimes.base import ModelConfig, Source
 from supervisor.catalog.document import Leaf, Node, Table, plain
 from supervisor.core.types import ModelId
+
+_HUB_NAME = re.compile(
+    r"(?:(?:https?://)?(?:huggingface\.co|hf\.co)/|hf://)?(?P<owner>\w[\w.-]*)/(?P<name>\w[\w.-]*(?<!\.gguf))"
+    r"(?::(?P<quantisation>[\w.-]+)|/(?:(?:resolve|blob)/main/)?(?P<file>[^/\s]+\.gguf))?/?"
+)
 
 
 def placed(model: Table, models_dir: Path) -> Mapping[str, Node]:
@@ -50,6 +56,16 @@ def remedy(model: ModelId, config: ModelConfig) -> str:
     path = getattr(config, "path", None)
     missing = config.source is not None and isinstance(path, Path) and not path.exists()
     return f"; get it: llmux pull {model}" if missing else ""
+
+
+def hub_name(model: Table) -> str:
+    """What to add to a problem with a `path` that looks like a name on the model hub; "" where it doesn't."""
+    path = model.entries.get("path")
+    found = _HUB_NAME.fullmatch(path.value) if isinstance(path, Leaf) and isinstance(path.value, str) else None
+    if found is None or (path is not None and (path.place.source.directory / found["owner"]).exists()):
+        return ""
+    files = f", files: [{found['file'] or 'FILE.gguf'}]" if found["file"] or found["quantisation"] else ""
+    return f"; if that is a name on the model hub, write source: {{repo: {found['owner']}/{found['name']}{files}}}"
 
 
 def _is_gguf_file(name: str) -> bool:

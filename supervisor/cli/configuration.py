@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel, JsonValue
 
-from supervisor.catalog import Catalog, load
+from supervisor.catalog import Catalog, Configuration, Foreign, find_config, load
 from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
+from supervisor.catalog.loader import search_path
 from supervisor.catalog.masking import masked
 from supervisor.catalog.yaml_writer import Comments, to_yaml
 from supervisor.errors import ConfigError
 
 DEFAULT = "default"
+SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
+LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
+"""llm-pool's own: its settings, and what goes over them on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +42,40 @@ class Effective:
         return where if layer is Layer.FILE else f"{where} ({layer.value})"
 
 
+def found(path: Path | None, flags: Mapping[str, object] | None = None) -> Configuration | None:
+    """What `serve` uses: `path`, a file in the usual places, or llm-pool's settings that its variables name; None: nothing.
+
+    Raises ConfigError for a named file that isn't there.
+    """
+    base = find_config(path)
+    if base is not None:
+        return Configuration(base.absolute(), flags or {})
+    if not pool_variables():
+        return None
+    from supervisor.cli import importers  # noqa: PLC0415  # it imports several runtimes
+
+    files = importers.llm_pool_files()
+
+    def read() -> Mapping[str, JsonValue]:
+        return importers.read([file for file in files if file.is_file()], "llm-pool").document()
+
+    return Configuration(search_path()[0], flags or {}, Foreign(tuple(files), read))
+
+
+def pool_variables() -> list[str]:
+    """Those of llm-pool that are set."""
+    return [name for name in (SETTINGS_VARIABLE, LOCAL_VARIABLE) if os.environ.get(name)]
+
+
 def checked(path: Path | None) -> Catalog:
     """The configuration with its keys, checked as `serve` checks it before it asks any device. Blocks on files.
 
     Raises ConfigError with every problem.
     """
-    catalog = load(path)
+    configuration = found(path)
+    catalog = load(path) if configuration is None else configuration.read()
+    if nothing := catalog.nothing_to_serve():
+        raise ConfigError((nothing,))
     keys = catalog.server.api_keys
     if problem := refuse_exposed(catalog.server.host, load_keys(keys) if keys is not None else Keyring()):
         raise ConfigError((problem,))

@@ -50,6 +50,7 @@ from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
+from supervisor.io.remains import settle_all
 from supervisor.io.store import FOOTPRINTS, Footprints, Store
 from supervisor.io.venvs import sweep_aside
 
@@ -93,6 +94,8 @@ def run(configuration: Configuration, catalog: Catalog, *, on_listening: OnListe
         orphans = reap_leftovers(lock.instance, logs=state_dir / LOGS)
         for reaped in orphans:
             log.warning("orphan.reaped", pid=reaped.pid, command=reaped.command, gone=reaped.gone)
+        for note, trouble in settle_all(state_dir / LOGS):
+            log.warning("remains.ended", note=note.name, trouble=trouble)
         sweep_aside(catalog.server.runtimes_dir)
         become_subreaper()
         given = take_given()

@@ -10,15 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
+import structlog
 
-from supervisor.catalog import Catalog, Configuration, find_config
+from supervisor.catalog import Catalog, Configuration
 from supervisor.catalog.loader import require_config
 from supervisor.catalog.sections import state_dir
+from supervisor.cli.configuration import found, pool_variables
 from supervisor.cli.demo import write_demo
 from supervisor.cli.environments import install
 from supervisor.cli.log_setup import configure, say
 from supervisor.cli.options import counted
+from supervisor.errors import ConfigError
 from supervisor.io import notify
+
+log = structlog.get_logger("llmux.serve")
 
 DEMO_RUNTIME = "llama_server"
 
@@ -28,9 +33,10 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
 
     With `as_json` only one line is printed on stdout, when it listens; the rest goes to stderr.
     """
-    if notify.is_supervised() and not demo:
-        require_config(config)
-    elif not demo and config is None and find_config() is None:
+    configuration = None if demo else found(config, flags)
+    if configuration is None and not demo:
+        if notify.is_supervised():
+            require_config(config)
         click.echo(
             "No configuration found: serving the demo. Write your own: llmux config example explains every key.",
             err=as_json,
@@ -40,15 +46,16 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
         named = flags.get("server.state_dir")
         folder = Path(str(named)) if named is not None else state_dir() / "demo"
         flags = {**flags, "server.state_dir": str(folder)}
-        config = write_demo(folder)
-    base = find_config(config)
-    assert base is not None
-    configuration = Configuration(base.absolute(), flags)
+        configuration = Configuration(write_demo(folder).absolute(), flags)
+    assert configuration is not None
     catalog = configuration.read()
+    if nothing := catalog.nothing_to_serve():
+        raise ConfigError((nothing,))
     if demo and not any((catalog.server.runtimes_dir / DEMO_RUNTIME / "bin").glob("python")):
         click.echo("Installing the embedded llama.cpp server, once:", err=as_json)
         install(DEMO_RUNTIME, catalog.server.runtimes_dir, lambda line: click.echo(f"  {line}", err=as_json))
     configure(catalog.server.log_level, catalog.server.log_format)
+    _say_source(configuration)
     from supervisor.cli.daemon import run  # noqa: PLC0415  # late, because it takes most of the start
 
     def on_listening(url: str, keys: int) -> None:
@@ -56,6 +63,15 @@ def serve(config: Path | None, flags: Mapping[str, object], *, demo: bool, takeo
         say(told)
 
     run(configuration, catalog, on_listening=on_listening, takeover=takeover)
+
+
+def _say_source(configuration: Configuration) -> None:
+    """Whose settings are served, where llm-pool's variables are set."""
+    if configuration.foreign is not None:
+        files = [str(file) for file in configuration.foreign.files if file.is_file()]
+        log.info("configuration.imported", program="llm-pool", files=files, hint="llmux config import shows the result")
+    elif ignored := pool_variables():
+        log.info("configuration.not_imported", ignored=ignored, used=str(configuration.base))
 
 
 def greeting(catalog: Catalog, url: str, keys: int) -> dict[str, str | int | list[str]]:

@@ -68,6 +68,7 @@ class InheritedWorker:
             auth=spec["auth"],
             metrics=spec["metrics"],
             stop_argv=None if spec["stop_argv"] is None else tuple(spec["stop_argv"]),
+            kill_argv=None if spec.get("kill_argv") is None else tuple(spec["kill_argv"]),
             host=spec["host"],
             port=spec["port"],
         )
@@ -128,6 +129,7 @@ def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchS
                 "metrics": spec.metrics,
                 "health": [spec.health.path, spec.health.then, spec.health.interval_s],
                 "stop_argv": spec.stop_argv,
+                "kill_argv": spec.kill_argv,
             },
         }
     }

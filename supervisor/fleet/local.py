@@ -23,9 +23,10 @@ from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
 from supervisor.core.types import DeviceId, Devices, ModelId
 from supervisor.fleet.launcher import Look, Pids, Started
+from supervisor.io import remains
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
 from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import PortRange, owner_check
+from supervisor.io.ports import Ownership, PortRange, owner_check
 from supervisor.io.probe import check_health, check_ready, read_progress
 from supervisor.io.process import ProcessExit, WorkerProcess
 from supervisor.io.spawn import SpawnOrder, spawn
@@ -43,7 +44,7 @@ LOG_LIMIT_BYTES = 16 * 1024 * 1024
 # What a worker inherits of our environment: places and GPUs, never a secret.
 _INHERITED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|XDG_CACHE_HOME|SSL_CERT_FILE|SSL_CERT_DIR"
-    r"|OMP_\w+|CUDA_\w+|NVIDIA_\w+|ROCR_\w+|HIP_\w+|GGML_\w+|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
+    r"|XDG_RUNTIME_DIR|DOCKER_HOST|DOCKER_CONTEXT|CONTAINER_HOST|OMP_\w+|CUDA_\w+|NVIDIA_\w+|ROCR_\w+|HIP_\w+|GGML_\w+|HF_HOME|HF_HUB_CACHE|HF_HUB_OFFLINE"
 )
 
 
@@ -81,7 +82,10 @@ class LocalLauncher:
         environment = None
         try:
             spec, environment = await in_thread(lambda: _prepare(model, context))
-            process = await spawn(self._order(worker, spec, environment))
+            order = self._order(worker, spec, environment)
+            if spec.kill_argv is not None:
+                await self._note_remains(worker, order, spec.kill_argv, context.key)
+            process = await spawn(order)
         except BaseException:
             self._release(worker, environment)
             raise
@@ -123,7 +127,11 @@ class LocalLauncher:
         else:
             answer = await check_health(address, health.path, timeout_s)
         look = Look(answer)
-        if answer.ok or not starting:
+        if spec.kill_argv is not None:
+            look = replace(
+                look, owner=Ownership.OURS
+            )  # it runs elsewhere, and whoever listens for it is not in its tree
+        elif answer.ok or not starting:
             owner = await _read(worker, lambda: owner_check(spec.port, _leader_first(running.process)))
             look = replace(look, owner=owner)
         now = time.monotonic()
@@ -160,14 +168,37 @@ class LocalLauncher:
             log=self.log_path(model),
             log_limit=LOG_LIMIT_BYTES,
             stop_argv=spec.stop_argv,
+            remains=self._remains(model) if spec.kill_argv is not None else None,
             keeps=(environment.record.fileno(),) if environment is not None else (),
         )
 
     async def _until_gone(self, worker: WorkerKey, process: WorkerProcess, environment: EnvLease | None) -> ProcessExit:
         end = await process.wait()
+        await self._settle_remains(worker)
         del self._running[worker]
         self._release(worker, environment)
         return end
+
+    def _remains(self, model: ModelId) -> Path:
+        return self.log_path(model).with_suffix(remains.SUFFIX)
+
+    async def _note_remains(self, worker: WorkerKey, order: SpawnOrder, argv: tuple[str, ...], key: str) -> None:
+        """Raises OSError."""
+        await self._settle_remains(worker)  # of a start that was broken off
+        path, env = self._remains(worker[0]), {name: value for name, value in order.env.items() if value != key}
+        await in_thread(lambda: remains.note(path, argv, env, order.cwd))
+
+    async def _settle_remains(self, worker: WorkerKey) -> None:
+        """End what it runs outside its processes, if there is anything."""
+        path = self._remains(worker[0])
+        if not path.exists():
+            return
+        try:
+            trouble = await in_thread(lambda: remains.settle(path))
+        except OSError as error:
+            trouble = str(error)
+        if trouble is not None:
+            log.warning("worker.remains", model=worker[0], generation=worker[1], reason=trouble)
 
     def _release(self, worker: WorkerKey, environment: EnvLease | None) -> None:
         self.ports.release(worker)

@@ -72,6 +72,7 @@ class Worker:
         self._log = launcher.log_path(key[0])
         self._port: int | None = None
         self._ready = False
+        self._runs_elsewhere = False  # what is in its own processes says nothing about its memory
         self._started_at = time.monotonic()
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._forced: asyncio.Future[None] = loop.create_future()
@@ -90,7 +91,8 @@ class Worker:
 
     def holder(self) -> HolderPids:
         pids = self._launcher.list().get(self._key)
-        return HolderPids(self._devices, () if pids is None else (pids.shim_pid,), loading=not self._ready)
+        roots = () if pids is None or self._runs_elsewhere else (pids.shim_pid,)
+        return HolderPids(self._devices, roots, loading=not self._ready)
 
     def facts(self) -> dict[str, JsonValue]:
         pids = self._launcher.list().get(self._key)
@@ -122,6 +124,7 @@ class Worker:
                 self.upstream.close()
 
     async def _supervise(self, started: Started) -> Crash | None:
+        self._runs_elsewhere = started.spec.kill_argv is not None
         watched = asyncio.create_task(self._watch(started.spec))
         exit_watch = asyncio.create_task(self._watch_exit(started))
         try:

@@ -5,7 +5,8 @@ argv (the label is for `ps`). It is the subreaper of the worker's tree: whatever
 becomes its child, and the kernel's "no children" proves that all of it is gone.
 
 The daemon holds the other end of stdin. The line `term` asks the tree to end (or runs the configured stop program);
-`kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything.
+`kill`, end of file, SIGTERM, the daemon's death and the exit of the leader each end everything. What the worker runs outside
+its processes, such as a container, is ended by the daemon, or here if the daemon is dead.
 
 A daemon that hands its workers over to a successor gives it stdin and stdout as they are, so one of the two always holds
 the other end. Only the parent-death signal would end the tree with the old daemon: `keep SECONDS` disarms it for so long
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         log: str
         log_limit: int
         stop_argv: list[str] | None
+        remains: str | None  # the note of a program that ends what the worker runs elsewhere: see remains.py
         cgroup: str | None
 
 
@@ -57,6 +59,7 @@ PR_SET_CHILD_SUBREAPER = 36
 IN_MODIFY = 0x2
 IN_NONBLOCK_CLOEXEC = 0o2004000
 OOM_SCORE_ADJ = b"500"  # out of memory, the kernel should kill a worker, not the daemon or the shim
+REMAINS_S = 20  # as in remains.py
 LOOK_MIN_MS = 1  # pauses between two looks at a growing log: short while it grows fast
 LOOK_MAX_MS = 50
 
@@ -69,11 +72,13 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
-def report(**fact: object) -> None:
-    try:  # noqa: SIM105  contextlib would be one more import
+def report(**fact: object) -> bool:
+    """False: the daemon is gone; end of file on stdin says so too."""
+    try:
         os.write(1, json.dumps(fact).encode() + b"\n")
     except BrokenPipeError:
-        pass  # the daemon is gone; end of file on stdin says so too
+        return False
+    return True
 
 
 def processes() -> list[tuple[int, int, int, bytes]]:
@@ -214,6 +219,7 @@ class Shim:
         self.wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self.told_to_end = False
+        self.orphaned = False  # no daemon is there any more; while it dies, its end of the pipe may still be open
         self.unfinished = b""  # of a command
         self.kept_until: float | None = None  # set iff the parent's death doesn't count now, and nobody else's does
         self.daemon = -1  # a pidfd of the daemon that adopted this worker
@@ -222,7 +228,7 @@ class Shim:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def end(self, *_: object) -> None:
-        self.told_to_end = True
+        self.told_to_end = self.orphaned = True
 
     def start(self, argv: list[str]) -> int:
         """Runs `argv` in a session of its own and returns its pid. Raises OSError when it can't be executed."""
@@ -301,7 +307,7 @@ class Shim:
 
     def listen(self, said: bytes) -> None:
         if not said:
-            self.told_to_end = True
+            self.end()
         *commands, self.unfinished = (self.unfinished + said).split(b"\n")
         for command in commands:
             word, _, argument = command.partition(b" ")
@@ -336,7 +342,7 @@ class Shim:
         try:
             daemon = os.pidfd_open(pid)
         except OSError:  # dead already
-            self.told_to_end = True
+            self.end()
             return
         if self.kept_until is None:
             self.watch_daemon(False)
@@ -351,7 +357,8 @@ class Shim:
             self.poller.register(self.daemon, select.POLLIN) if watch else self.poller.unregister(self.daemon)
             return
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM if watch else 0)
-        self.told_to_end |= watch and os.getppid() != self.order["parent"]
+        if watch and os.getppid() != self.order["parent"]:
+            self.end()
 
     def at_most(self, timeout: int | None) -> int | None:
         """How long to wait: not beyond the time that the parent's death doesn't count."""
@@ -362,7 +369,7 @@ class Shim:
 
     def look_after_daemon(self, *, died: bool) -> None:
         if died:
-            self.told_to_end = True
+            self.end()
         if self.kept_until is not None and time.monotonic() >= self.kept_until:
             self.kept_until = None  # nobody has adopted the worker
             self.watch_daemon(True)
@@ -396,6 +403,26 @@ class Shim:
                 drain(self.wakeup)
             else:
                 pause_s = min(pause_s * 2, 0.25)
+
+    def settle_remains(self) -> None:
+        """What remains.py does, for a dead daemon: end what the worker runs outside its processes."""
+        path = self.order["remains"]
+        if path is None:
+            return
+        try:
+            with open(path, "rb") as file:
+                noted = json.load(file)
+            self.order["env"], self.order["cwd"] = noted["env"], noted["cwd"]
+            self.stopper = self.start(noted["argv"])
+        except (OSError, ValueError):
+            return
+        until = time.monotonic() + REMAINS_S
+        while self.reap() and self.stopper and time.monotonic() < until:
+            select.select([self.wakeup], [], [], 0.25)
+            drain(self.wakeup)
+        if not self.stopper:
+            os.unlink(path)
+        self.kill_all()
 
 
 def try_write(path: str, data: bytes) -> None:
@@ -453,7 +480,8 @@ def main() -> None:
     shim.serve()
     shim.kill_all()
     shim.log.look()
-    report(gone=True)
+    if not report(gone=True) or shim.orphaned:
+        shim.settle_remains()
 
 
 if __name__ == "__main__":

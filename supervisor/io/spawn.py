@@ -29,7 +29,8 @@ class SpawnOrder:
     """What to start. `env` is the whole environment; the worker's mark is added to it.
 
     The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes
-    on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `keeps` are descriptors that shim
+    on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `remains`: the note (remains.py)
+    that the shim settles if the daemon is dead when the worker ends. `keeps` are descriptors that shim
     and worker hold open as long as they live.
     """
 
@@ -42,6 +43,7 @@ class SpawnOrder:
     cwd: Path | None = None
     log_limit: int = 16 * 1024 * 1024
     stop_argv: tuple[str, ...] | None = None
+    remains: Path | None = None
     keeps: tuple[int, ...] = ()
 
     @property
@@ -81,6 +83,7 @@ async def _spawn(order: SpawnOrder) -> WorkerProcess:
         "log": str(order.log),
         "log_limit": order.log_limit,
         "stop_argv": order.stop_argv,
+        "remains": None if order.remains is None else str(order.remains),
         "cgroup": None if group is None else str(group),
     }
     try:

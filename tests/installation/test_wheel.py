@@ -141,7 +141,7 @@ class TestCommands:
 
     def test_doctor(self, llmux, runtimes_dir):
         (llmux.home / "small.yaml").write_text(
-            "models: {cat: {cmd: [cat], vram_mib: 1}}\n"
+            "models: {cat: {cmd: [cat, '${port}'], vram_mib: 1}}\n"
             "devices: [{kind: host, budget_mib: 1000}]\n"
             f"server: {{port: 0, runtimes_dir: {runtimes_dir}}}\n"
         )

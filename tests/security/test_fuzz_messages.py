@@ -112,7 +112,7 @@ class TestShim:
 
     def order(self, folder: Path, **changes: object) -> bytes:
         order = {"parent": os.getpid(), "argv": ["/bin/sleep", "600"], "env": {}, "cwd": None, "cgroup": None}
-        order |= {"log": str(folder / "shim.log"), "log_limit": 4096, "stop_argv": None}
+        order |= {"log": str(folder / "shim.log"), "log_limit": 4096, "stop_argv": None, "remains": None}
         return json.dumps(order | changes).encode() + b"\n"
 
     @settings(max_examples=examples(4))

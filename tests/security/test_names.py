@@ -42,12 +42,12 @@ class TestOwnPaths:
     )
     def test_are_refused(self, tmp_path, endpoint):
         path = tmp_path / "llmux.yaml"
-        path.write_text(json.dumps({"models": {"m": {"cmd": ["true"], "endpoints": [endpoint]}}}))
+        path.write_text(json.dumps({"models": {"m": {"cmd": ["true", "${port}"], "endpoints": [endpoint]}}}))
         with pytest.raises(ConfigError, match="served by llmux itself"):
             load(path)
 
     @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/uix", "GET /healthz", "/v1/modelsx"])
     def test_others_are_not(self, tmp_path, endpoint):
         path = tmp_path / "llmux.yaml"
-        path.write_text(json.dumps({"models": {"m": {"cmd": ["true"], "endpoints": [endpoint]}}}))
+        path.write_text(json.dumps({"models": {"m": {"cmd": ["true", "${port}"], "endpoints": [endpoint]}}}))
         load(path)

@@ -36,6 +36,7 @@ class ScriptedLauncher:
         self.refuse_kill: Exception | None = None
         self.ignores_stop = False
         self.stop_argv: tuple[str, ...] | None = None
+        self.kill_argv: tuple[str, ...] | None = None
         self.told: list[str] = []
         self.probes = 0
         self.held: set[WorkerKey] = set()
@@ -53,7 +54,9 @@ class ScriptedLauncher:
         if self.refuse_start is not None:
             self.held.remove(worker)
             raise self.refuse_start
-        spec = LaunchSpec(("program",), host=context.host, port=context.port, stop_argv=self.stop_argv)
+        spec = LaunchSpec(
+            ("program",), host=context.host, port=context.port, stop_argv=self.stop_argv, kill_argv=self.kill_argv
+        )
         started = Started(spec, asyncio.Event(), asyncio.get_running_loop().create_future())
         self._running[worker] = started
         return started

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -144,6 +144,10 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             host=context.host,
             port=context.port,
         )
+
+    def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
+        """Drafts of 1 to 6 tokens only: an override has a narrower range than the file."""
+        return {**super().overridable(config), "spec_draft_n_max": {"type": "integer", "minimum": 1, "maximum": 6}}
 
     def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
         """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""

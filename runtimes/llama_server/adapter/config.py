@@ -51,6 +51,11 @@ SpecType = Literal[
 class LlamaServerConfig(ModelConfig):
     """A GGUF model served by llama.cpp's own HTTP server."""
 
+    @classmethod
+    def options(cls) -> Mapping[str, str]:
+        """Every spelling of an option that has a key of its own."""
+        return KEY_OF_OPTION
+
     path: FilePath = Field(description="The GGUF file; of a split model its first part.")
     program: Literal["auto", "binary", "embedded"] = Field(
         default="auto",
@@ -83,7 +88,7 @@ class LlamaServerConfig(ModelConfig):
     spec_type: SpecType | None = Field(
         default=None, description="Kind of speculative decoding. Default: draft-simple with a draft_model, else none."
     )
-    spec_draft_n_max: int | None = Field(default=None, ge=1, le=6, description="Most tokens drafted at once.")
+    spec_draft_n_max: int | None = Field(default=None, ge=0, description="Most tokens drafted at once (3).")
     spec_draft_p_min: float | None = Field(
         default=None, ge=0, le=1, description="Stop drafting below this probability."
     )
@@ -197,7 +202,6 @@ OWN_OPTIONS = frozenset(_OWN_OPTIONS.split())
 """Options that decide who reaches the worker, what it loads, or what files a request can read: llmux's alone."""
 
 KEY_OF_OPTION = MappingProxyType(keys_of(FLAGS) | _OTHER_SPELLINGS)
-"""Every spelling of an option that has a key of its own."""
 
 
 def serves(config: LlamaServerConfig) -> Literal["text", "embeddings", "rerank"]:

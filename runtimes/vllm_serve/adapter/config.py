@@ -7,7 +7,7 @@ accepts abbreviated options, underscores and `--option.key`, so these are checke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Literal
@@ -43,6 +43,11 @@ CACHE_BYTES: Final = MappingProxyType(
 
 class VllmServeConfig(ModelConfig):
     """A Hugging Face model served by vLLM's own server."""
+
+    @classmethod
+    def options(cls) -> Mapping[str, str]:
+        """Every spelling of an option that has a key of its own."""
+        return KEY_OF_OPTION
 
     path: FilePath | None = Field(default=None, description="The model's folder.")
     model: str | None = Field(

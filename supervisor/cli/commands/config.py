@@ -72,7 +72,9 @@ def config_show(config: Path | None, flags: Flags, as_json: bool) -> None:
     from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
     from supervisor.cli import configuration  # noqa: PLC0415
 
-    values = configuration.effective(load_catalog(config, flags=flags, check_files=False))
+    source = configuration.found(config, flags)
+    catalog = load_catalog(config) if source is None else source.read(check_files=False)
+    values = configuration.effective(catalog)
     if as_json:
         print_json(configuration.as_json(values))
     else:
@@ -148,13 +150,15 @@ def _write(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
 @click.option(
     "--from",
     "form",
-    type=click.Choice(["llama-swap", "llama.cpp", "llm-pool"]),
-    help="The program it belongs to. Default: llama.cpp for .ini, llm-pool for .json, else llama-swap.",
+    type=click.Choice(["llama-swap", "llama.cpp", "llm-pool", "first-llmux"]),
+    help="The program it belongs to. Default: llama.cpp for .ini, llm-pool for .json, first-llmux for physical_models, else llama-swap.",
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="File to write. Default: standard output.")
 @json_option
 def config_import(files: tuple[Path, ...], form: str | None, out: Path | None, as_json: bool) -> None:
-    """Turn a configuration of llama-swap, llama.cpp or llm-pool into one of llmux, and report what could not be imported."""
+    """Turn a configuration of llama-swap, llama.cpp, llm-pool or the first llmux (models.yaml, api_keys.yaml) into one of
+    llmux, and report what could not be imported.
+    """
     from supervisor.cli import importers  # noqa: PLC0415  # not for declaring
 
     draft, text = importers.run(files, form, out)

@@ -17,14 +17,17 @@ import click
 from pydantic import JsonValue
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.assembly import Assembly, config_error
+from supervisor.catalog.assembly import KEYS_NAME, Assembly, config_error
 from supervisor.catalog.document import Layer, Source, Table, parse, plain
-from supervisor.cli.importers import llama_swap, llm_pool, presets
+from supervisor.catalog.yaml_writer import to_yaml
+from supervisor.cli.configuration import LOCAL_VARIABLE, SETTINGS_VARIABLE
+from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, presets
 from supervisor.cli.importers.draft import Draft
 from supervisor.errors import ConfigError, InvalidRequestError
 
 DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool
 _SUFFIXES: Final = {".ini": "llama.cpp", ".json": "llm-pool"}
+_MOST_FILES: Final = {"llm-pool": 2, "first-llmux": 2}
 
 
 def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draft, str]:
@@ -33,18 +36,19 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     Raises ConfigError for files that can't be imported, InvalidRequestError where `out` exists, UsageError for the wrong
     number of files.
     """
-    if not paths and form is None and (os.environ.get(llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS.is_file()):
+    if not paths and form is None and (os.environ.get(SETTINGS_VARIABLE) or DEFAULT_SETTINGS.is_file()):
         form = "llm-pool"
     if not paths and form != "llm-pool":
         raise click.UsageError("Name the file to import.")
-    form = form or _SUFFIXES.get(paths[0].suffix.lower(), "llama-swap")
+    form = form or _form(paths[0])
     if form == "llm-pool" and len(paths) < 2:
         paths = _settings_files(*paths)
-    elif len(paths) > 1 and form != "llm-pool":
-        raise click.UsageError(f"{form} has one file, not {len(paths)}.")
-    if out is not None and out.exists():
-        raise InvalidRequestError(f"{out} is there already: name another file with -o, or move it away.")
+    elif len(paths) > _MOST_FILES.get(form, 1):
+        raise click.UsageError(f"{form} has {_MOST_FILES.get(form, 1)} file(s), not {len(paths)}.")
     draft = read(paths, form)
+    written = [] if out is None else [out, *([out.with_name(KEYS_NAME)] if draft.keys else [])]
+    if there := [str(path) for path in written if path.exists()]:
+        raise InvalidRequestError(f"{', '.join(there)} is there already: name another file with -o, or move it away.")
     names = " and ".join(path.name for path in paths)
     text = draft.text((f"Imported from {names} ({form}) by llmux config import.",))
     _check(text)
@@ -52,13 +56,20 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("x", encoding="utf-8") as file:
             file.write(text)
+        if draft.keys:
+            keys = out.with_name(KEYS_NAME)
+            keys.touch(mode=0o600, exist_ok=False)
+            keys.write_text(to_yaml({"keys": list[JsonValue](draft.keys)}), encoding="utf-8")
     return draft, text
 
 
 def report(draft: Draft, out: Path | None) -> str:
     count = f"{len(draft.models)} models, {len(draft.virtual_models)} virtual models"
+    keys = f", {len(draft.keys)} keys" if draft.keys else ""
     where = f" written to {out}; check it with: llmux config check --config {out}" if out is not None else ""
-    return "\n".join((f"Imported {count}{where}.", *draft.told()))
+    if draft.keys and out is None:
+        keys += " (written only with -o FILE, to the file of keys beside it)"
+    return "\n".join((f"Imported {count}{keys}{where}.", *draft.told()))
 
 
 def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
@@ -66,6 +77,7 @@ def as_json(draft: Draft, text: str, out: Path | None) -> dict[str, JsonValue]:
     about: dict[str, JsonValue] = {
         "models": list(draft.models),
         "virtual_models": list(draft.virtual_models),
+        "keys": [key["name"] for key in draft.keys],
         "notes": list(draft.report()),
         "out": str(out) if out is not None else None,
     }
@@ -77,9 +89,20 @@ def _settings_files(settings: Path | None = None) -> list[Path]:
 
     Raises ConfigError when one that a variable names isn't there.
     """
-    settings = settings or _named_by(llm_pool.SETTINGS_VARIABLE) or DEFAULT_SETTINGS
-    local = _named_by(llm_pool.LOCAL_VARIABLE) or settings.with_name("local.json")
+    settings = settings or _named_by(SETTINGS_VARIABLE) or DEFAULT_SETTINGS
+    local = _named_by(LOCAL_VARIABLE) or settings.with_name("local.json")
     return [settings] if local == settings or not local.is_file() else [settings, local]
+
+
+def llm_pool_files() -> list[Path]:
+    """The settings that llm-pool's variables name, and the local ones, whether these are there or not.
+
+    Raises ConfigError when one that is named isn't there.
+    """
+    settings, local = _named_by(SETTINGS_VARIABLE) or DEFAULT_SETTINGS, _named_by(LOCAL_VARIABLE)
+    if not settings.is_file():
+        raise ConfigError((f"{LOCAL_VARIABLE} goes over {settings}, and there is no such file",))
+    return [settings.absolute(), (local or settings.with_name("local.json")).absolute()]
 
 
 def _named_by(variable: str) -> Path | None:
@@ -97,6 +120,11 @@ def read(paths: Sequence[Path], form: str) -> Draft:
             convert = partial(llama_swap.convert, _yaml(path), os.environ)
         case "llama.cpp":
             convert = partial(presets.convert, _text(path))
+        case "first-llmux":
+            beside = path.with_name(first_llmux.KEYS_FILE)
+            keys = paths[1] if len(paths) > 1 else beside if beside.is_file() else None
+            found = first_llmux.models_folder(path.parent)
+            convert = partial(first_llmux.convert, _yaml(path), {} if keys is None else _yaml(keys), found)
         case _:
             convert = partial(llm_pool.convert, reduce(llm_pool.merged, map(_json, paths)))
     try:
@@ -105,6 +133,12 @@ def read(paths: Sequence[Path], form: str) -> Draft:
         raise ConfigError(tuple(f"{path}: {problem}" for problem in error.problems)) from error
     draft.settle()
     return draft
+
+
+def _form(path: Path) -> str:
+    """By the file's name, and a YAML file's first words."""
+    form = _SUFFIXES.get(path.suffix.lower(), "llama-swap")
+    return "first-llmux" if form == "llama-swap" and "physical_models" in _yaml(path) else form
 
 
 def _text(path: Path) -> str:

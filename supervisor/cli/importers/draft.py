@@ -15,9 +15,10 @@ from pathlib import Path, PurePath
 from pydantic import BaseModel, JsonValue
 
 from runtimes.registry import REGISTRY
-from supervisor.catalog.document import Layer, Place, Problem, Source, Trail, dotted, tree_of
+from supervisor.catalog import sources
+from supervisor.catalog.document import Layer, Place, Problem, Source, Table, Trail, dotted, plain, tree_of
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig, models_dir
 from supervisor.catalog.yaml_writer import Comments, comment, to_yaml
 
 Values = dict[str, JsonValue]
@@ -43,6 +44,7 @@ class Draft:
     virtual_models: dict[str, Values] = field(default_factory=dict)
     limits: Values = field(default_factory=dict)
     server: Values = field(default_factory=dict)
+    keys: list[Values] = field(default_factory=list)  # of clients: entries of the file of API keys
     notes: list[Note] = field(default_factory=list)
     _above: dict[Trail, list[str]] = field(default_factory=dict)
 
@@ -114,22 +116,32 @@ class Draft:
     def settle(self) -> None:
         """Remove what is not valid, and note it."""
         for name, values in list(self.models.items()):
-            runtime = values.get("runtime") or REGISTRY.infer(values)
+            placed = _placed(values)
+            runtime = values.get("runtime") or REGISTRY.infer({**placed, **values})
             if runtime is None:
                 self._drop(name)
                 continue
             adapter = REGISTRY.get(str(runtime))
+            usual = {
+                "runtime": adapter.name,
+                **{key: placed[key] for key in placed if key in adapter.config.model_fields},
+            }
             trail: Trail = ("models", name)
             for key in _FILES:
                 if isinstance(path := values.get(key), str) and not path.startswith(("/", "~", "$")):
                     self.look(f"models.{name}.{key}", f"{path} starts from the folder of the written file", model=name)
-            for problem in _problems(adapter.config, {"runtime": adapter.name, **values}, values, trail):
+            for problem in _problems(adapter.config, {**usual, **values}, values, trail):
                 self.lose(dotted(problem.trail), problem.message, model=name)
-            if validate(adapter.config, tree_of({"runtime": adapter.name, **values}, _PLACE), trail)[0] is None:
+            if validate(adapter.config, tree_of({**usual, **values}, _PLACE), trail)[0] is None:
                 self._drop(name)
         for name, values in list(self.virtual_models.items()):
-            if str(values["model"]) not in self.models:
+            answers = str(values["model"])
+            if answers not in self.models:
                 del self.virtual_models[name]
+                continue
+            if self.models[answers].get("enabled") is False and name != answers:
+                del self.virtual_models[name]
+                self.lose(f"virtual_models.{name}", f"{answers} is switched off, so nothing would answer")
                 continue
             for problem in _problems(VirtualModelConfig, values, values, ("virtual_models", name)):
                 self.lose(dotted(problem.trail), problem.message)
@@ -143,14 +155,14 @@ class Draft:
         self._above.pop(("models", name), None)
         self.lose(f"models.{name}", "is left out: nothing is left that could be run")
 
+    def document(self) -> Values:
+        """The configuration as data."""
+        sections = {name: getattr(self, name) for name in ("models", "virtual_models", "limits", "server")}
+        return {name: dict(part) for name, part in sections.items() if part or name == "models"}
+
     def text(self, head: Iterable[str]) -> str:
-        document: Values = {"models": dict(self.models)}
-        for section in ("virtual_models", "limits", "server"):
-            part = getattr(self, section)
-            if part:
-                document[section] = dict(part)
         lines = "".join(f"{comment(line)}\n" for line in head)
-        return lines + "\n" + to_yaml(document, Comments(above=self._above))
+        return lines + "\n" + to_yaml(self.document(), Comments(above=self._above))
 
     def report(self) -> list[dict[str, JsonValue]]:
         return [asdict(note) for note in self.notes]
@@ -161,6 +173,13 @@ class Draft:
             if notes:
                 yield title
                 yield from (f"  {note.where}: {note.message}" for note in notes)
+
+
+def _placed(values: Values) -> Values:
+    """The paths that follow from a model's `source`, if it has one."""
+    node = tree_of(values, _PLACE)
+    assert isinstance(node, Table)
+    return {key: plain(path) for key, path in sources.placed(node, models_dir()).items()}
 
 
 def _problems(model: type[BaseModel], tried: Values, values: Values, trail: Trail) -> Iterator[Problem]:

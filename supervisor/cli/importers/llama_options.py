@@ -26,6 +26,8 @@ REMOTE: Final = frozenset(
 """Options by which llama-server fetches a model itself."""
 
 _OLDER: Final = dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "spec_draft_n_max")
+_RENAMED: Final = dict.fromkeys(("--draft-min", "--draft-n-min"), "--spec-draft-n-min")
+"""Options that llama.cpp has under another name now, and we have no key for."""
 _ALIKE: Final = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty"),
     *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
@@ -50,6 +52,8 @@ _DROPPED: Final[Mapping[str, str]] = (
     | dict.fromkeys(("-dev", "--device", "-mg", "--main-gpu", "-ts", "--tensor-split", "-sm", "--split-mode"), _DEVICE)
     | dict.fromkeys(("--models-dir", "--models-preset", "--models-max", "--no-models-autoload"), "llmux's own work")
     | {"--api-prefix": "llmux serves one set of paths"}
+    | dict.fromkeys(("-cd", "--ctx-size-draft"), "llama.cpp has it no more: a draft has the context of its model")
+    | dict.fromkeys(("-dt", "--defrag-thold"), "llama.cpp has it no more")
 )
 _LOADING: Final = {"--mlock": "mlock", "--mmap": "mmap", "--no-mmap": "no-mmap"}
 _SPOKEN: Final = {"1": "on", "true": "on", "0": "off", "false": "off"}
@@ -73,6 +77,7 @@ class Options:
         while rest:
             word = rest.pop(0)
             option = word.replace("_", "-") if word.startswith("--") else word
+            option = _RENAMED.get(option, option)
             has_value = bool(rest) and (not rest[0].startswith("-") or _NEGATIVE.fullmatch(rest[0]) is not None)
             options._take(option, rest, has_value=has_value)
         options._finish()

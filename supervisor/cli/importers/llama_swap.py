@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
+from runtimes.command.containers import is_container
 from runtimes.device_kind import CUDA, HOST
 from supervisor.cli.importers import llama_swap_filters as filters
 from supervisor.cli.importers import llama_swap_peers as peers
@@ -25,16 +26,17 @@ from supervisor.errors import ConfigError
 
 _KNOWN: Final = frozenset(
     {"macros", "cmd", "cmdStop", "proxy", "checkEndpoint", "ttl", "aliases", "env", "name", "description", "unlisted"}
-    | {"useModelName", "concurrencyLimit", "filters"}
+    | {"useModelName", "concurrencyLimit", "filters", "unloadTimeout", "capabilities"}
 )
 _KNOWN_AT_TOP: Final = frozenset(
     {"macros", "models", "peers", "groups", "hooks", "globalTTL", "healthCheckTimeout", "includeAliasesInList"}
-    | {"logLevel", "apiKeys"}
+    | {"logLevel", "apiKeys", "unloadTimeout", "routing"}
 )
 _ELSEWHERE: Final = {
     "metadata": "llmux shows what it knows of a model at GET /v1/admin/models",
     "sendLoadingState": "clients that wait get comments that keep their connection alive",
     "timeouts": "for all models together: limits.connect_s, limits.first_byte_s, limits.stream_idle_s",
+    "compat": "llmux passes requests on over HTTP only",
 }
 _TOP: Final = {
     "startPort": "workers' ports are those from server.worker_port_first to server.worker_port_last",
@@ -44,8 +46,10 @@ _TOP: Final = {
     "captureBuffer": "llmux keeps no requests",
     "sendLoadingState": _ELSEWHERE["sendLoadingState"],
     "matrix": "llmux decides by memory; limits.max_loaded, `pin` and `priority` say what may stay",
+    "selectors": "a virtual model stands for one model, not for several to choose from",
+    "profiles": "a virtual model stands for one model, whoever asks",
+    "logRequests": "llmux logs a line for each request",
 }
-_ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
 
 
 def convert(root: Mapping[str, JsonValue], environ: Mapping[str, str]) -> Draft:
@@ -133,9 +137,10 @@ class _Conversion:
             model["type"] = kind
         model["cmd"] = [_placeholders(word) for word in self._with_port(name, where, words, filled.get("proxy"))]
         if "enabled" not in model:
-            self.draft.look(
-                f"{where}.cmd", "without vram_mib its memory is a guess until the first load measures it", model=name
-            )
+            why = "without vram_mib its memory is a guess until the first load measures it"
+            if is_container(words):
+                why = "llmux can't measure the memory of a container: set vram_mib"
+            self.draft.look(f"{where}.cmd", why, model=name)
         check = filled.get("checkEndpoint")
         if check == "none":
             self.draft.lose(f"{where}.checkEndpoint", "llmux has to know when it is ready: set health_path", model=name)
@@ -143,6 +148,13 @@ class _Conversion:
             model["health_path"] = check
         if filled.get("useModelName"):
             model["upstream_model"] = filled["useModelName"]
+        inputs = [
+            kind
+            for kind in list_of(object_of(filled.get("capabilities")).get("in"))
+            if kind in ("text", "image", "audio")
+        ]
+        if inputs not in ([], ["text"]):
+            model["modalities"] = list[JsonValue](inputs)
         stop = str(filled.get("cmdStop") or "")
         if "${PID}" in stop:
             self.draft.lose(f"{where}.cmdStop", "llmux signals the whole process tree itself", model=name)
@@ -159,13 +171,7 @@ class _Conversion:
         except ValueError:
             self._problems.append(f"{where}.proxy: {proxy} is no URL")
             return words
-        if PurePath(words[0]).name in _ENGINES:
-            model["enabled"] = False
-            why = (
-                "a container's port belongs to its engine, not to the process that llmux starts: run the program itself"
-            )
-            self.draft.lose(f"{where}.cmd", why, model=name)
-        elif url.hostname not in {None, "localhost", "127.0.0.1", "::1"}:
+        if url.hostname not in {None, "localhost", "127.0.0.1", "::1"}:
             model["enabled"] = False
             self.draft.lose(f"{where}.proxy", "llmux reaches its workers on this machine only", model=name)
         elif not any("${PORT}" in word for word in words):
@@ -197,7 +203,10 @@ class _Conversion:
             if all(index.isdecimal() for index in indexes):
                 model["devices"] = [CUDA.device_id(int(index)) for index in indexes] or [HOST.device_id()]
                 if len(indexes) > 1:
-                    self.draft.look(f"{where}.env", "it gets one of these devices, not all of them", model=name)
+                    model["gpus"] = len(indexes)
+                    self.draft.look(
+                        f"{where}.env", "it shares all of these devices; without gpus it gets one", model=name
+                    )
             else:
                 self.draft.lose(f"{where}.env", f"CUDA_VISIBLE_DEVICES={visible}: name devices as gpu0", model=name)
         if folders := env.pop("LD_LIBRARY_PATH", None):
@@ -212,6 +221,8 @@ class _Conversion:
         seconds = self._root.get("globalTTL", 0) if ttl == -1 else ttl
         if isinstance(seconds, int | float) and seconds > 0:
             model["keep_alive_s"] = seconds
+        if grace := filled.get("unloadTimeout") or self._root.get("unloadTimeout"):
+            model["grace_s"] = grace
         if limit := self._root.get("healthCheckTimeout"):
             model["startup_limit_s"] = limit
         if limit := filled.get("concurrencyLimit"):
@@ -248,9 +259,18 @@ class _Conversion:
         self.draft.lose_unknown("", self._root, _KNOWN_AT_TOP, _TOP)
 
     def _groups(self) -> None:
-        groups = object_of(self._root.get("groups"))
-        if not groups:
-            if len(self.draft.models) > 1 and "matrix" not in self._root:
+        routing = object_of(self._root.get("routing"))
+        router, scheduler = object_of(routing.get("router")), object_of(routing.get("scheduler"))
+        settings = object_of(router.get("settings"))
+        by_matrix = "matrix" in self._root or router.get("use") == "matrix"
+        if router.get("use") == "matrix":
+            self.draft.lose("routing.router.settings.matrix", _TOP["matrix"])
+        if object_of(object_of(scheduler.get("settings")).get("fifo")).get("priority"):
+            why = "requests say their priority (X-Priority); `priority` of a model says what is evicted last"
+            self.draft.lose("routing.scheduler.settings.fifo.priority", why)
+        groups = object_of(self._root.get("groups") or settings.get("groups"))
+        if by_matrix or not groups:
+            if len(self.draft.models) > 1 and not by_matrix:
                 advice = "for one at a time: limits.max_loaded: {llm: 1}"
                 self.draft.look("models", f"stay loaded as long as their memory isn't needed; {advice}")
             return

@@ -19,9 +19,6 @@ from supervisor.cli.importers.llama_options import Options
 from supervisor.cli.importers.vllm_options import VllmOptions
 from supervisor.errors import ConfigError
 
-SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
-LOCAL_VARIABLE: Final = "LLM_POOL_LOCAL_SETTINGS_PATH"
-
 _COMMON: Final = frozenset({"backend", "model_path", "enabled", "target_inflight", "modalities", "enable_thinking"})
 _DECODING: Final = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop")},

@@ -18,8 +18,9 @@ class TestConfigCheck:
     @pytest.mark.parametrize(
         ("text", "code", "problems"),
         [
-            ("models: {a: {cmd: [cat], vram_mib: 1}}", ExitCode.DONE, []),
+            ("models: {a: {cmd: [cat, '${port}'], vram_mib: 1}}", ExitCode.DONE, []),
             ("models: {}\nsevrer: {}", ExitCode.USAGE, ["sevrer"]),
+            ("server: {port: 9000}\nmodels: {}", ExitCode.USAGE, ["my.yaml:2:1 models: there are no models to serve"]),
         ],
     )
     def test_json(self, alone, text, code, problems):
@@ -33,7 +34,9 @@ class TestConfigCheck:
 
     def test_keys_belong_to_it(self, alone):
         """What `serve` would refuse: an open address without keys, a file of keys with mistakes."""
-        (alone.home / "my.yaml").write_text("server: {host: 0.0.0.0}\nmodels: {a: {cmd: [cat], vram_mib: 1}}\n")
+        (alone.home / "my.yaml").write_text(
+            "server: {host: 0.0.0.0}\nmodels: {a: {cmd: [cat, '${port}'], vram_mib: 1}}\n"
+        )
         told = alone("config", "check", "my.yaml")
         assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
         assert "there are no API keys" in told.stderr
@@ -44,6 +47,12 @@ class TestConfigCheck:
         keys.write_text("- {name: a, key: sk-a-0123456789abc}\n")
         told = alone("config", "check", "my.yaml")
         assert (told.returncode, told.stdout) == (ExitCode.DONE, "No mistakes: 1 model, 1 public name.\n")
+
+    def test_serve_says_the_same(self, alone):
+        (alone.home / "my.yaml").write_text("# nothing yet\n")
+        told = alone("serve", "my.yaml")
+        assert (told.returncode, told.stdout) == (ExitCode.USAGE, "")
+        assert "my.yaml: there are no models to serve" in told.stderr
 
     def test_without_a_file_it_says_what_to_do(self, alone):
         done = alone("config", "check")
@@ -56,7 +65,7 @@ class TestNamingIt:
 
     @pytest.fixture(autouse=True)
     def files(self, alone):
-        (alone.home / "my.yaml").write_text("models: {mine: {cmd: [cat], vram_mib: 1}}\n")
+        (alone.home / "my.yaml").write_text("models: {mine: {cmd: [cat, '${port}'], vram_mib: 1}}\n")
 
     @pytest.mark.parametrize("command", ["config check", "config show", "doctor"])
     @pytest.mark.parametrize("path", [["my.yaml"], ["--config", "my.yaml"], ["--config=my.yaml"]])

@@ -12,22 +12,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from supervisor.catalog import load
+from supervisor.catalog.keys import Scope, load_keys
 from supervisor.cli.importers.draft import Draft
 from supervisor.errors import ConfigError
 from tests.support import tiny
 from tests.support.daemon import REPOSITORY, gguf, running
 from tests.support.importing import notes, swap
 from tests.support.limits import LIMIT_S
+from tests.support.shell import environment
 
 FIXTURES = Path(__file__).parents[2] / "golden" / "importers"
 SOURCES = {
     "llama-swap": ["llama-swap.yaml"],
     "presets": ["presets.ini"],
     "llm-pool": ["settings.json", "local.json"],
+    "first-llmux": ["models.yaml"],
 }
 
 
@@ -59,6 +63,26 @@ class TestWholeFiles:
     def test_no_secret_comes_along(self):
         for golden in FIXTURES.glob("*.expected.*"):
             assert "secret" not in golden.read_text()
+
+    def test_the_first_llmux_with_its_keys(self, tmp_path):
+        """Nine models and sixteen names; clients keep their keys; only files are missing, and each says how to get it."""
+        out = tmp_path / "llmux.yaml"
+        told = llmux("config", "import", FIXTURES / "models.yaml", FIXTURES / "api_keys.yaml", "-o", out, "--json")
+        about = json.loads(told.stdout)
+        assert (len(about["models"]), len(about["virtual_models"])) == (9, 16)
+        assert about["keys"] == ["Open WebUI", "Remote Whisper clients", "OpenCode"]
+        assert not [note for note in about["notes"] if note["lost"]]
+        keys = out.with_name("api_keys.yaml")
+        assert keys.stat().st_mode & 0o777 == 0o600
+        found = load_keys(keys).authenticate("sk-llmux-whisper-0123456789", 0.0)
+        assert found is not None
+        assert (found.name, found.scopes) == ("Remote Whisper clients", {Scope.INFERENCE})
+        checked = llmux("config", "check", out, XDG_DATA_HOME=str(tmp_path))
+        problems = checked.stderr.splitlines()[1:]
+        assert len(problems) == 10
+        assert all("there is no such" in problem for problem in problems)
+        assert sum("get it: llmux pull " in problem for problem in problems) == 8
+        assert "is there already" in llmux("config", "import", FIXTURES / "models.yaml", "-o", out).stderr
 
     def test_passes_the_check_where_the_files_are(self, tmp_path):
         """Real model files and a program that is there: `llmux config check` has nothing to say."""
@@ -232,3 +256,35 @@ class TestPeers:
     def test_what_llama_swap_refuses(self, peer):
         with pytest.raises(ConfigError, match=r"peers\.a: expected"):
             self.peers(a=peer)
+
+
+class TestServedAsTheyAre:
+    """`serve` takes the settings that llm-pool's variables name, unless there is a configuration of its own."""
+
+    def test_serve_and_reload(self, tmp_path):
+        settings = tmp_path / "settings.json"
+        pool = {"one": {"backend": "llama_server", "model_path": str(tiny.model())}}
+        settings.write_text(json.dumps({"engine": {"models": pool}}))
+        env = environment(tmp_path, LLM_POOL_SETTINGS_PATH=str(settings))
+        command = [sys.executable, "-m", "supervisor.cli", "serve", "--json", "--port", "0", "--log-format", "json"]
+        with (
+            (tmp_path / "log").open("wb") as log,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY, env=env) as serving,
+        ):
+            try:
+                assert serving.stdout is not None
+                greeting = json.loads(serving.stdout.readline())
+                assert greeting["models"] == ["one"]
+                told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+                (imported,) = [event for event in told if event["event"] == "configuration.imported"]
+                assert imported["files"] == [str(settings)]
+                local = {"engine": {"models": {"two": {"backend": "llama_server", "model_path": str(tiny.model())}}}}
+                (tmp_path / "local.json").write_text(json.dumps(local))
+                answer = httpx.post(f"{greeting['url']}/v1/admin/reload", timeout=LIMIT_S).json()
+                assert (answer["added"], answer["unchanged"]) == (["two"], 1)
+                settings.write_text("{")
+                refused = httpx.post(f"{greeting['url']}/v1/admin/reload", timeout=LIMIT_S)
+                assert refused.status_code == 400
+            finally:
+                serving.terminate()
+            assert serving.wait(LIMIT_S) == 0

@@ -96,7 +96,7 @@ class TestHelp:
 
     def test_serve_tells_programs_where_it_listens(self, alone):
         """One line on stdout: all that is needed with a port that the system chooses."""
-        (alone.home / "my.yaml").write_text("models: {a: {cmd: [cat], vram_mib: 1}}\n")
+        (alone.home / "my.yaml").write_text("models: {a: {cmd: [cat, '${port}'], vram_mib: 1}}\n")
         command = [*LLMUX, "serve", "--config", "my.yaml", "--port", "0", "--state-dir", "state", "--json"]
         with subprocess.Popen(
             command, env=alone.env(PYTHONPATH=str(REPOSITORY)), cwd=alone.home, stdout=subprocess.PIPE, text=True

@@ -242,7 +242,7 @@ class TestRich:
         assert "rich.table" in self.loaded(stranger("ps", PYTHONPROFILEIMPORTTIME="1").stderr)
 
     def test_not_by_the_daemon(self, alone):
-        (alone.home / "my.yaml").write_text("models: {a: {cmd: [cat], vram_mib: 1}}\n")
+        (alone.home / "my.yaml").write_text("models: {a: {cmd: [cat, '${port}'], vram_mib: 1}}\n")
         command = [*LLMUX, "serve", "my.yaml", "--port", "0", "--state-dir", "state", "--json"]
         with (
             (alone.home / "stderr").open("w") as stderr,

@@ -170,7 +170,7 @@ class TestMistakes:
     def test_everything_is_told_and_nothing_changes(self, daemon):
         assert daemon.chat("kept").status_code == 200
         worker = pid(daemon, "kept")
-        write(daemon, models={"kept": fake(priority=-1), "other": {"cmd": "no-such-program"}, "gone": None})
+        write(daemon, models={"kept": fake(priority=-1), "other": {"cmd": "no-such-program ${port}"}, "gone": None})
         answer = daemon.post("/v1/admin/reload")
         assert answer.status_code == 400
         error = answer.json()["error"]

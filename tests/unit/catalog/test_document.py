@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimes.registry import REGISTRY
 from supervisor.catalog.document import Layer, Place, Source, dotted, merge, parse, places, plain, read, scalar, tree_of
 
 SOURCE = Source(Layer.FILE, "a.yaml", Path("/etc"))
@@ -146,3 +147,34 @@ class TestMerge:
         assert plain(node) == {"a": [1, "/x"], "b": None}
         with pytest.raises(TypeError):
             tree_of(object(), Place(SOURCE))
+
+
+class TestCharactersThatOnlyLookRight:
+    """Tabs, curly quotes and blanks of word processors are named, with their line and column."""
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("models:\n\ta: 1\n", "a.yaml:2:1: a tab indents this line, and YAML takes only spaces there"),
+            ("a:\n  b: 1\n \tc: 2\n", "a.yaml:3:2: a tab indents this line, and YAML takes only spaces there"),
+            ("a:\n  b: “x y”\n", "a.yaml:2:6 a.b: “ is a curly quote"),
+            ("“a”: 1\n", "a.yaml:1:1: “ is a curly quote"),
+            ("a: [x, ‘y’]\n", "a.yaml:1:8 a[1]: ‘ is a curly quote"),
+            ('a: "abc”\nb: 1\n', "a.yaml:1:8: ” is a curly quote"),
+            ("a:\n  b:\u00a0/x\n", "a.yaml:2:5 a: a non-breaking space (U+00A0)"),
+            ("a:\n\u00a0 b: 1\n", "a.yaml:2:1: a non-breaking space (U+00A0)"),
+            ("a: 1\nb:\n  c: x\n\u00a0 d: 1\n", "a.yaml:4:1: a non-breaking space (U+00A0)"),
+        ],
+    )
+    def test_named(self, text, told):
+        assert any(problem.startswith(told) for problem in problems(text)), problems(text)
+
+    @pytest.mark.parametrize(
+        "text", ['a: "“x” 10\u00a0€"\n', "a: It’s mine\n", "a: |\n  “x”\n", "a: [1,\n\t2]\n", "# “\u00a0\n"]
+    )
+    def test_meant(self, text):
+        assert problems(text) == []
+
+    def test_in_a_command(self, folder):
+        (problem,) = folder.problems("models:\n  m:\n    cmd: |\n      cat\u00a0-m ${port}\n", registry=REGISTRY)
+        assert problem.startswith("llmux.yaml:3:5 models.m.cmd: a non-breaking space (U+00A0) joins")

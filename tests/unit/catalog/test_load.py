@@ -165,9 +165,38 @@ serve: 1
         assert len(folder.problems(text)) == 1
 
     def test_disabled_models_are_as_if_they_were_not_there(self, folder):
-        text = "models: {m: {path: gone.gguf, enabled: false}}\nvirtual_models: {v: {model: m}}"
-        catalog = folder.load(text)
+        catalog = folder.load("models: {m: {path: gone.gguf, enabled: false}}\nvirtual_models: {m: {model: m}}")
         assert (catalog.models, catalog.virtual, catalog.listing()) == ({}, {}, ())
+
+    def test_another_name_for_a_disabled_model(self, folder):
+        text = "models:\n  m: {path: gone.gguf, enabled: false}\nvirtual_models:\n  v:\n    model: m\n"
+        (problem,) = folder.problems(text)
+        assert problem == (
+            'llmux.yaml:5:5 virtual_models.v.model: the model "m" is disabled, so nothing would answer: enable it, or '
+            "remove this name"
+        )
+
+
+class TestNothingToServe:
+    """A configuration without models can be loaded and shown, and says where it has none."""
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("", "llmux.yaml: there are no models to serve: add one"),
+            ("server: {port: 1}\nmodels:\n", "llmux.yaml:2:1 models: there are no models to serve: add one"),
+            (
+                "models:\n  m: {path: x.gguf, enabled: false}\n",
+                'llmux.yaml:1:1 models: every model has "enabled: false", so there is nothing to serve: enable one',
+            ),
+        ],
+    )
+    def test_says_where(self, folder, text, told):
+        assert folder.load(text).nothing_to_serve().startswith(told)
+
+    def test_one_model_is_enough(self, folder):
+        folder.write("", "a.gguf")
+        assert folder.load("models: {m: {path: a.gguf}}").nothing_to_serve() is None
 
 
 class TestLayers:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from runtimes.registry import REGISTRY
-from supervisor.cli.configuration import as_json, effective, shown
+from supervisor.cli.configuration import as_json, checked, effective, found, shown
+from supervisor.errors import ConfigError
+from tests.support import tiny
 
 TEXT = """\
 models:
@@ -55,3 +59,49 @@ class TestEffective:
         """What is shown is itself a configuration that says the same."""
         again = list(effective(folder.load(shown(values), registry=REGISTRY, check_files=False)))
         assert [(value.trail, value.value) for value in again] == [(value.trail, value.value) for value in values]
+
+
+class TestSettingsOfLlmPool:
+    """They are the configuration where llm-pool's variables name them and there is no other."""
+
+    @pytest.fixture
+    def settings(self, folder, monkeypatch):
+        path = folder.write(json.dumps(self.pool("one")), "pool/settings.json")
+        monkeypatch.setenv("LLM_POOL_SETTINGS_PATH", str(path))
+        return path
+
+    def pool(self, name):
+        return {"engine": {"models": {name: {"backend": "llama_server", "model_path": str(tiny.model())}}}}
+
+    def test_merged_with_what_is_beside_them(self, folder, settings):
+        folder.write(json.dumps(self.pool("two")), "pool/local.json")
+        assert list(checked(None).models) == ["one", "two"]
+        configuration = found(None)
+        files = configuration.files(configuration.read())
+        assert files[:2] == (settings, settings.with_name("local.json"))
+
+    def test_mistakes_name_the_file(self, folder, settings):
+        settings.write_text(settings.read_text().replace(".gguf", ".gone.gguf"))
+        with pytest.raises(ConfigError, match=r"^pool/settings.json models.one.path: .*there is no such file$"):
+            checked(None)
+
+    def test_others_must_not_write_to_them(self, folder, settings):
+        settings.chmod(0o666)
+        with pytest.raises(ConfigError, match="chmod go-w"):
+            checked(None)
+
+    def test_an_own_configuration_wins(self, folder, settings):
+        folder.write(f"models: {{own: {{path: {tiny.model()}}}}}\n")
+        assert list(checked(None).models) == ["own"]
+
+    @pytest.mark.parametrize("variable", ["LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH"])
+    def test_a_named_file_that_is_not_there(self, folder, settings, monkeypatch, variable):
+        monkeypatch.setenv(variable, "/no/such.json")
+        with pytest.raises(ConfigError, match=f"^{variable}: /no/such.json: there is no such file$"):
+            found(None)
+
+    def test_local_settings_over_nothing(self, folder, settings, monkeypatch):
+        monkeypatch.setenv("LLM_POOL_LOCAL_SETTINGS_PATH", str(settings))
+        monkeypatch.delenv("LLM_POOL_SETTINGS_PATH")
+        with pytest.raises(ConfigError, match=r"goes over config/settings.json, and there is no such file"):
+            found(None)

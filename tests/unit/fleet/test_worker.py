@@ -94,6 +94,15 @@ class TestWholeLife:
         assert bench.events == [WorkerReady(*KEY)]
         assert bench.worker.holder() == HolderPids((GPU,), (), loading=True)
 
+    async def test_its_processes_say_nothing_of_what_runs_elsewhere(self, bench):
+        """A container's memory would be learned as that of the engine's client."""
+        bench.launcher.kill_argv = ("kill",)
+        bench.start()
+        await bench.probed()
+        assert bench.worker.holder() == HolderPids((GPU,), (), loading=True)
+        bench.worker.stop(force=True)
+        assert await bench.end() is None
+
     async def test_stopped_before_it_is_started(self, bench):
         bench.start()
         bench.worker.stop(force=True)

@@ -29,6 +29,8 @@ class TestLlamaServerOptions:
             ("--host 0.0.0.0 --port 1 --metrics --no-webui", {}),
             ("-np -1 -ngl auto", {}),
             ("--n-cpu-moe 3 --no-warmup", {"extra_args": ["--n-cpu-moe", "3", "--no-warmup"]}),
+            ("--draft-max 16 --draft-min 4", {"spec_draft_n_max": 16, "extra_args": ["--spec-draft-n-min", "4"]}),
+            ("--ctx-size-draft 9 --slots", {"extra_args": ["--slots"]}),
             ("--override-kv -1", {"extra_args": ["--override-kv", "-1"]}),
         ],
     )

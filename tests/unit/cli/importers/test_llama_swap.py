@@ -31,6 +31,28 @@ class TestLlamaSwap:
         assert swap(models, groups=group).limits == {"max_loaded": {"llm": 1}}
         assert swap(models | {"c": {"cmd": "y ${PORT}"}}, groups=group).limits == {}
 
+    def test_the_same_under_routing(self):
+        models = {name: {"cmd": "x ${PORT}"} for name in ("a", "b")}
+        settings = {"groups": {"all": {"members": ["a", "b"]}}, "matrix": {"sets": {}}}
+        fifo = {"use": "fifo", "settings": {"fifo": {"priority": {"a": 1}}}}
+        draft = swap(models, routing={"router": {"use": "group", "settings": settings}, "scheduler": fifo})
+        assert draft.limits == {"max_loaded": {"llm": 1}}
+        assert any(note.startswith("routing.scheduler.settings.fifo.priority: requests say") for note in notes(draft))
+        draft = swap(models, routing={"router": {"use": "matrix", "settings": settings}})
+        assert draft.limits == {}
+        assert any(note.startswith("routing.router.settings.matrix: llmux decides by memory") for note in notes(draft))
+
+    def test_time_to_end_and_inputs(self):
+        draft = swap(
+            {
+                "own": {"cmd": "x ${PORT}", "unloadTimeout": 30, "capabilities": {"in": ["text", "image", "video"]}},
+                "shared": {"cmd": "x ${PORT}", "capabilities": {"in": ["text"]}},
+            },
+            unloadTimeout=5,
+        )
+        assert [draft.models[name]["grace_s"] for name in ("own", "shared")] == [30, 5]
+        assert [draft.models[name].get("modalities") for name in ("own", "shared")] == [["text", "image"], None]
+
     def test_ports_that_are_fixed(self):
         draft = swap(
             {
@@ -41,6 +63,20 @@ class TestLlamaSwap:
         )
         assert draft.models["found"]["cmd"] == ["x", "--listen=127.0.0.1:${port}"]
         assert [draft.models[name].get("enabled") for name in draft.models] == [None, False, False]
+
+    def test_containers_run_as_they_are(self):
+        run = "docker run --rm -p ${PORT}:8080 --name ${MODEL_ID} image"
+        draft = swap({"m": {"cmd": run, "cmdStop": "docker stop ${MODEL_ID}"}})
+        assert draft.models["m"] == {
+            "cmd": ["docker", "run", "--rm", "-p", "${port}:8080", "--name", "m", "image"],
+            "stop_cmd": ["docker", "stop", "m"],
+        }
+        assert notes(draft) == ["models.m.cmd: llmux can't measure the memory of a container: set vram_mib"]
+
+    def test_other_names_of_a_model_that_is_switched_off(self):
+        draft = swap({"unknown": {"cmd": "x", "aliases": ["other"], "description": "Mine"}})
+        assert list(draft.virtual_models) == ["unknown"]
+        assert "virtual_models.other: unknown is switched off, so nothing would answer" in notes(draft)
 
     def test_other_dollars_stay_as_they_look(self):
         draft = swap({"m": {"cmd": "x ${PORT} $HOME ${MODEL_ID}", "env": ["A=$B"]}})

@@ -17,7 +17,7 @@ ADAPTER = CommandAdapter()
 
 
 def config(**keys):
-    return ADAPTER.config(runtime="command", **{"cmd": [sys.executable], **keys})
+    return ADAPTER.config(runtime="command", **{"cmd": [sys.executable, "${port}"], **keys})
 
 
 def launch(**keys):
@@ -72,7 +72,9 @@ class TestCommand:
         assert launch(cmd="./mine", cwd=str(tmp_path)).argv == (str(tmp_path / "mine"),)
 
     def test_a_program_that_isnt_there_is_said(self):
-        problems = ADAPTER.check(config(cmd="no-such-program", cwd="/no/such"), runtimes_dir=Path("/nonexistent"))
+        problems = ADAPTER.check(
+            config(cmd="no-such-program ${port}", cwd="/no/such"), runtimes_dir=Path("/nonexistent")
+        )
         assert problems == ("cmd: no-such-program is not a program on PATH", "cwd: /no/such: there is no such folder")
         with pytest.raises(ModelUnusableError, match="no-such-program"):
             launch(cmd="no-such-program")
@@ -89,6 +91,91 @@ class TestKey:
         spec = launch()
         assert spec.auth is None
         assert "secret" not in spec.env.values()
+
+
+class TestPort:
+    """The program must learn its port, which llmux chooses."""
+
+    @pytest.mark.parametrize(
+        ("keys", "told"),
+        [
+            ({"cmd": "sh serve.sh"}, "cmd: nothing tells the program its port"),
+            ({"cmd": "sh -c '$${port}'"}, "cmd: nothing tells the program its port"),
+            (
+                {"cmd": ["sh", "--port", "8080"]},
+                "cmd: --port 8080 is a fixed port, and llmux chooses the port of each worker",
+            ),
+            ({"cmd": "sh --http-port=8080 -c 1"}, "write --http-port=${port} instead"),
+            ({"cmd": "sh --listen 127.0.0.1:9000"}, "write 127.0.0.1:${port} instead"),
+            ({"cmd": "sh --top-p 10"}, "put ${port} into cmd or env, as in --port ${port}"),
+        ],
+    )
+    def test_is_missing(self, keys, told):
+        (problem,) = ADAPTER.check(config(**keys), runtimes_dir=Path("/nonexistent"))
+        assert told in problem
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"cmd": "sh -p ${port}:8080"},
+            {"cmd": ["sh", "serve.sh"], "env": {"PORT": "${port}"}},
+        ],
+    )
+    def test_is_told(self, keys):
+        assert ADAPTER.check(config(**keys), runtimes_dir=Path("/nonexistent")) == ()
+
+
+class TestContainers:
+    """`docker run` and its like: named, published on the worker's address, and removed by name after every end."""
+
+    @pytest.fixture(autouse=True)
+    def engines(self, tmp_path, monkeypatch):
+        for name in ("docker", "podman"):
+            (tmp_path / name).write_text("#!/bin/sh\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    @pytest.mark.parametrize(
+        ("cmd", "runs", "ends"),
+        [
+            (
+                "docker run --rm -p ${port}:8080 --name x image -m m --name y",
+                "run --rm -p 127.0.0.1:18100:8080 --name x image -m m --name y",
+                "rm --force x",
+            ),
+            (
+                "podman --log-level error run -it --publish=${port}:80 image --name y",
+                "--log-level error run --name llmux-a-model--rm--rf-18100 -it --publish=127.0.0.1:18100:80 image --name y",
+                "--log-level error rm --force llmux-a-model--rm--rf-18100",
+            ),
+            (
+                "docker run --gpus all -v /m:/m -p 0.0.0.0:${port}:80 --name=z image",
+                "run --gpus all -v /m:/m -p 0.0.0.0:18100:80 --name=z image",
+                "rm --force z",
+            ),
+        ],
+    )
+    def test_run(self, cmd, runs, ends):
+        spec = launch(cmd=cmd)
+        assert " ".join(spec.argv[1:]) == runs
+        assert spec.kill_argv is not None
+        assert (spec.kill_argv[0], " ".join(spec.kill_argv[1:])) == (spec.argv[0], ends)
+
+    def test_what_is_written_counts(self):
+        spec = launch(cmd="docker run -p ${port}:80 image", kill_cmd="sh clean-up ${port}")
+        assert spec.kill_argv is not None
+        assert spec.kill_argv[1:] == ("clean-up", "18100")
+
+    @pytest.mark.parametrize("cmd", ["docker start -a x ${port}", "sh -c 'docker run -p ${port}:80 image'"])
+    def test_others_are_run_as_they_are(self, cmd):
+        assert launch(cmd=cmd).kill_argv is None
+
+    @pytest.mark.parametrize("switch", ["-d", "--detach"])
+    def test_detached(self, switch):
+        problems = ADAPTER.check(
+            config(cmd=f"docker run {switch} -p ${{port}}:80 image"), runtimes_dir=Path("/nonexistent")
+        )
+        assert problems == ("cmd: a container that is detached looks as if it had ended: remove -d",)
 
 
 class TestEndpoints:

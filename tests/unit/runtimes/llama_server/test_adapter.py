@@ -218,8 +218,7 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("key", "value"),
         [
-            ("spec_draft_n_max", 0),
-            ("spec_draft_n_max", 7),
+            ("spec_draft_n_max", -1),
             ("spec_draft_p_min", -0.1),
             ("spec_draft_p_min", 1.1),
             ("spec_type", "draft"),

@@ -1,0 +1,121 @@
+"""What the words of other programs are called here: llama.cpp, llama-swap, Ollama, vLLM, llm-pool.
+
+Used for unknown keys. An option of the runtime's own program is looked up in the runtime's table (`ModelConfig.options`), so
+that this one only holds words of other programs, and words for which there is no key because llmux does it in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+_KEYS: Final[Mapping[str, str]] = {
+    "n_ctx max_model_len": (
+        "c ctx ctx_size context context_length context_size num_ctx n_ctx max_model_len max_context_length max_seq_len"
+    ),
+    "n_gpu_layers": "ngl gpu_layers num_gpu n_gpu_layers",
+    "parallel max_num_seqs": "np n_parallel num_parallel slots max_num_seqs",
+    "flash_attn": "fa flash_attention",
+    "cache_type_k": "ctk type_k",
+    "cache_type_v": "ctv type_v",
+    "kv_cache_dtype cache_type_k": "kv_cache_dtype kv_cache_type",
+    "threads": "t n_threads num_thread num_threads",
+    "batch_size max_num_batched_tokens": "b n_batch num_batch max_num_batched_tokens",
+    "mmproj": "mm mmproj_path mmproj_file projector",
+    "draft_model speculative_model": "md model_draft draft_model_path",
+    "load_mode": "mlock mmap no_mmap use_mmap use_mlock",
+    "lora": "adapter adapters lora_adapters",
+    "path model": "m model model_path model_file file gguf weights",
+    "runtime": "backend engine",
+    "keep_alive_s": "ttl keep_alive idle_timeout sleep_idle_seconds unload_after",
+    "health_path": "check_endpoint health_check health_endpoint health",
+    "stop_cmd": "cmd_stop",
+    "kill_cmd": "cmd_kill",
+    "upstream_model served_model_name alias": "use_model_name served_model_name",
+    "target_inflight": "concurrency_limit max_concurrency",
+    "startup_limit_s": "health_check_timeout start_timeout start_timeout_s startup_timeout",
+    "preload": "load_on_startup autoload on_startup",
+    "gpus tensor_parallel_size": "tensor_parallel_size tp",
+    "log_level": "log_level",
+    "worker_port_first": "start_port",
+    "models_dir": "download_dir models_path",
+    "strip": "strip_params drop_params",
+    "force": "set_params",
+    "defaults": "params parameters sampling",
+    "enable_thinking": "think thinking",
+    "system_prompt_prefix": "system system_prompt",
+}
+"""Our keys, of which the first that may stand there counts, and other programs' words for them."""
+
+_IMPORT: Final = "`llmux config import FILE` turns a configuration of {} into one of llmux"
+_SWAP: Final = _IMPORT.format("llama-swap")
+
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "request fields stand under defaults of a virtual model": (
+        "temperature temp top_p top_k min_p seed stop repeat_penalty presence_penalty frequency_penalty "
+        "repetition_penalty mirostat n_predict num_predict max_tokens max_new_tokens"
+    ),
+    "another name for a model is a virtual model: virtual_models: {NAME: {model: THIS-MODEL}}": "aliases alias name names served_model_name",
+    "that belongs to a virtual model: enable_thinking": "enable_thinking think thinking",
+    "that belongs to a virtual model: system_prompt_prefix": "system system_prompt system_prompt_prefix",
+    "that belongs to a virtual model: its strip and force": "filters strip_params set_params",
+    "that belongs to a virtual model: description": "description",
+    "files from a hub are named by source: {repo: OWNER/NAME, files: [FILE.gguf]}": (
+        "hf hfr hf_repo hff hf_file model_id repo repo_id hub from docker_repo huggingface model_url"
+    ),
+    "llmux chooses address and port of each worker; a server that runs elsewhere has runtime: openai_remote and base_url": "proxy url base_url endpoint host port listen",
+    "llmux knows where to ask this runtime for its health": "check_endpoint health_path health_check",
+    "llmux stops a worker itself: SIGTERM, and SIGKILL after grace_s": "cmd_stop stop_cmd",
+    "write public: false": "unlisted hidden",
+    "every virtual model is listed; a model behind one only with public: true": "include_aliases_in_list",
+    f"YAML's own anchors do that: x-mine: &mine … and *mine. {_SWAP}": "macros",
+    f"llmux decides by memory; limits.max_loaded, and pin and priority of a model say what stays. {_SWAP}": "groups matrix",
+    f"a model with preload: true is loaded at the start. {_SWAP}": "hooks",
+    f"each model of another server is one with runtime: openai_remote, base_url and upstream_model. {_SWAP}": "peers",
+    f"write keep_alive_s for each model. {_SWAP}": "global_ttl",
+    f"write startup_limit_s for each model. {_SWAP}": "health_check_timeout",
+    f"write server.worker_port_first. {_SWAP}": "start_port",
+    "write server.log_level": "log_level",
+    "keys of clients are in a file of their own: llmux keys add NAME": "api_keys api_key keys",
+    _IMPORT.format("llm-pool"): "service engine",
+    _IMPORT.format("the first llmux"): "physical_models",
+    "limits.connect_s, limits.first_byte_s and limits.stream_idle_s are for all models": "timeouts timeout",
+    "a model has one worker, whose slots serve several requests at once": "replicas replica_max num_workers",
+    "llmux gives each worker its devices: gpus says how many, devices which (gpu0, gpu1)": (
+        "tensor_split ts split_mode sm main_gpu mg device dev cuda_visible_devices tensor_parallel_size tp gpu num_gpus"
+    ),
+    "llmux counts memory in MiB: vram_mib of a model, margin_mib of a device": "gpu_memory_utilization vram vram_gb vram_mb estimated_vram_gb memory gpu_memory",
+    "llmux counts the memory before a start, and the worker takes exactly that": "fit fitt fit_target fit_ctx",
+    "write limits.max_loaded: {llm: N}": "max_loaded_models models_max",
+    "llmux takes it from the model and its files": "supports_vision supports_tools capabilities template",
+    "see modalities": "vision multimodal",
+}
+"""What llmux does instead, and the words for it."""
+
+
+def _plain(word: str) -> str:
+    return word.lstrip("-").replace("-", "").replace("_", "").casefold()
+
+
+def _by_word(table: Mapping[str, str]) -> dict[str, str]:
+    return {_plain(word): ours for ours, words in reversed([*table.items()]) for word in words.split()}
+
+
+_KEY_OF: Final = _by_word(_KEYS)
+_INSTEAD_OF: Final = _by_word(_ELSEWHERE)
+
+
+def hint(word: str, known: Collection[str], options: Mapping[str, str] | None = None) -> str | None:
+    """What to write instead of another program's word, as the end of a sentence; None: it is nobody's.
+
+    `known`: the keys that may stand there. `options`: those of the runtime's own program, with their keys.
+    """
+    option = word.lstrip("-").replace("_", "-")
+    of_option = [(options or {}).get(dashes + option, "") for dashes in ("--", "-")]
+    ours = next((key for key in (*of_option, *_KEY_OF.get(_plain(word), "").split()) if key in known), None)
+    if ours is not None:
+        return f'; did you mean "{ours}"?'
+    instead = _INSTEAD_OF.get(_plain(word))
+    if instead is None and "cmd" in known and _plain(word) in _KEY_OF:
+        instead = "options of the program stand in cmd"
+    return None if instead is None else f"; {instead}"

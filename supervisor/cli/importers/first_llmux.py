@@ -1,0 +1,161 @@
+"""The first llmux: one process for all models, with `models.yaml` and, beside it, `api_keys.yaml`.
+
+Models come with all their virtual models, clients keep their keys (their digests are written). The estimates of memory stay
+behind: here they would stand above what is computed from the files and then measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from pydantic import JsonValue
+
+from runtimes.chatterbox.adapter import OTHERS, WEIGHTS
+from supervisor.cli.importers.draft import Draft, Values, list_of, object_of, text_of
+from supervisor.errors import ConfigError
+
+KEYS_FILE: Final = "api_keys.yaml"
+_SECTIONS: Final = frozenset({"physical_models", "virtual_models"})
+_COMMON: Final = frozenset({"type", "backend", "estimated_vram_gb", "supports_vision", "supports_tools"})
+_OWN: Final = {
+    "transformers": frozenset({"model_id", "default_language"}),
+    "llamacpp": frozenset({"model_file", "mmproj_file", "model_id"}),
+    "chatterbox": frozenset({"variant", "default_language"}),
+}
+_TURBO: Final = "turbo"
+
+Find = Callable[[str], Path | None]
+"""Where a file or a model's folder lies that was downloaded for the first llmux; None: it isn't there."""
+
+
+def models_folder(config: Path) -> Find:
+    """For a configuration that lies in `config`: the models lay in the folder `models` beside that one."""
+    folder = config.absolute().parent / "models"
+
+    def find(name: str) -> Path | None:
+        places = (folder / name, folder / name.rpartition("/")[2])
+        return next((place for place in places if place.exists()), None)
+
+    return find
+
+
+def convert(root: Mapping[str, JsonValue], keys: Mapping[str, JsonValue], find: Find) -> Draft:
+    """The draft. Raises ConfigError where there are no models."""
+    draft = Draft()
+    models = object_of(root.get("physical_models"))
+    if not models:
+        raise ConfigError(("physical_models: there are no models",))
+    for theirs, values in models.items():
+        if isinstance(values, dict):
+            _model(draft, theirs, values, find)
+        else:
+            draft.lose(f"physical_models.{theirs}", "expected a mapping")
+    for name, values in object_of(root.get("virtual_models")).items():
+        _virtual(draft, name, object_of(values))
+    if any("estimated_vram_gb" in object_of(values) for values in models.values()):
+        why = "are estimates: llmux computes the memory from the files, and measures it at the first load"
+        draft.look("physical_models.*.estimated_vram_gb", why)
+    types = [object_of(values).get("type") for name, values in models.items() if draft.name(name) in draft.models]
+    if single := {kind: 1 for kind in ("llm", "tts") if types.count(kind) > 1}:
+        draft.limits["max_loaded"] = dict(single)
+        draft.look(
+            "limits.max_loaded", "one language model and one voice at a time, as before; remove it to go by memory"
+        )
+    draft.lose_unknown("", root, _SECTIONS)
+    _keys(draft, keys)
+    return draft
+
+
+def _model(draft: Draft, theirs: str, values: Values, find: Find) -> None:
+    where, backend = f"physical_models.{theirs}", text_of(values.get("backend"))
+    take = {"transformers": _transformers, "llamacpp": _llama_cpp, "chatterbox": _chatterbox}.get(backend)
+    if take is None:
+        draft.lose(where, f'there is no runtime for backend "{backend}"')
+        return
+    name = draft.name(theirs)
+    model = draft.models[name] = {}
+    take(draft, name, values, find)
+    if "default_language" in values and backend != "llamacpp":
+        model["default_language"] = values["default_language"]
+    if values.get("type") not in (None, "llm") and backend != "chatterbox":
+        model["type"] = values["type"]
+    if values.get("supports_vision") is True:
+        model["modalities"] = ["text", "image"]
+    if values.get("supports_tools") is False and backend == "transformers":
+        model["tool_format"] = "none"
+    if "estimated_vram_gb" in values:
+        draft.comment(
+            name, f"Was estimated at {text_of(values['estimated_vram_gb'])} GB. Set vram_mib only to what was measured."
+        )
+    draft.lose_unknown(f"{where}.", values, _COMMON | _OWN[backend], model=name)
+
+
+def _transformers(draft: Draft, name: str, values: Values, find: Find) -> None:
+    model, repo = draft.models[name], text_of(values.get("model_id"))
+    model["runtime"] = "transformers"
+    if folder := find(repo):
+        model["path"] = str(folder)
+    else:
+        model["source"] = {"repo": repo}
+
+
+def _llama_cpp(draft: Draft, name: str, values: Values, find: Find) -> None:
+    model, repo = draft.models[name], values.get("model_id")
+    wanted = {
+        key: text_of(values[theirs])
+        for key, theirs in (("path", "model_file"), ("mmproj", "mmproj_file"))
+        if theirs in values
+    }
+    found = {key: path for key, file in wanted.items() if (path := find(file)) is not None}
+    if isinstance(repo, str) and len(found) < len(wanted):
+        model |= {"runtime": "llama_server", "source": {"repo": repo, "files": list[JsonValue](wanted.values())}}
+    else:
+        model |= {key: str(found.get(key, file)) for key, file in wanted.items()}
+
+
+def _chatterbox(draft: Draft, name: str, values: Values, find: Find) -> None:
+    model, variant = draft.models[name], text_of(values.get("variant", "default"))
+    model |= {"runtime": "chatterbox", "variant": variant}
+    repo = "ResembleAI/chatterbox-turbo" if variant == _TURBO else "ResembleAI/chatterbox"
+    further = ("*.json", "*.txt") if variant == _TURBO else OTHERS.get(variant, ())
+    if folder := find(repo):
+        model["path"] = str(folder)
+    else:
+        model["source"] = {"repo": repo, "files": [*WEIGHTS.get(variant, ()), "conds.pt", *further]}
+    model["voice_aliases"] = {"alloy": "default"}
+    draft.comment(name, "Clients that insist on OpenAI's voice alloy get the model's own; see `voices` for others.")
+
+
+def _virtual(draft: Draft, name: str, values: Values) -> None:
+    where, physical = f"virtual_models.{name}", draft.name(text_of(values.get("physical")))
+    if physical not in draft.models:
+        draft.lose(where, f"there is no model {physical}")
+        return
+    ours = draft.virtual(draft.name(name), physical)
+    for key, value in object_of(values.get("params")).items():
+        if key in ("enable_thinking", "system_prompt_prefix"):
+            ours[key] = value
+        else:
+            draft.merge(draft.name(name), physical, "defaults", {key: value})
+    draft.lose_unknown(f"{where}.", values, {"physical", "params"})
+
+
+def _keys(draft: Draft, root: Mapping[str, JsonValue]) -> None:
+    """Digests instead of the keys themselves: these keep working, and nobody can read them out of the file."""
+    for index, entry in enumerate(list_of(root.get("api_keys"))):
+        key, name = object_of(entry).get("key"), object_of(entry).get("name")
+        if not isinstance(key, str) or len(key) < 16:
+            draft.lose(
+                f"api_keys[{index}]", "a key has at least 16 characters; make a new one with: llmux keys add NAME"
+            )
+            continue
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        draft.keys.append({"name": text_of(name or f"key {index + 1}"), "key_sha256": digest, "scopes": ["inference"]})
+    if draft.keys:
+        draft.look(
+            "api_keys",
+            "keep working for inference; operators need a key of their own: llmux keys add NAME --scope admin",
+        )

@@ -1,0 +1,138 @@
+"""What is said of the words of other programs, and of names and characters that only look right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runtimes.registry import REGISTRY
+from supervisor.catalog import hints
+from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
+
+LLAMA = {"runtime": "llama_server", "path": "/m.gguf"}
+VLLM = {"runtime": "vllm_serve", "model": "org/model"}
+COMMAND = {"cmd": ["cat", "${port}"]}
+
+
+@pytest.fixture
+def told(folder):
+    """What is said of one more key of a model: without its place."""
+
+    def problem(model, key):
+        document = {"models": {"m": {**model, key: 1}}}
+        (line,) = folder.problems(yaml.safe_dump(document), registry=REGISTRY, check_files=False)
+        return line.partition(f"models.m.{key}: unknown key")[2]
+
+    return problem
+
+
+class TestForeignKeys:
+    """An unknown key that another program knows is named as it is called here."""
+
+    @pytest.mark.parametrize(
+        ("model", "words"),
+        [
+            (
+                LLAMA,
+                (
+                    "ctx_size ctx-size c num_ctx max_model_len=n_ctx ngl n-gpu-layers num_gpu=n_gpu_layers np num_parallel=parallel"
+                    " fa=flash_attn ctk=cache_type_k ctv=cache_type_v t num_thread=threads ub=ubatch_size md=draft_model"
+                    " no-mmap=load_mode ttl keep_alive=keep_alive_s useModelName=alias model_path=path --jnja=jinja"
+                ),
+            ),
+            (
+                VLLM,
+                (
+                    "max-model-len num_ctx ctx_size=max_model_len gpu-memory-utilization=gpu_memory_utilization"
+                    " tensor-parallel-size tp=tensor_parallel_size served-model-name=served_model_name np=max_num_seqs"
+                ),
+            ),
+            (
+                COMMAND,
+                (
+                    "ttl=keep_alive_s checkEndpoint=health_path cmdStop=stop_cmd useModelName=upstream_model"
+                    " concurrencyLimit=target_inflight healthCheckTimeout=startup_limit_s"
+                ),
+            ),
+        ],
+    )
+    def test_key(self, told, model, words):
+        foreign = []
+        for word in words.split():
+            last, _, ours = word.partition("=")
+            foreign.append(last)
+            if ours:
+                assert {key: told(model, key) for key in foreign} == dict.fromkeys(foreign, f'; did you mean "{ours}"?')
+                foreign = []
+        assert not foreign
+
+    @pytest.mark.parametrize(
+        ("model", "key", "instead"),
+        [
+            (COMMAND, "aliases", "another name for a model is a virtual model"),
+            (COMMAND, "proxy", "llmux chooses address and port of each worker"),
+            (COMMAND, "unlisted", "write public: false"),
+            (COMMAND, "filters", "its strip and force"),
+            (COMMAND, "ctx_size", "options of the program stand in cmd"),
+            (LLAMA, "temp", "request fields stand under defaults of a virtual model"),
+            (LLAMA, "checkEndpoint", "llmux knows where to ask this runtime for its health"),
+            (LLAMA, "gpu_memory_utilization", "llmux counts memory in MiB: vram_mib of a model"),
+            (LLAMA, "hf", "files from a hub are named by source: {repo: OWNER/NAME, files: [FILE.gguf]}"),
+            (LLAMA, "n_cpu_moe", "options without a key go into extra_args"),
+            (VLLM, "swap_space", "options without a key go into extra_args"),
+        ],
+    )
+    def test_what_is_done_in_another_way(self, told, model, key, instead):
+        assert told(model, key).startswith(f"; {instead}") or instead in told(model, key)
+
+    def test_no_hint_names_a_key_that_nobody_has(self):
+        configs = [REGISTRY.get(name).config for name in REGISTRY.names()] + [
+            ServerConfig,
+            LimitsConfig,
+            VirtualModelConfig,
+        ]
+        there = {key for config in configs for key in config.model_fields}
+        assert {key for keys in hints._KEYS for key in keys.split()} <= there
+
+    @pytest.mark.parametrize(
+        ("section", "meant"),
+        [
+            ("groups", "limits.max_loaded"),
+            ("macros", "llmux config import FILE"),
+            ("physical_models", "llmux config import FILE"),
+            ("port", 'did you mean "server.port"?'),
+            ("queue_total", 'did you mean "limits.queue_total"?'),
+            ("path", "the keys of a model stand under its name"),
+            ("model", 'did you mean "models"?'),
+        ],
+    )
+    def test_section(self, folder, section, meant):
+        (problem,) = folder.problems(f"{section}: 1\n")
+        assert problem.startswith(f"llmux.yaml:1:1 {section}: unknown section; ")
+        assert meant in problem
+
+
+class TestHubNames:
+    """A name on the hub where a path is expected hints at `source`."""
+
+    @pytest.mark.parametrize(
+        ("model", "source"),
+        [
+            ("path: Qwen/Qwen3-8B", "{repo: Qwen/Qwen3-8B}"),
+            ("path: Qwen/Qwen3-8B, runtime: transformers", "{repo: Qwen/Qwen3-8B}"),
+            ("path: 'https://huggingface.co/Qwen/Qwen3-8B', runtime: transformers", "{repo: Qwen/Qwen3-8B}"),
+            ("path: 'org/m-GGUF:Q4_K_M', runtime: llama_server", "{repo: org/m-GGUF, files: [FILE.gguf]}"),
+            ("path: org/m-GGUF/m.q4.gguf", "{repo: org/m-GGUF, files: [m.q4.gguf]}"),
+        ],
+    )
+    def test_hint(self, folder, model, source):
+        (problem,) = folder.problems(f"models: {{m: {{{model}}}}}\n", registry=REGISTRY)
+        assert problem.endswith(f"; if that is a name on the model hub, write source: {source}")
+
+    @pytest.mark.parametrize("path", ["models/gone.gguf", "gone.gguf", "/a/b", "there/gone"])
+    def test_paths(self, folder, path):
+        Path("there").mkdir()
+        (problem,) = folder.problems(f"models: {{m: {{path: {path}, runtime: llama_server}}}}\n", registry=REGISTRY)
+        assert "hub" not in problem

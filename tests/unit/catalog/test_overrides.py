@@ -1,0 +1,35 @@
+"""Overrides for a load: what the runtime lets an operator set, and in which range."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.catalog import load
+from supervisor.catalog.overrides import overridden
+from supervisor.errors import InvalidRequestError
+from tests.support import tiny
+
+
+class TestDraftLength:
+    """The file takes what llama.cpp takes; an override stays within the narrower range of a load."""
+
+    @pytest.fixture
+    def model(self, tmp_path):
+        file = tmp_path / "llmux.yaml"
+        file.write_text(f"models: {{m: {{path: {tiny.model()}, spec_draft_n_max: 16}}}}")
+        return load(file).models["m"]
+
+    def test_the_file_has_llama_cpps_range(self, model):
+        assert model.config.spec_draft_n_max == 16
+
+    def test_within_the_range_of_a_load(self, model, tmp_path):
+        changed = overridden(model, {"spec_draft_n_max": 6}, runtimes_dir=tmp_path)
+        assert changed.config.spec_draft_n_max == 6
+
+    @pytest.mark.parametrize(("value", "told"), [(7, "at most 6, got 7"), (0, "at least 1, got 0")])
+    def test_beyond_it(self, model, tmp_path, value, told):
+        with pytest.raises(InvalidRequestError, match=f"^overrides.spec_draft_n_max: expected {told}$"):
+            overridden(model, {"spec_draft_n_max": value}, runtimes_dir=tmp_path)
+
+    def test_other_overrides_leave_the_file_as_it_is(self, model, tmp_path):
+        assert overridden(model, {"n_ctx": 1024}, runtimes_dir=tmp_path).config.spec_draft_n_max == 16

@@ -1,0 +1,91 @@
+"""Configurations of the first llmux: what they become, and what is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.cli.importers import first_llmux
+from supervisor.errors import ConfigError
+from tests.support.importing import notes
+
+
+def nowhere(_name):
+    return None
+
+
+def imported(models, virtual=None, keys=None, find=nowhere):
+    root = {"physical_models": models, "virtual_models": virtual or {}}
+    draft = first_llmux.convert(root, {"api_keys": keys or []}, find)
+    draft.settle()
+    return draft
+
+
+HUB = {"type": "llm", "backend": "transformers", "model_id": "org/m", "estimated_vram_gb": 9}
+
+
+class TestModels:
+    """Each backend becomes the runtime that does the same."""
+
+    def test_an_estimate_is_no_measurement(self):
+        draft = imported({"m": HUB})
+        assert draft.models["m"] == {"runtime": "transformers", "source": {"repo": "org/m"}}
+        assert "Was estimated at 9 GB. Set vram_mib only to what was measured." in draft.text(())
+
+    def test_what_lies_beside_the_configuration_is_used(self, tmp_path):
+        for name in ("org/m", "vox"):
+            (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / "a.gguf").touch()
+        find = first_llmux.models_folder(tmp_path / "config")
+        gguf = {"backend": "llamacpp", "model_file": "a.gguf", "mmproj_file": "gone.gguf"}
+        draft = imported(
+            {"m": HUB, "n": HUB | {"model_id": "else/vox"}, "g": gguf, "h": HUB | {"model_id": "a/b"}}, find=find
+        )
+        assert [draft.models[name].get("path") for name in ("m", "n", "g", "h")] == [
+            str(tmp_path / "models" / "org/m"),
+            str(tmp_path / "models" / "vox"),
+            str(tmp_path / "models" / "a.gguf"),
+            None,
+        ]
+        assert draft.models["g"]["mmproj"] == "gone.gguf"
+        assert any(note.startswith("models.g.mmproj: gone.gguf starts from the folder") for note in notes(draft))
+
+    def test_fields_of_a_request(self):
+        params = {"enable_thinking": False, "system_prompt_prefix": "Be brief.", "temperature": 0.2}
+        draft = imported({"m": HUB}, {"v": {"physical": "m", "params": params, "note": 1}, "w": {"physical": "gone"}})
+        assert draft.virtual_models == {
+            "v": {
+                "model": "m",
+                "enable_thinking": False,
+                "system_prompt_prefix": "Be brief.",
+                "defaults": {"temperature": 0.2},
+            }
+        }
+        assert "virtual_models.w: there is no model gone" in notes(draft)
+        assert "virtual_models.v.note: llmux has nothing like it" in notes(draft)
+
+    def test_what_has_no_runtime_is_told(self):
+        draft = imported({"m": HUB, "x": {"backend": "ollama"}, "y": 3})
+        assert list(draft.models) == ["m"]
+        assert notes(draft)[:2] == [
+            'physical_models.x: there is no runtime for backend "ollama"',
+            "physical_models.y: expected a mapping",
+        ]
+
+    def test_no_models(self):
+        with pytest.raises(ConfigError, match="there are no models"):
+            imported({})
+
+
+class TestKeys:
+    """Only digests are written, under the same names."""
+
+    def test_digests(self):
+        secret = "sk-llmux-0123456789"
+        draft = imported({"m": HUB}, keys=[{"key": secret, "name": "Mine"}, {"key": "short", "name": "x"}, 3])
+        (key,) = draft.keys
+        assert (key["name"], key["scopes"]) == ("Mine", ["inference"])
+        assert secret not in str(draft)
+        assert [note for note in notes(draft) if note.startswith("api_keys[")] == [
+            f"api_keys[{n}]: a key has at least 16 characters; make a new one with: llmux keys add NAME" for n in (1, 2)
+        ]
+        assert any("llmux keys add NAME --scope admin" in note for note in notes(draft))
