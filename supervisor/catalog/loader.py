@@ -14,7 +14,7 @@ from pathlib import Path
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
-from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, tree_of
+from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
 from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.sections import config_dir
 from supervisor.errors import ConfigError
@@ -66,6 +66,16 @@ def load(
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)
 
 
+def load_text(text: str, base: Path) -> Catalog:
+    """What `load` would make of it if the base file had this text; what adapters check on disk is left out.
+
+    Blocks on the files beside it. Raises ConfigError with every problem.
+    """
+    base = base.absolute()
+    root, problems = _merged(_layers(base, {}, text), base)
+    return Assembly(root, base, REGISTRY, check_files=False).catalog(problems)
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """A base file and the flags that override it; can be read again."""
@@ -91,8 +101,9 @@ def _path_variable(name: str) -> Path | None:
 Layers = list[tuple[Node | None, list[Problem]]]
 
 
-def _layers(base: Path, flags: Mapping[str, object]) -> Layers:
-    layers: Layers = [read_guarded(base, Source(Layer.FILE, _label(base), base.parent))]
+def _layers(base: Path, flags: Mapping[str, object], text: str | None = None) -> Layers:
+    source = Source(Layer.FILE, _label(base), base.parent)
+    layers: Layers = [read_guarded(base, source) if text is None else parse(text, source)]
     named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
     if named is not None or (beside.is_file() and beside != base):
         path = (named or beside).absolute()

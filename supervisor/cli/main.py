@@ -22,6 +22,7 @@ from supervisor.cli.commands.keys import keys
 from supervisor.cli.commands.models import load, ps, unload
 from supervisor.cli.commands.pull import pull
 from supervisor.cli.commands.record import record, replay
+from supervisor.cli.commands.run import add, remove, run
 from supervisor.cli.commands.runtimes import runtimes
 from supervisor.cli.commands.serve import demo, serve
 from supervisor.cli.commands.service import service
@@ -41,6 +42,9 @@ COMMANDS = (
     events,
     why,
     chat,
+    run,
+    add,
+    remove,
     doctor,
     completion,
     config,

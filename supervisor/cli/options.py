@@ -43,6 +43,13 @@ def daemon_options(command: Command) -> Command:
     )(wrapped)
 
 
+def ask_options(command: Command) -> Command:
+    """`--url` and `--key` for commands that change the configuration and then tell the daemon that runs with it."""
+    key = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")
+    url = click.option("--url", envvar="LLMUX_URL", help="The daemon. Default: as configured. [$LLMUX_URL]")
+    return url(key(command))
+
+
 def config_option(command: Command) -> Command:
     """`--config`, by default the file that `serve` would use; for commands whose arguments name something else.
 
@@ -119,6 +126,16 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
         return [name for name in daemon.names(public=public) if name.lower().startswith(incomplete.lower())]
 
     return click.argument("model", required=required, shell_complete=complete)
+
+
+def _configured(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """For the shell's completion: the models of the configuration file; none where it can't be read."""
+    from supervisor.cli import completing  # noqa: PLC0415  # not for declaring
+
+    return [name for name in completing.configured(ctx.params.get("config")) if name.startswith(incomplete)]
+
+
+configured_model_argument = click.argument("model", shell_complete=_configured)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
