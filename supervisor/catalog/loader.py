@@ -5,6 +5,7 @@ Later layers win, key by key, and every value remembers the layer and the place 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_er
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
 from supervisor.catalog.ownership import read_guarded
-from supervisor.catalog.sections import config_dir
+from supervisor.catalog.sections import NoHomeError, config_dir
 from supervisor.errors import ConfigError
 
 FILE_NAME = "llmux.yaml"
@@ -39,8 +40,11 @@ def find_config(explicit: Path | None = None) -> Path | None:
 
 
 def search_path() -> tuple[Path, ...]:
-    """The places where a configuration is searched when none is named."""
-    return (config_dir() / FILE_NAME, Path.cwd() / FILE_NAME, Path("/etc/llmux") / FILE_NAME)
+    """The places where a configuration is searched when none is named; whoever has no home has none there."""
+    own: tuple[Path, ...] = ()
+    with contextlib.suppress(NoHomeError):
+        own = (config_dir(),)
+    return tuple(folder / FILE_NAME for folder in (*own, Path.cwd(), Path("/etc/llmux")))
 
 
 def load(

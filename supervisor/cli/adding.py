@@ -7,6 +7,8 @@ interrupted command leaves the configuration as it was.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +46,13 @@ class Target:
 
     def text(self) -> str:
         return _text(self.path)
+
+    def check_writable(self) -> None:
+        """Raises OSError, so that nothing is fetched in vain."""
+        folder = self.path.resolve().parent
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
     def write(self, text: str) -> None:
         """Replace what it says. Its mode stays; where it is a link, the file that it leads to is replaced."""

@@ -7,7 +7,6 @@ depends on a failed one is left out: what to fix first comes first.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import resource
 import shutil
@@ -273,7 +272,7 @@ def _service() -> Iterator[Check]:
         return
     yield Check("service", "ok", f"{unit}")
     try:
-        told = service.run(["loginctl", "show-user", getpass.getuser(), "--property=Linger", "--value"])
+        told = service.run(["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"])
     except service.ServiceError:
         yield Check("linger", "warn", "systemd can't be asked whether it is on", "loginctl enable-linger")
     else:

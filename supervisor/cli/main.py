@@ -7,12 +7,16 @@ in modules beside that package, which a command imports when it runs.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import click
 
-from supervisor.cli import output
+from supervisor.cli import failures, output
 from supervisor.cli.commands.bench import bench
 from supervisor.cli.commands.chat import chat
 from supervisor.cli.commands.completion import completion
@@ -29,6 +33,7 @@ from supervisor.cli.commands.service import service
 from supervisor.cli.commands.top import top
 from supervisor.cli.commands.watch import events, logs, why
 from supervisor.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
+from supervisor.cli.options import answer, json_option
 from supervisor.errors import ConfigError, LlmuxError
 
 COMMANDS = (
@@ -62,6 +67,26 @@ COMMANDS = (
 class _Group(click.Group):
     """Renders our errors: the message alone, no traceback. Lists commands in the order of their declaration."""
 
+    _for_programs = False
+
+    def main(self, args: Sequence[str] | None = None, *words: Any, **extra: Any) -> Any:
+        """As click does it, but that programs are told of a mistake in the command line, too."""
+        given = sys.argv[1:] if args is None else list(args)
+        self._for_programs = "--json" in itertools.takewhile(lambda word: word != "--", given)
+        if not extra.get("standalone_mode", True):
+            return super().main(args, *words, **extra)
+        try:
+            code = super().main(args, *words, **{**extra, "standalone_mode": False})
+        except click.ClickException as error:
+            error.show()
+            if self._for_programs:
+                failures.tell_programs_usage(error)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            sys.exit(ExitCode.FAILED)
+        sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
     def invoke(self, ctx: click.Context) -> object:
         if os.environ.get("NO_COLOR"):
             ctx.color = False
@@ -69,14 +94,24 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except LlmuxError as error:
-            head, lines = f"llmux: {error.message}", error.detail
-            if isinstance(error, ConfigError):
-                head, lines = "The configuration has mistakes:", error.problems
-            click.echo(output.clean("\n  ".join((head, *lines))), err=True)
-            sys.exit(exit_code_of(error))
+            self._fail(error)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read the output has seen enough
+                raise
+            self._fail(failures.of_system(error))
         except KeyboardInterrupt:
             click.echo(err=True)
             sys.exit(ExitCode.INTERRUPTED)
+
+    def _fail(self, error: LlmuxError) -> NoReturn:
+        head, lines = f"llmux: {error.message}", error.detail
+        if isinstance(error, ConfigError):
+            head, lines = "The configuration has mistakes:", error.problems
+        click.echo(output.clean("\n  ".join((head, *lines))), err=True)
+        code = exit_code_of(error)
+        if self._for_programs:
+            failures.tell_programs(error, code)
+        sys.exit(code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -87,9 +122,19 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="llmux-supervisor", prog_name="llmux")
+@click.version_option(None, "-V", "--version", package_name="llmux-supervisor", prog_name="llmux")
 def main() -> None:
     """Run many AI models on too little memory, one worker process each, behind one OpenAI-compatible API."""
+
+
+@main.command("version")
+@json_option
+def version(as_json: bool) -> None:
+    """Show the version."""
+    from supervisor.io import distribution  # noqa: PLC0415  # not for declaring
+
+    found = distribution.version()
+    answer({"version": found}, f"llmux, version {found}", as_json=as_json)
 
 
 for command in COMMANDS:

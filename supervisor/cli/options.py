@@ -17,6 +17,7 @@ _ESCAPED: Final = {code: f"\\u{code:04x}" for code in output.UNSHOWN if code > 3
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 Command = Callable[..., None]
+_printed: Final = list[bool]()
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -140,7 +141,13 @@ configured_model_argument = click.argument("model", shell_complete=_configured)
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """For machines. JSON allows some characters that can't be printed, or that control a terminal: those are escaped."""
+    _printed.append(True)
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED))
+
+
+def has_printed() -> bool:
+    """Has this command printed JSON?"""
+    return bool(_printed)
 
 
 def answer(value: object, *shown: output.Words | output.Table, as_json: bool) -> None:

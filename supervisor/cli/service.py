@@ -5,7 +5,7 @@ The units are in the folder `systemd`, as they are for a llmux in ~/.local/bin; 
 
 from __future__ import annotations
 
-import getpass
+import os
 import shutil
 import subprocess
 import sys
@@ -95,8 +95,8 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
         _systemctl(*enable)
         echo(f"enabled {wanted}" + (" and started it" if start else ""))
     if linger:
-        run(["loginctl", "enable-linger", getpass.getuser()])
-        echo(f"enabled linger for {getpass.getuser()}: llmux starts at boot and outlives your logout")
+        run(["loginctl", "enable-linger", str(os.getuid())])
+        echo("enabled linger: llmux starts at boot and outlives your logout")
     else:
         echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
     echo("logs: journalctl --user -u llmux -f")

@@ -65,13 +65,12 @@ def own_daemon(config: Path, state_dir: Path, echo: Echo) -> Iterator[str]:
     assert process.stdout is not None
     with process:
         try:
-            line = process.stdout.readline()
-            if not line:
-                process.wait()
+            told = json.loads(process.stdout.readline() or "{}")
+            if "url" not in told:
                 last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
                 raise NotStartedError(f"The daemon could not start; {path} has all that it said:", detail=tuple(last))
             echo(f"No daemon runs: started one for this chat, with its log in {path}. One that stays: llmux serve")
-            yield str(json.loads(line)["url"])
+            yield str(told["url"])
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)

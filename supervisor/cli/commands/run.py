@@ -62,6 +62,7 @@ def run(
     place = adding.target(config)
     known = _known(place, model)
     if known is None:
+        place.check_writable()
         known, place = _add(place, model, name)
     with _daemon(place, known, url, key) as daemon:
         converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), prompt, as_json=as_json)
@@ -93,6 +94,7 @@ def add(
         found = _offer(place, model)
         known = adding.free_name(place.catalog, _reference(model), found.taken, name)
     else:
+        place.check_writable()
         found = _offer(place, model)
         known, place = _add(place, model, name, found)
     reloaded = not dry_run and _reload(place, _client(place, url, key), removed=False)
@@ -117,6 +119,7 @@ def remove(
     from supervisor.cli import adding, removing  # noqa: PLC0415  # not for declaring
 
     place = adding.target(config)
+    place.check_writable()
     folder, names = removing.pulled(place.catalog, removing.model(place, model))
     deleted = names if files else []
     if deleted and not yes:
