@@ -120,23 +120,36 @@ def counted(count: int, what: str) -> str:
 
 
 def model_argument(*, required: bool = True, public: bool = False) -> Callable[[Command], Command]:
-    """MODEL, completed with the daemon's names: those of the configuration, or those that clients use."""
+    """MODEL, completed with the daemon's names: those of the configuration, or those that clients use.
 
-    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    Where no daemon answers, or it wants a key, the names are those of the configuration file.
+    """
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         daemon = Client(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"))
-        return [name for name in daemon.names(public=public) if name.lower().startswith(incomplete.lower())]
+        names = daemon.names(public=public)
+        if not names:
+            return (complete_public if public else complete_configured)(ctx, param, incomplete)
+        return [name for name in names if name.lower().startswith(incomplete.lower())]
 
     return click.argument("model", required=required, shell_complete=complete)
 
 
-def _configured(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """For the shell's completion: the models of the configuration file; none where it can't be read."""
-    from supervisor.cli import completing  # noqa: PLC0415  # not for declaring
+def _completing(*sections: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        from supervisor.cli import completing  # noqa: PLC0415  # not for declaring
 
-    return [name for name in completing.configured(ctx.params.get("config")) if name.startswith(incomplete)]
+        names = completing.configured(ctx.params.get("config"), sections)
+        return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+    return complete
 
 
-configured_model_argument = click.argument("model", shell_complete=_configured)
+complete_configured = _completing("models")
+"""For the shell: the models of the configuration file; none where it can't be read."""
+
+complete_public = _completing("virtual_models", "models")
+"""The same, with the names that stand for them."""
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

@@ -16,8 +16,9 @@ from supervisor.cli.client import Client
 from supervisor.cli.commands.chat import Conversation, chat_options, converse
 from supervisor.cli.options import (
     ask_options,
+    complete_configured,
+    complete_public,
     config_option,
-    configured_model_argument,
     counted,
     json_option,
     print_json,
@@ -33,7 +34,7 @@ _echo = functools.partial(click.echo, err=True)
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", shell_complete=complete_public)
 @click.argument("prompt", nargs=-1)
 @chat_options
 @name_option
@@ -106,7 +107,7 @@ def add(
 
 
 @click.command()
-@configured_model_argument
+@click.argument("model", shell_complete=complete_configured)
 @click.option("--files", is_flag=True, help="Delete the files that were pulled for it, too. Asks first.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @config_option
