@@ -29,8 +29,7 @@ def of_system(error: OSError) -> LlmuxError:
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     what = error.strerror or str(error) or type(error).__name__
     told = f"{place}: {what}." if place is not None else f"{what}."
-    code = errno.errorcode.get(error.errno or 0, "os_error").lower()
-    return LlmuxError(f"{told}{_remedy(error.errno, place)}", code=code)
+    return LlmuxError(f"{told}{_remedy(error.errno, place)}", code="os_error")
 
 
 def _remedy(number: int | None, place: str | None) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from supervisor.cli import failures, output
+from supervisor.cli.commands.about import man, version
 from supervisor.cli.commands.bench import bench
 from supervisor.cli.commands.chat import chat
 from supervisor.cli.commands.completion import completion
@@ -33,7 +34,6 @@ from supervisor.cli.commands.service import service
 from supervisor.cli.commands.top import top
 from supervisor.cli.commands.watch import events, logs, why
 from supervisor.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
-from supervisor.cli.options import answer, json_option
 from supervisor.errors import ConfigError, LlmuxError
 
 COMMANDS = (
@@ -52,6 +52,7 @@ COMMANDS = (
     remove,
     doctor,
     completion,
+    man,
     config,
     reload_,
     keys,
@@ -61,6 +62,7 @@ COMMANDS = (
     replay,
     bench,
     service,
+    version,
 )
 
 
@@ -125,16 +127,6 @@ class _Group(click.Group):
 @click.version_option(None, "-V", "--version", package_name="llmux-supervisor", prog_name="llmux")
 def main() -> None:
     """Run many AI models on too little memory, one worker process each, behind one OpenAI-compatible API."""
-
-
-@main.command("version")
-@json_option
-def version(as_json: bool) -> None:
-    """Show the version."""
-    from supervisor.io import distribution  # noqa: PLC0415  # not for declaring
-
-    found = distribution.version()
-    answer({"version": found}, f"llmux, version {found}", as_json=as_json)
 
 
 for command in COMMANDS:

@@ -96,7 +96,7 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
         echo(f"enabled {wanted}" + (" and started it" if start else ""))
     if linger:
         run(["loginctl", "enable-linger", str(os.getuid())])
-        echo("enabled linger: llmux starts at boot and outlives your logout")
+        echo("enabled linger; llmux starts at boot and outlives your logout")
     else:
         echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
     echo("logs: journalctl --user -u llmux -f")

@@ -80,7 +80,7 @@ class TestUnwritable:
     def test_in_json(self, stranger):
         told = stranger("config", "init", "--json", HOME=str(stranger.folder / "home"))
         error = json.loads(told.stdout)["error"]
-        assert (error["code"], error["exit_code"]) == ("eacces", ExitCode.FAILED)
+        assert (error["code"], error["exit_code"]) == ("os_error", ExitCode.FAILED)
         assert error["message"] in told.stderr
 
 
