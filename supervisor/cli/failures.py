@@ -75,7 +75,7 @@ def _tell(message: str, code: str, exit_code: int, more: Mapping[str, object] | 
 
 def tell_programs(error: LlmuxError, exit_code: ExitCode) -> None:
     """The failure as JSON on stdout."""
-    detail = {"detail": list(error.detail)} if error.detail else {}
+    detail: dict[str, object] = {"detail": list(error.detail)} if error.detail else {}
     _tell(error.message, error.code, exit_code, {"type": error.type, "param": error.param} | detail)
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -211,7 +211,7 @@ def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
         described = json.loads(hub.content(listing, there["config.json"]))
         told = described.get("architectures") if isinstance(described, dict) else None
         architectures = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
-    about = _runtime(architectures, there)
+    about = runtime_of(architectures, there)
     if about is None:
         what = f"its config.json names {', '.join(architectures)}" if architectures else "it has no GGUF files"
         raise NotFoundError(
@@ -222,7 +222,7 @@ def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
     return Variant("safetensors", weights, {**about, "source": wanted.source(())}, need, "its files' size")
 
 
-def _runtime(architectures: Sequence[str], there: dict[str, hub.File]) -> Entry | None:
+def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:
     """The runtime of a folder with a model of these architectures; None where that isn't clear."""
     if "modules.json" in there or any(name.endswith("ForSequenceClassification") for name in architectures):
         return {"runtime": "embeddings"}

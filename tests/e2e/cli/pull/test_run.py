@@ -108,6 +108,22 @@ class TestRun:
         assert (told.returncode, told.stdout) == (ExitCode.FAILED, "")
         assert "run.log" in told.stderr
 
+    def test_at_a_terminal(self, home):
+        """Ctrl-C cuts off an answer, and not the daemon that was started for it."""
+        config_of(home).parent.mkdir(parents=True)
+        model = fake("--chunks", "4000", "--chunk-delay", "0.05")
+        config_of(home).write_text(yaml.safe_dump({"models": {"talker": model}}))
+        with home.terminal("run", "talker") as terminal:
+            for _ in range(2):
+                terminal.wait_for("> ")
+                terminal.type("Hello\n")
+                terminal.wait_for("Hello")
+                terminal.wait_for("from")
+                terminal.type("\x03")
+                terminal.wait_for("cut off")
+            terminal.type("/quit\n")
+            assert terminal.end() == ExitCode.DONE
+
     def test_no_such_name(self, home):
         told = home("run", "tiny")
         assert (told.returncode, told.stdout) == (ExitCode.NOT_FOUND, "")
