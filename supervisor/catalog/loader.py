@@ -63,7 +63,7 @@ def load(
     base = find_config(config)
     if base is None:
         looked = ", ".join(str(path) for path in search_path())
-        remedy = "Write one (llmux config example explains every key), or see how it works: llmux demo"
+        remedy = "Make one: llmux config init, or llmux run ORG/REPO-GGUF for a first model of the hub; or see how it works: llmux demo"
         raise ConfigError((f"no configuration found; looked for {looked}. {remedy}",))
     base = base.absolute()
     root, problems = _merged(_layers(base, flags or {}), base)

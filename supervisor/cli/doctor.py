@@ -92,7 +92,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
     name, path = "configuration", None
     try:
         if (path := find_config(config)) is None:
-            fix = "write one; llmux config example explains every key"
+            fix = "make one: llmux config init, or llmux run ORG/REPO-GGUF for a first model of the hub"
             return [Check(name, "warn", "there is none: llmux serve would serve the demo", fix)], None
         catalog = load(config)
     except ConfigError as error:
