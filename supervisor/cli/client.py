@@ -171,7 +171,10 @@ def error_of(told: Json, status: int, path: str) -> LlmuxError:
         message += f" Pass one with --key or $LLMUX_API_KEY; make one: llmux keys add NAME --scope {scope}"
     elif told.get("code") == "model_not_found":
         message += " See them: llmux ps"
-    detail = told.get("detail")
+    detail, code, param = told.get("detail"), told.get("code"), told.get("param")
     return _ERRORS.get(status, LlmuxError)(
-        message, detail=tuple(str(line) for line in detail) if isinstance(detail, list) else ()
+        message,
+        code=code if isinstance(code, str) else None,
+        param=param if isinstance(param, str) else None,
+        detail=tuple(str(line) for line in detail) if isinstance(detail, list) else (),
     )

@@ -21,11 +21,17 @@ from supervisor.errors import LlmuxError
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _MANY: Final = (errno.EMFILE, errno.ENFILE)
+_LIMITS: Final = (*_REFUSED, *_FULL, *_MANY, errno.ENOMEM, errno.EAGAIN, errno.EIO)
 _USAGE: Final = "invalid_usage"
 
 
-def of_system(error: OSError) -> LlmuxError:
-    """What the operating system refused, and what to do about it."""
+def of_system(error: OSError) -> LlmuxError | None:
+    """What the operating system refused, and what to do about it; None where it looks like a mistake of llmux.
+
+    A refusal names a file, or a limit that was reached. A bad descriptor, for one, is nothing that a person could mend.
+    """
+    if error.filename is None and error.errno not in _LIMITS:
+        return None
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     what = error.strerror or str(error) or type(error).__name__
     told = f"{place}: {what}." if place is not None else f"{what}."

@@ -7,7 +7,6 @@ in modules beside that package, which a command imports when it runs.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import sys
@@ -98,9 +97,13 @@ class _Group(click.Group):
         except LlmuxError as error:
             self._fail(error)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # whoever read the output has seen enough
+            refusal = failures.of_system(error)
+            if refusal is None:  # also where whoever read the output has seen enough
                 raise
-            self._fail(failures.of_system(error))
+            import logging  # noqa: PLC0415  # most commands need none
+
+            logging.getLogger("llmux").debug("system.refused", exc_info=error)
+            self._fail(refusal)
         except KeyboardInterrupt:
             click.echo(err=True)
             sys.exit(ExitCode.INTERRUPTED)
