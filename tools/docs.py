@@ -1,4 +1,4 @@
-"""Write what follows from the code: parts of the pages in docs/, and the JSON schema of the configuration file.
+"""Write what follows from the code: parts of the pages in docs/, the manual page, and the JSON schema of the configuration file.
 
 A page says where, between two comments:
 
@@ -29,6 +29,7 @@ from runtimes.sdk.audio.parameters import PARAMETERS as TRANSCRIPTION
 from runtimes.sdk.parameters import Table
 from runtimes.transformers.worker.parameters import CHAT, COMPLETIONS
 from supervisor.catalog.schema import json_schema
+from supervisor.cli import manual
 from supervisor.cli.exit_codes import MEANINGS
 from supervisor.cli.main import main
 from supervisor.core.lifecycle import TABLE
@@ -36,6 +37,7 @@ from tools import licences, reliability
 from tools.locks import ROOT
 
 DOCS: Final = ROOT / "docs"
+MANUAL: Final = DOCS / "llmux.1"
 SCHEMA: Final = ROOT / "config" / "llmux.schema.json"
 
 _HEADING: Final = re.compile(r"^#{1,3} ", re.MULTILINE)
@@ -48,6 +50,7 @@ def outputs(registry: Registry = REGISTRY) -> Iterator[tuple[Path, str]]:
     """Every file that the code has a part in, with the text it should have."""
     for path in sorted(DOCS.glob("*.md")):
         yield path, render(path.read_text(encoding="utf-8"), registry)
+    yield MANUAL, manual.page(main)
     yield SCHEMA, json.dumps(schema_of(registry), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -205,21 +208,12 @@ def default(field: Schema, *, required: bool) -> str:
 
 def commands() -> str:
     """Every command with its arguments and options."""
-    return "\n\n".join(about(path, command) for path, command in walk(main, ("llmux",)))
-
-
-def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command that does something, with the words that call it."""
-    if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            yield from walk(child, (*path, name))
-    elif not command.hidden:
-        yield path, command
+    return "\n\n".join(about(path, command) for path, command in manual.commands(main, ("llmux",)))
 
 
 def about(path: tuple[str, ...], command: click.Command) -> str:
     """One command."""
-    arguments = [argument_name(found) for found in command.params if isinstance(found, click.Argument)]
+    arguments = [manual.argument_name(found) for found in command.params if isinstance(found, click.Argument)]
     rows = [
         (f"`{' '.join(found.opts)}`{option_value(found)}", found.help or "")
         for found in command.params
@@ -227,15 +221,6 @@ def about(path: tuple[str, ...], command: click.Command) -> str:
     ]
     parts = [f"### `{' '.join((*path, *arguments))}`", command.help or ""]
     return "\n\n".join([*parts, table(("Option", "Meaning"), rows)] if rows else parts)
-
-
-def argument_name(argument: click.Argument) -> str:
-    """How it is written in a call."""
-    assert argument.name is not None
-    if argument.metavar is not None:
-        return argument.metavar
-    name = argument.name.upper() if argument.required else f"[{argument.name.upper()}]"
-    return f"{name}..." if argument.nargs == -1 else name
 
 
 def option_value(option: click.Option) -> str:

@@ -1,7 +1,7 @@
 """The configuration: read strictly, and turned into a frozen `Catalog` of what to serve."""
 
 from supervisor.catalog.catalog import Catalog, CatalogModel, Route, VirtualModel, check_devices
-from supervisor.catalog.loader import Configuration, Foreign, find_config, load
+from supervisor.catalog.loader import Configuration, Foreign, find_config, load, load_text
 from supervisor.catalog.rewrite import Rewrite
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "check_devices",
     "find_config",
     "load",
+    "load_text",
 ]

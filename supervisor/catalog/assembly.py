@@ -52,7 +52,7 @@ class Assembly:
         self.base = base
         self.registry = registry
         self.check_files = check_files
-        self.models_dir = models_dir()
+        self.models_dir = Path()
         self.problems: list[Problem] = []
 
     def catalog(self, earlier: list[Problem]) -> Catalog:

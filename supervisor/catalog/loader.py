@@ -5,6 +5,7 @@ Later layers win, key by key, and every value remembers the layer and the place 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,9 +17,9 @@ from pydantic import JsonValue
 from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
-from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, tree_of
+from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
 from supervisor.catalog.ownership import exposure, read_guarded
-from supervisor.catalog.sections import config_dir
+from supervisor.catalog.sections import NoHomeError, config_dir
 from supervisor.errors import ConfigError
 
 FILE_NAME = "llmux.yaml"
@@ -45,14 +46,17 @@ def require_config(explicit: Path | None = None) -> Path:
     base = find_config(explicit)
     if base is None:
         looked = ", ".join(str(path) for path in search_path())
-        remedy = "Write one (llmux config example explains every key), or see how it works: llmux demo"
+        remedy = "Make one: llmux config init, or llmux run ORG/REPO-GGUF for a first model of the hub; or see how it works: llmux demo"
         raise ConfigError((f"no configuration found; looked for {looked}. {remedy}",))
     return base
 
 
 def search_path() -> tuple[Path, ...]:
-    """The places where a configuration is searched when none is named."""
-    return (config_dir() / FILE_NAME, Path.cwd() / FILE_NAME, Path("/etc/llmux") / FILE_NAME)
+    """The places where a configuration is searched when none is named; whoever has no home has none there."""
+    own: tuple[Path, ...] = ()
+    with contextlib.suppress(NoHomeError):
+        own = (config_dir(),)
+    return tuple(folder / FILE_NAME for folder in (*own, Path.cwd(), Path("/etc/llmux")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,16 @@ def load(
     base = (config if foreign is not None and config is not None else require_config(config)).absolute()
     root, problems = _merged(_layers(base, flags or {}, foreign), base)
     return Assembly(root, base, registry, check_files=check_files).catalog(problems)
+
+
+def load_text(text: str, base: Path) -> Catalog:
+    """What `load` would make of it if the base file had this text; what adapters check on disk is left out.
+
+    Blocks on the files beside it. Raises ConfigError with every problem.
+    """
+    base = base.absolute()
+    root, problems = _merged(_layers(base, {}, text=text), base)
+    return Assembly(root, base, REGISTRY, check_files=False).catalog(problems)
 
 
 def keys_file(base: Path) -> Path:
@@ -119,11 +133,14 @@ def _path_variable(name: str) -> Path | None:
 Layers = list[tuple[Node | None, list[Problem]]]
 
 
-def _layers(base: Path, flags: Mapping[str, object], foreign: Foreign | None) -> Layers:
-    if foreign is None:
-        layers: Layers = [read_guarded(base, Source(Layer.FILE, _label(base), base.parent))]
+def _layers(
+    base: Path, flags: Mapping[str, object], foreign: Foreign | None = None, *, text: str | None = None
+) -> Layers:
+    source = Source(Layer.FILE, _label(base), base.parent)
+    if foreign is not None:
+        layers: Layers = [_read_foreign(foreign)]
     else:
-        layers = [_read_foreign(foreign)]
+        layers = [read_guarded(base, source) if text is None else parse(text, source)]
     named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
     if named is not None or (beside.is_file() and beside != base):
         path = (named or beside).absolute()

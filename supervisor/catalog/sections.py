@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import pwd
 from collections.abc import Container
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,13 @@ from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
+from supervisor.errors import LlmuxError
+
+
+class NoHomeError(LlmuxError):
+    """A folder is wanted that by default is below the home folder, and there is none."""
+
+    code = "no_home"
 
 
 def config_dir() -> Path:
@@ -43,7 +51,17 @@ def models_dir() -> Path:
 def _xdg(variable: str, below_home: str) -> Path:
     value = os.environ.get(variable, "")
     # The XDG specification: a relative path is invalid and to be ignored.
-    return (Path(value) if value.startswith("/") else Path.home() / below_home) / "llmux"
+    return (Path(value) if value.startswith("/") else _home(variable) / below_home) / "llmux"
+
+
+def _home(variable: str) -> Path:
+    """Raises NoHomeError, which names the variable that is needed then."""
+    try:
+        return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise NoHomeError(
+            f"There is no home folder: HOME is not set, and the system knows no user {os.getuid()}. Set HOME, or {variable}."
+        ) from None
 
 
 class Section(BaseModel):

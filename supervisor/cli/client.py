@@ -58,6 +58,10 @@ class Client:
     url: str
     key: str | None = None
 
+    def __post_init__(self) -> None:
+        """Clients are given the address with `/v1`; so may we be."""
+        object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1").rstrip("/"))
+
     def get(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Json:
         return self._json(self._read("GET", path, timeout_s))
 
@@ -75,6 +79,14 @@ class Client:
             return [str(entry.get(field)) for entry in rows(self.get(path, timeout_s=COMPLETION_S))]
         except LlmuxError:
             return []
+
+    def serves(self, name: str) -> bool:
+        """Does the daemon have a model of this name for clients?"""
+        try:
+            self.get(f"/v1/models/{quoted(name)}")
+        except NotFoundError:
+            return False
+        return True
 
     def events(self, path: str, *, method: str = "GET", body: Json | None = None) -> Generator[ServerSent, None, None]:
         """Server-sent events as they come, until the daemon ends them. Closing the iterator hangs up."""
@@ -120,7 +132,7 @@ class Client:
         response = None
         with closing(kind(host, port, timeout=timeout_s)) as connection:
             try:
-                connection.request(method, parts.path.rstrip("/") + path, content, headers)
+                connection.request(method, parts.path + path, content, headers)
                 response = connection.getresponse()
                 if response.status >= 400:
                     raise error_of(part(self._json(response.read()), "error"), response.status, path)
@@ -168,7 +180,10 @@ def error_of(told: Json, status: int, path: str) -> LlmuxError:
         message += f" Pass one with --key or $LLMUX_API_KEY; make one: llmux keys add NAME --scope {scope}"
     elif told.get("code") == "model_not_found":
         message += " See them: llmux ps"
-    detail = told.get("detail")
+    detail, code, param = told.get("detail"), told.get("code"), told.get("param")
     return _ERRORS.get(status, LlmuxError)(
-        message, detail=tuple(str(line) for line in detail) if isinstance(detail, list) else ()
+        message,
+        code=code if isinstance(code, str) else None,
+        param=param if isinstance(param, str) else None,
+        detail=tuple(str(line) for line in detail) if isinstance(detail, list) else (),
     )

@@ -7,7 +7,6 @@ depends on a failed one is left out: what to fix first comes first.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import resource
 import shutil
@@ -93,7 +92,7 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
     name, path = "configuration", None
     try:
         if (path := find_config(config)) is None:
-            fix = "write one; llmux config example explains every key"
+            fix = "make one: llmux config init, or llmux run ORG/REPO-GGUF for a first model of the hub"
             return [Check(name, "warn", "there is none: llmux serve would serve the demo", fix)], None
         catalog = load(config)
     except ConfigError as error:
@@ -275,7 +274,7 @@ def _service() -> Iterator[Check]:
         return
     yield Check("service", "ok", f"{unit}")
     try:
-        told = service.run(["loginctl", "show-user", getpass.getuser(), "--property=Linger", "--value"])
+        told = service.run(["loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value"])
     except service.ServiceError:
         yield Check("linger", "warn", "systemd can't be asked whether it is on", "loginctl enable-linger")
     else:

@@ -95,14 +95,14 @@ def remove(name: str, runtimes_dir: Path) -> bool:
     return venvs.remove(name, runtimes_dir)
 
 
-def listing(runtimes_dir: Path) -> list[Row]:
-    """A row for each runtime. Takes as long as the slowest import."""
+def listing(runtimes_dir: Path, *, check: bool = False) -> list[Row]:
+    """A row for each runtime. With `check` it takes as long as the slowest import, else it starts nothing."""
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda name: row(name, runtimes_dir), REGISTRY.names()))
+        return list(threads.map(lambda name: row(name, runtimes_dir, check=check), REGISTRY.names()))
 
 
-def row(name: str, runtimes_dir: Path) -> Row:
-    """What is installed of a runtime, and whether its environment can import what its worker imports."""
+def row(name: str, runtimes_dir: Path, *, check: bool = True) -> Row:
+    """What is installed of a runtime; with `check` also whether its environment can import what its worker imports."""
     found = REGISTRY.get(name)
     facts: Row = {"name": name, "summary": found.summary, "path": None, "remedy": None, "earlier": None}
     if found.requirements is None:
@@ -113,7 +113,7 @@ def row(name: str, runtimes_dir: Path) -> Row:
     environment = venvs.installed(name, runtimes_dir)
     if environment is None:
         return facts | {"state": "not installed", "remedy": f"llmux runtimes install {name}"}
-    problem = _import_problem(environment.interpreter, recipe.lock.parent)
+    problem = _import_problem(environment.interpreter, recipe.lock.parent) if check else None
     outdated = environment.lock_digest != recipe.digest()
     remedy = f"llmux runtimes install {name}" if outdated else None
     if problem is not None and not outdated:
@@ -126,7 +126,7 @@ def row(name: str, runtimes_dir: Path) -> Row:
         "versions": versions(recipe, environment),
         "packages": list(environment.packages),
         "size_mib": environment.size_bytes() >> 20,
-        "imports": problem is None,
+        "imports": problem is None if check else None,
         "problem": problem,
         "remedy": remedy,
     }
@@ -142,7 +142,9 @@ def versions(recipe: Recipe, environment: venvs.Environment) -> list[str]:
 
 def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
     """For people: a line each, and what to do below."""
-    lines: list[output.Row] = [("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE", "IMPORTS", "VERSIONS")]
+    checked = any(found.get("imports") is not None for found in rows)
+    head = ("RUNTIME", "STATE", "SIZE", "PYTHON", "DEVICE")
+    lines: list[output.Row] = [(*head, *(["IMPORTS"] if checked else []), "VERSIONS")]
     for found in rows:
         told_versions = found.get("versions")
         imports = found.get("imports")
@@ -153,7 +155,7 @@ def table_of(rows: Sequence[Row]) -> list[output.Table | str]:
                 output.mib(found.get("size_mib")),
                 output.text(found.get("python")),
                 output.text(found.get("device")),
-                "-" if imports is None else "yes" if imports else "no",
+                *(["-" if imports is None else "yes" if imports else "no"] if checked else []),
                 ", ".join(told_versions) if isinstance(told_versions, list) else "-",
             )
         )

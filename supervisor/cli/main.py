@@ -7,12 +7,16 @@ in modules beside that package, which a command imports when it runs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import click
 
-from supervisor.cli import output
+from supervisor.cli import failures, output
+from supervisor.cli.commands.about import man, version
 from supervisor.cli.commands.bench import bench
 from supervisor.cli.commands.chat import chat
 from supervisor.cli.commands.completion import completion
@@ -22,6 +26,7 @@ from supervisor.cli.commands.keys import keys
 from supervisor.cli.commands.models import load, ps, unload
 from supervisor.cli.commands.pull import pull
 from supervisor.cli.commands.record import record, replay
+from supervisor.cli.commands.run import add, remove, run
 from supervisor.cli.commands.runtimes import runtimes
 from supervisor.cli.commands.serve import demo, serve
 from supervisor.cli.commands.service import service
@@ -41,8 +46,12 @@ COMMANDS = (
     events,
     why,
     chat,
+    run,
+    add,
+    remove,
     doctor,
     completion,
+    man,
     config,
     reload_,
     keys,
@@ -52,11 +61,32 @@ COMMANDS = (
     replay,
     bench,
     service,
+    version,
 )
 
 
 class _Group(click.Group):
     """Renders our errors: the message alone, no traceback. Lists commands in the order of their declaration."""
+
+    _for_programs = False
+
+    def main(self, args: Sequence[str] | None = None, *words: Any, **extra: Any) -> Any:
+        """As click does it, but that programs are told of a mistake in the command line, too."""
+        given = sys.argv[1:] if args is None else list(args)
+        self._for_programs = "--json" in itertools.takewhile(lambda word: word != "--", given)
+        if not extra.get("standalone_mode", True):
+            return super().main(args, *words, **extra)
+        try:
+            code = super().main(args, *words, **{**extra, "standalone_mode": False})
+        except click.ClickException as error:
+            error.show()
+            if self._for_programs:
+                failures.tell_programs_usage(error)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("Aborted!", err=True)
+            sys.exit(ExitCode.FAILED)
+        sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
     def invoke(self, ctx: click.Context) -> object:
         if os.environ.get("NO_COLOR"):
@@ -65,14 +95,28 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except LlmuxError as error:
-            head, lines = f"llmux: {error.message}", error.detail
-            if isinstance(error, ConfigError):
-                head, lines = "The configuration has mistakes:", error.problems
-            click.echo(output.clean("\n  ".join((head, *lines))), err=True)
-            sys.exit(exit_code_of(error))
+            self._fail(error)
+        except OSError as error:
+            refusal = failures.of_system(error)
+            if refusal is None:  # also where whoever read the output has seen enough
+                raise
+            import logging  # noqa: PLC0415  # most commands need none
+
+            logging.getLogger("llmux").debug("system.refused", exc_info=error)
+            self._fail(refusal)
         except KeyboardInterrupt:
             click.echo(err=True)
             sys.exit(ExitCode.INTERRUPTED)
+
+    def _fail(self, error: LlmuxError) -> NoReturn:
+        head, lines = f"llmux: {error.message}", error.detail
+        if isinstance(error, ConfigError):
+            head, lines = "The configuration has mistakes:", error.problems
+        click.echo(output.clean("\n  ".join((head, *lines))), err=True)
+        code = exit_code_of(error)
+        if self._for_programs:
+            failures.tell_programs(error, code)
+        sys.exit(code)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -83,7 +127,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="llmux-supervisor", prog_name="llmux")
+@click.version_option(None, "-V", "--version", package_name="llmux-supervisor", prog_name="llmux")
 def main() -> None:
     """Run many AI models on too little memory, one worker process each, behind one OpenAI-compatible API."""
 

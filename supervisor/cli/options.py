@@ -17,6 +17,7 @@ _ESCAPED: Final = {code: f"\\u{code:04x}" for code in output.UNSHOWN if code > 3
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 Command = Callable[..., None]
+_printed: Final = list[bool]()
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -48,6 +49,13 @@ def _connected(command: Command, scope: str) -> Command:
     return click.option(
         "--url", envvar="LLMUX_URL", default=DEFAULT_URL, show_default=True, help="The daemon. [$LLMUX_URL]"
     )(wrapped)
+
+
+def ask_options(command: Command) -> Command:
+    """`--url` and `--key` for commands that change the configuration and then tell the daemon that runs with it."""
+    key = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")
+    url = click.option("--url", envvar="LLMUX_URL", help="The daemon. Default: as configured. [$LLMUX_URL]")
+    return url(key(command))
 
 
 def config_option(command: Command) -> Command:
@@ -119,18 +127,47 @@ def counted(count: int, what: str) -> str:
 
 
 def model_argument(*, required: bool = True, public: bool = False) -> Callable[[Command], Command]:
-    """MODEL, completed with the daemon's names: those of the configuration, or those that clients use."""
+    """MODEL, completed with the daemon's names: those of the configuration, or those that clients use.
 
-    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    Where no daemon answers, or it wants a key, the names are those of the configuration file.
+    """
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         daemon = Client(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"))
-        return [name for name in daemon.names(public=public) if name.lower().startswith(incomplete.lower())]
+        names = daemon.names(public=public)
+        if not names:
+            return (complete_public if public else complete_configured)(ctx, param, incomplete)
+        return [name for name in names if name.lower().startswith(incomplete.lower())]
 
     return click.argument("model", required=required, shell_complete=complete)
 
 
+def _completing(*sections: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+        from supervisor.cli import completing  # noqa: PLC0415  # not for declaring
+
+        names = completing.configured(ctx.params.get("config"), sections)
+        return [name for name in names if name.lower().startswith(incomplete.lower())]
+
+    return complete
+
+
+complete_configured = _completing("models")
+"""For the shell: the models of the configuration file; none where it can't be read."""
+
+complete_public = _completing("virtual_models", "models")
+"""The same, with the names that stand for them."""
+
+
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """For machines. JSON allows some characters that can't be printed, or that control a terminal: those are escaped."""
+    _printed.append(True)
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED))
+
+
+def has_printed() -> bool:
+    """Has this command printed JSON?"""
+    return bool(_printed)
 
 
 def answer(value: object, *shown: output.Words | output.Table, as_json: bool) -> None:

@@ -5,7 +5,7 @@ The units are in the folder `systemd`, as they are for a llmux in ~/.local/bin; 
 
 from __future__ import annotations
 
-import getpass
+import os
 import shutil
 import subprocess
 import sys
@@ -100,8 +100,8 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
         echo("told systemd to read its units again")
         _enable(wanted, enable, echo, changed=changed, start=start)
     if linger:
-        run(["loginctl", "enable-linger", getpass.getuser()])
-        echo(f"enabled linger for {getpass.getuser()}: llmux starts at boot and outlives your logout")
+        run(["loginctl", "enable-linger", str(os.getuid())])
+        echo("enabled linger; llmux starts at boot and outlives your logout")
     else:
         echo("llmux ends when you log out, unless lingering is on: llmux service install --linger")
     echo(f"secrets and variables for it, a NAME=value in each line: {config_dir() / 'environment'}")

@@ -92,6 +92,24 @@ def content(listing: Listing, file: File) -> bytes:
     return bytes(response.content)
 
 
+def head(listing: Listing, file: File, size: int) -> bytes:
+    """The first bytes of a file, at most so many. Blocks. Raises HubError."""
+    hub, found = client(), bytearray()
+    headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes=0-{size - 1}"}
+    try:
+        with hub.utils.get_session().stream(
+            "GET", listing.url(file), headers=headers, timeout=TIMEOUT_S, follow_redirects=True
+        ) as response:
+            hub.utils.hf_raise_for_status(response)
+            for chunk in response.iter_bytes():
+                found += chunk
+                if len(found) >= size:  # a hub that knows no ranges sends it all
+                    break
+    except Exception as error:
+        raise explained(error, listing.repo, listing.commit) from error
+    return bytes(found[:size])
+
+
 def look(source: Source) -> Listing:
     """List what the source names. Blocks. Raises HubError."""
     hub = client()

@@ -40,6 +40,21 @@ FIRST_PAUSE_S: Final = 0.1
 Told = Callable[[str], None]
 
 
+def recorded(folder: Path) -> list[str]:
+    """The names of the files in this folder that were fetched and hashed."""
+    return list(_record_of(folder))
+
+
+def forget(folder: Path, names: Sequence[str]) -> None:
+    """Let the record say that these were never fetched; where nothing is left of it, it goes. Raises OSError."""
+    left = {name: mark for name, mark in _record_of(folder).items() if name not in names}
+    if left:
+        _write_record(folder, left)
+    else:
+        for own in (RECORD, LOCK):
+            (folder / own).unlink(missing_ok=True)
+
+
 def takes_hubs_own(size: int, *, xet: bool, begun: bool, largest_plain: int) -> bool:
     """Does the hub's own downloader fetch this file? Ours finishes what it has begun and can finish."""
     return size > largest_plain or (xet and not begun)
@@ -57,7 +72,7 @@ class Copy:
 
     def missing(self, *, verify: bool = False) -> list[File]:
         """Files that are missing, incomplete or wrong. Hashes those not hashed before; with `verify`, all."""
-        record = self._record()
+        record = _record_of(self.folder)
         return [file for file in self.listing.files if not self._is_there(file, record, verify=verify)]
 
     def size_there(self, file: File) -> int:
@@ -242,18 +257,22 @@ class Copy:
         self._remember(file)
         return True
 
-    def _record(self) -> dict[str, list[object]]:
-        try:
-            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
-
     def _remember(self, file: File) -> None:
         with self._writing:
-            record = self._record() | {file.name: _mark(self.folder / file.name, file)}
-            with replacing(self.folder / RECORD) as fresh:
-                fresh.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            _write_record(self.folder, _record_of(self.folder) | {file.name: _mark(self.folder / file.name, file)})
+
+
+def _record_of(folder: Path) -> dict[str, list[object]]:
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _write_record(folder: Path, record: dict[str, list[object]]) -> None:
+    with replacing(folder / RECORD) as fresh:
+        fresh.write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
 def _is_final(error: BaseException) -> bool:

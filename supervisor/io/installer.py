@@ -110,7 +110,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str], progress: Progress) -> 
 def _pip_files() -> list[Path]:
     """Pip's files of settings, the most important first. $PIP_CONFIG_FILE replaces the user's own."""
     variable = os.environ.get
-    named, home, site = Path(variable("PIP_CONFIG_FILE", "")), Path.home(), Path(sys.prefix, "pip.conf")
+    named, home, site = (
+        Path(variable("PIP_CONFIG_FILE", "")),
+        Path(variable("HOME") or os.devnull),
+        Path(sys.prefix, "pip.conf"),
+    )
     if str(named) == os.devnull:
         return []
     own = Path(variable("XDG_CONFIG_HOME") or home / ".config", "pip", "pip.conf")

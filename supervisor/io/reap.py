@@ -233,7 +233,9 @@ def take_lock(state_dir: Path) -> InstanceLock:
         file = path.open("r+b", buffering=0)
         is_ours = files.lock(file)
     except OSError as error:
-        raise LlmuxError(f"the state directory {state_dir} can't be used: {error}", code="state_dir") from error
+        remedy = "make it writable, or name another: --state-dir, server.state_dir or XDG_STATE_HOME"
+        message = f"the state directory {state_dir} can't be used: {error.filename}: {error.strerror}; {remedy}"
+        raise LlmuxError(message, code="state_dir") from error
     if not is_ours:
         pid = (file.read(128).decode("ascii", "replace").split() or ["unknown"])[-1]
         file.close()

@@ -218,6 +218,11 @@ class TestNames:
         assert re.search("^llmux: the package supervisor, .*; the package runtimes, .* Remedy: .*uv tool", told.stderr)
         assert len(told.stderr.splitlines()) == 1
 
+    def test_the_manual_page(self, shared):
+        """Where `man` looks for it: beside the folder of programs."""
+        page = shared.bin.parent / "share" / "man" / "man1" / "llmux.1"
+        assert page.read_text() == shared("man").stdout
+
     def test_doctor(self, shared):
         told = shared("doctor", "--json")
         checks = [check for check in json.loads(told.stdout)["checks"] if check["name"] == "environment"]

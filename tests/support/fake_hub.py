@@ -271,7 +271,8 @@ class Hub:
                 content = stored(content)
                 first = 0
                 if hub.ranges and (asked := self.headers["Range"]):
-                    first = int(asked.removeprefix("bytes=").partition("-")[0])
+                    begin, _, end = asked.removeprefix("bytes=").partition("-")
+                    first, content = int(begin), content[: int(end) + 1 if end else None]
                     self.send_response(206)
                     self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
                 else:

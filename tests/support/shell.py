@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -36,12 +37,14 @@ def heed_ctrl_c() -> None:
 class Shell:
     """Runs commands against one daemon, or none."""
 
-    def __init__(self, home: Path, url: str | None = None) -> None:
+    def __init__(self, home: Path, url: str | None = None, variables: Mapping[str, str] | None = None) -> None:
         self.home = home
         self.url = url
+        self.variables = variables or {}
 
     def env(self, **variables: str) -> dict[str, str]:
-        return environment(self.home, **({"LLMUX_URL": self.url} if self.url else {}), **variables)
+        url = {"LLMUX_URL": self.url} if self.url else {}
+        return environment(self.home, **{**url, **self.variables, **variables})
 
     def __call__(
         self, *words: str, stdin: str | None = None, timeout: float = 60, **variables: str

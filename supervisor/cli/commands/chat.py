@@ -16,7 +16,7 @@ import click
 
 from supervisor.cli import client
 from supervisor.cli.client import Client, Json
-from supervisor.cli.options import inference_options, model_argument, print_json
+from supervisor.cli.options import Command, inference_options, model_argument, print_json
 from supervisor.cli.output import clean
 from supervisor.errors import LlmuxError
 
@@ -149,12 +149,34 @@ def _delta(chunk: Json) -> tuple[str, str]:
     return str(delta.get("reasoning_content") or ""), str(delta.get("content") or "")
 
 
+def chat_options(command: Command) -> Command:
+    """How to chat, for `chat` and `run`."""
+    thinking = click.option("--no-thinking", is_flag=True, help="Don't show the model's reasoning.")
+    most = click.option("--max-tokens", type=click.IntRange(min=1), help="End each answer after so many tokens.")
+    return click.option("--system", help="The system prompt.")(most(thinking(command)))
+
+
+def converse(conversation: Conversation, prompt: tuple[str, ...], *, as_json: bool) -> None:
+    """Answer the prompt, or what stdin says; without either talk until the person ends it."""
+    text = " ".join(prompt)
+    if not sys.stdin.isatty() and (not prompt or text == "-"):
+        text = sys.stdin.read().strip()
+        if not text:
+            raise click.UsageError("There is no prompt: stdin is empty.")
+    if as_json and not text:
+        raise click.UsageError("--json is for one answer: give a prompt.")
+    if as_json:
+        conversation.answer_json(text)
+    elif text:
+        conversation.answer(text)
+    else:
+        talk(conversation)
+
+
 @click.command()
 @model_argument(public=True)
 @click.argument("prompt", nargs=-1)
-@click.option("--system", help="The system prompt.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="End each answer after so many tokens.")
-@click.option("--no-thinking", is_flag=True, help="Don't show the model's reasoning.")
+@chat_options
 @inference_options
 def chat(
     model: str,
@@ -166,17 +188,4 @@ def chat(
     as_json: bool,
 ) -> None:
     """Chat with MODEL; with PROMPT, or a prompt on stdin, get one answer. --json prints the whole answer at once."""
-    text = " ".join(prompt)
-    if not sys.stdin.isatty() and (not prompt or text == "-"):
-        text = sys.stdin.read().strip()
-        if not text:
-            raise click.UsageError("There is no prompt: stdin is empty.")
-    if as_json and not text:
-        raise click.UsageError("--json is for one answer: give a prompt.")
-    conversation = Conversation(daemon, model, system, max_tokens, thinking=not no_thinking)
-    if as_json:
-        conversation.answer_json(text)
-    elif text:
-        conversation.answer(text)
-    else:
-        talk(conversation)
+    converse(Conversation(daemon, model, system, max_tokens, thinking=not no_thinking), prompt, as_json=as_json)

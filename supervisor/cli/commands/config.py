@@ -10,21 +10,36 @@ from typing import Final
 
 import click
 
-from supervisor.cli import output
+from supervisor.cli import output, starter
 from supervisor.cli.client import Client, Json, rows
 from supervisor.cli.exit_codes import ExitCode, UnreachableError, exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
+from supervisor.cli.starter import EXAMPLES, SCHEMA, STARTER
 from supervisor.errors import ConfigError, InvalidRequestError
 from supervisor.io import local_access
 
-_PACKAGED: Final = Path(__file__).parents[2] / "config"
-_EXAMPLES: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[3] / "config"
-_EVERY_KEY: Final = ("llmux.example.yaml", "llmux.schema.json")
+_EVERY_KEY: Final = ("llmux.example.yaml", SCHEMA)
 
 
 @click.group()
 def config() -> None:
-    """Check, show and import configurations, and print examples."""
+    """Make, check, show and import configurations, and print examples."""
+
+
+@config.command("init")
+@config_path
+@json_option
+def config_init(config: Path | None, as_json: bool) -> None:
+    """Write a first configuration, with comments, where `serve` looks for it, or to PATH. Never overwrites a file."""
+    from supervisor.catalog.loader import FILE_NAME  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.sections import config_dir  # noqa: PLC0415
+
+    paths = starter.write((config or config_dir() / FILE_NAME).absolute(), STARTER)
+    if as_json:
+        print_json({"written": [str(path) for path in paths]})
+    else:
+        click.echo("\n".join(f"wrote {path}" for path in paths))
+        click.echo("Next: edit it, or add a model of the hub with llmux add ORG/REPO-GGUF; then llmux serve.", err=True)
 
 
 @config.command("check")
@@ -120,8 +135,8 @@ def config_example(name: str | None, folder: Path | None, as_json: bool) -> None
 def _example(name: str | None) -> dict[str, str]:
     """The texts of an example's files by where they belong, the configuration first. None: the one with every key."""
     if name is None:
-        return {file: (_EXAMPLES / file).read_text(encoding="utf-8") for file in _EVERY_KEY}
-    folder = _EXAMPLES / "examples" / name
+        return {file: (EXAMPLES / file).read_text(encoding="utf-8") for file in _EVERY_KEY}
+    folder = EXAMPLES / "examples" / name
     found = (path for path in folder.rglob("*") if path.is_file())
     paths = sorted(found, key=lambda path: (path.name != "llmux.yaml", path))
     return {str(path.relative_to(folder)): path.read_text(encoding="utf-8") for path in paths}

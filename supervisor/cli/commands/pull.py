@@ -10,11 +10,11 @@ import click
 
 from supervisor.cli import output
 from supervisor.cli.exit_codes import ExitCode
-from supervisor.cli.options import config_option, json_option, print_json
+from supervisor.cli.options import complete_public, config_option, json_option, print_json
 
 
 @click.command()
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.argument("models", nargs=-1, metavar="[MODEL]...", shell_complete=complete_public)
 @click.option("--dry-run", is_flag=True, help="Only show what would be fetched, and its size.")
 @click.option("--verify", is_flag=True, help="Hash the files that are there already once more.")
 @config_option

@@ -60,13 +60,14 @@ def runtimes_install(
 
 
 @runtimes.command("list")
+@click.option("--check", is_flag=True, help="Also try whether their packages can be imported, which takes seconds.")
 @json_option
 @runtimes_dir_option
-def runtimes_list(runtimes_dir: Path | None, as_json: bool) -> None:
-    """Show the runtimes and their environments: size, device, versions, and whether their packages can be imported."""
+def runtimes_list(check: bool, runtimes_dir: Path | None, as_json: bool) -> None:
+    """Show the runtimes and their environments: size, device, versions."""
     from supervisor.cli import environments  # noqa: PLC0415  # not for declaring
 
-    rows = environments.listing(environments.resolve(runtimes_dir))
+    rows = environments.listing(environments.resolve(runtimes_dir), check=check)
     answer(rows, *environments.table_of(rows), as_json=as_json)
 
 

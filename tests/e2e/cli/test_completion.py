@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -14,7 +16,7 @@ from supervisor.cli.commands.watch import KINDS
 from supervisor.cli.exit_codes import ExitCode
 from tests.support import tiny
 from tests.support.daemon import REPOSITORY
-from tests.support.shell import LLMUX
+from tests.support.shell import LLMUX, Shell
 
 
 class TestCompletion:
@@ -32,6 +34,7 @@ class TestCompletion:
         told = shell(
             _LLMUX_COMPLETE="bash_complete", COMP_WORDS=" ".join(["llmux", *words]), COMP_CWORD=str(len(words))
         )
+        assert told.stderr == ""
         return {line.partition(",")[2] for line in told.stdout.splitlines() if line}
 
     def test_names(self, shell, monkeypatch):
@@ -81,9 +84,30 @@ class TestCompletion:
         told = subprocess.run(["bash", "-c", asked], env=env, capture_output=True, text=True, check=True)
         assert told.stdout == "model,memory\n"
 
-    def test_no_daemon_completes_nothing(self, alone, monkeypatch):
+    def test_no_daemon(self, alone, monkeypatch):
+        """The names of the configuration file; none, and no word, where there is none, or it has mistakes."""
         monkeypatch.setattr("tests.support.shell.LLMUX", [LLMUX[0], "-c", PROGRAM])
         assert self.completed(alone, "load", "") == set()
+        (alone.home / "llmux.yaml").write_text("models: {big: {}, small: {}}\nvirtual_models: {quick: {model: big}}\n")
+        assert self.completed(alone, "load", "") == {"big", "small"}
+        for command in ("chat", "run", "pull"):
+            assert self.completed(alone, command, "") == {"big", "small", "quick"}
+        assert self.completed(alone, "remove", "B") == {"big"}
+        (alone.home / "other.yaml").write_text("models: {mine: {}}")
+        assert self.completed(alone, "remove", "--config", "other.yaml", "") == {"mine"}
+        for text in ("models: [", "- 1", "models: 3"):
+            (alone.home / "llmux.yaml").write_text(text)
+            assert self.completed(alone, "load", "") == set()
+        assert self.completed(alone, "remove", "--config", "none.yaml", "") == set()
+
+    def test_a_daemon_that_wants_a_key(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("tests.support.shell.LLMUX", [LLMUX[0], "-c", PROGRAM])
+        alone = Shell(tmp_path)
+        (tmp_path / "llmux.yaml").write_text("models: {big: {}}")
+        with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as refusing:
+            threading.Thread(target=refusing.handle_request).start()  # with 501
+            alone.url = f"http://127.0.0.1:{refusing.server_port}"
+            assert self.completed(alone, "load", "") == {"big"}
 
 
 PROGRAM = "from supervisor.cli.main import main; main(prog_name='llmux')"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -112,3 +113,33 @@ class TestConfigShow:
 
     def test_schema_is_json_with_and_without_the_option(self, alone):
         assert alone("config", "schema", "--json").stdout == alone("config", "schema").stdout
+
+
+class TestInit:
+    """A first file, where `serve` looks for it."""
+
+    def test_written_once(self, alone):
+        path = alone.home / ".config" / "llmux" / "llmux.yaml"
+        made = alone("config", "init")
+        assert made.returncode == ExitCode.DONE
+        assert made.stdout.splitlines() == [f"wrote {path}", f"wrote {path.with_name('llmux.schema.json')}"]
+        assert path.stat().st_mode & 0o777 == 0o600
+        text = path.read_text()
+        again = alone("config", "init")
+        assert (again.returncode, again.stdout) == (ExitCode.FAILED, "")
+        assert "is there already" in again.stderr
+        assert path.read_text() == text
+
+    def test_its_settings_are_valid(self, alone):
+        """With every `#` in front of a key removed, too."""
+        (alone.home / "m.gguf").touch()
+        named = json.loads(alone("config", "init", "mine.yaml", "--json").stdout)["written"]
+        assert named == [str(alone.home / "mine.yaml"), str(alone.home / "llmux.schema.json")]
+        path = alone.home / "mine.yaml"
+        used = re.sub(r"(?m)^( *)#(?=[ a-z_-]*[a-z_-]+:)(?! )", r"\1", path.read_text())
+        path.write_text(used.replace("~/models/my-model-Q4_K_M.gguf", "m.gguf"))
+        shown = alone("config", "show", "mine.yaml", "--json")
+        assert shown.returncode == ExitCode.DONE, shown.stderr
+        assert {"models.my-model.n_ctx", "virtual_models.my-model-fast.model"} <= {
+            row["key"] for row in json.loads(shown.stdout) if row["place"]
+        }

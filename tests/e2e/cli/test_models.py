@@ -53,6 +53,10 @@ class TestModels:
     @pytest.mark.parametrize("words", [("load",), ("unload",), ("logs",), ("why",), ("chat", "--json")])
     def test_an_unknown_model(self, shell, words):
         told = shell(words[0], "nope", *words[1:], stdin="Hello")
-        assert (told.returncode, told.stdout) == (ExitCode.NOT_FOUND, "")
+        assert told.returncode == ExitCode.NOT_FOUND
+        if "--json" in words:
+            assert json.loads(told.stdout)["error"]["code"] == "model_not_found"
+        else:
+            assert told.stdout == ""
         assert "nope" in told.stderr
         assert "llmux ps" in told.stderr

@@ -1,0 +1,199 @@
+"""`llmux add`, and how `llmux run` gets a model: choose, fetch, enter it in the configuration.
+
+The files come first. What is written last is one entry of a file that was valid with it before anything was fetched, so an
+interrupted command leaves the configuration as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.device_kind import HOST, DeviceAssignment
+from supervisor.catalog import Catalog, CatalogModel, check_devices, find_config, load_text
+from supervisor.catalog.edit import with_model
+from supervisor.catalog.loader import FILE_NAME
+from supervisor.catalog.sections import config_dir
+from supervisor.cli import environments, hub_models, output, pull, starter
+from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
+from supervisor.core.types import ModelId
+from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.io import files
+from supervisor.io.devices import open_sampler
+from supervisor.io.memory import DeviceInfo
+
+Echo = Callable[[str], None]
+
+
+class UnusableError(LlmuxError):
+    """The model can't run here."""
+
+    code = "model_unusable"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The configuration file to change. It may not be there yet."""
+
+    path: Path
+    catalog: Catalog
+
+    def text(self) -> str:
+        return _text(self.path)
+
+    def check_writable(self) -> None:
+        """Raises OSError, so that nothing is fetched in vain."""
+        folder = self.path.resolve().parent
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+    def write(self, text: str) -> None:
+        """Replace what it says. Its mode stays; where it is a link, the file that it leads to is replaced."""
+        if not self.path.exists():
+            starter.write(self.path, text)
+            return
+        real = self.path.resolve()
+        with files.replacing(real, 0o600) as fresh:
+            fresh.write_bytes(text.encode())
+            fresh.chmod(stat.S_IMODE(real.stat().st_mode))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the repository has, what there is room for, and what is taken."""
+
+    variants: tuple[Variant, ...]
+    device: DeviceInfo  # the one with the most room
+    taken: Variant
+
+    def fits(self, variant: Variant) -> bool:
+        return variant.need_mib <= self.device.spec.usable_mib
+
+    def rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "quantisation": variant.label,
+                "files": [file.name for file in variant.files],
+                "size_bytes": variant.size_bytes,
+                "need_mib": variant.need_mib,
+                "fits": self.fits(variant),
+                "taken": variant is self.taken,
+            }
+            for variant in self.variants
+        ]
+
+    def table(self) -> output.Table:
+        lines: list[output.Row] = [("", "QUANTISATION", "SIZE", "TAKES", f"FITS {self.device.id}")]
+        for variant in self.variants:
+            size = output.mib(-(-variant.size_bytes // (1 << 20)))
+            fits = "yes" if self.fits(variant) else "no"
+            mark = "→" if variant is self.taken else ""
+            lines.append((mark, variant.label, size, output.mib(variant.need_mib), fits))
+        return output.Table(lines)
+
+
+def target(config: Path | None) -> Target:
+    """The configuration that `serve` would use, else the file that is to be made. Raises ConfigError for mistakes in it."""
+    if config is not None and not config.exists():
+        path = config.absolute()
+    else:
+        path = find_config(config) or config_dir() / FILE_NAME
+    return Target(path, load_text(_text(path), path))
+
+
+def configured(catalog: Catalog, wanted: Reference) -> str | None:
+    """The name of the model that was entered for this; None: there is none yet."""
+    for model in catalog.models.values():
+        source = model.config.source
+        if source is None or (source.repo, source.revision) != (wanted.repo, wanted.revision):
+            continue
+        first = source.files[0] if source.files else ""
+        if wanted.quantisation is None or hub_models.is_named(first, wanted.quantisation):
+            return str(model.id)
+    return None
+
+
+def offer(catalog: Catalog, wanted: Reference) -> Offer:
+    """Look what there is, and choose: what was named, else the best that fits. Blocks on the hub and the devices.
+
+    Raises HubError; NotFoundError where there is no such variant; UnusableError where what is wanted doesn't fit.
+    """
+    found = tuple(hub_models.variants(wanted))
+    device = max(_devices(catalog), key=lambda device: device.spec.usable_mib)
+    room = device.spec.usable_mib
+    where = f"{device.id} ({device.name}) has {output.mib(room)}"
+    if wanted.quantisation is not None:
+        taken = next((variant for variant in found if variant.is_called(wanted.quantisation)), None)
+        if taken is None:
+            there = ", ".join(variant.label for variant in found)
+            raise NotFoundError(f"{wanted.repo} has no {wanted.quantisation}; there are: {there}.")
+        if taken.need_mib > room:
+            raise UnusableError(
+                f"{wanted.repo}: {taken.label} takes {output.mib(taken.need_mib)} ({taken.detail}), and {where}. Leave out "
+                "the quantisation to get the best that fits; or enter it yourself, with n_gpu_layers or a smaller n_ctx."
+            )
+        return Offer(found, device, taken)
+    fitting = [variant for variant in found if variant.need_mib <= room]
+    if not fitting:
+        least = min(found, key=lambda variant: variant.need_mib)
+        raise UnusableError(
+            f"{wanted.repo}: nothing of it fits: {least.label}, the smallest, takes {output.mib(least.need_mib)} "
+            f"({least.detail}), and {where}. Look for a smaller model."
+        )
+    quantised = [variant for variant in fitting if variant.label not in PLAIN_WEIGHTS]
+    return Offer(found, device, (quantised or fitting)[0])
+
+
+def free_name(catalog: Catalog, wanted: Reference, variant: Variant, name: str | None) -> str:
+    """The name for its entry: the one that was given, else one made of the repository's. Raises InvalidRequestError."""
+    taken = {*catalog.models, *catalog.virtual}
+    own = hub_models.name_of(wanted.repo)
+    for word in (name,) if name is not None else (own, f"{own}-{variant.label.lower()}"):
+        if word not in taken:
+            return word
+    raise InvalidRequestError(f"There is a model {name or own} already; give it another name with --name.")
+
+
+def add(place: Target, name: str, variant: Variant, device: DeviceInfo, echo: Echo) -> None:
+    """Fetch its files, install its runtime, enter it. Raises LlmuxError; then the configuration is as it was."""
+    catalog = load_text(with_model(place.text(), name, variant.entry), place.path)
+    model = catalog.models[ModelId(name)]
+    wanted = pull.downloads(catalog, (name,))
+    pull.make_room(wanted)
+    pull.fetch(wanted, echo)
+    runtimes_dir = catalog.server.runtimes_dir
+    _installed(model, runtimes_dir, echo)
+    problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)
+    problems += check_devices(catalog, (device.spec,), (model.spec({}),))
+    if problems:
+        raise UnusableError(f"{name} can't run here; it isn't entered:", detail=problems)
+    place.write(with_model(place.text(), name, variant.entry))
+    echo(f"{name}: entered in {place.path}")
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8-sig") if path.exists() else f"{starter.HEAD}\n"
+
+
+def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:
+    return asyncio.run(open_sampler(catalog.wanted_devices, margin_mib=None)).devices
+
+
+def _installed(model: CatalogModel, runtimes_dir: Path, echo: Echo) -> None:
+    """See to it that its worker's program is there. Raises UnusableError for what only a person can mend."""
+    device = DeviceAssignment(HOST.device_id(), HOST)
+    context = LaunchContext(str(model.id), "127.0.0.1", 1, "none", (device,), runtimes_dir)
+    try:
+        model.adapter.launch(model.config, context)
+    except RuntimeNotInstalledError as error:
+        echo(f"Installing the runtime {error.runtime}, once:")
+        environments.install(error.runtime, runtimes_dir, echo)
+    except ModelUnusableError as error:
+        raise UnusableError(f"{model.id}: {error}") from error

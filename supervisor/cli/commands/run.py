@@ -1,0 +1,224 @@
+"""`llmux run`, `llmux add` and `llmux remove`: models of a hub, from its page to a chat."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from supervisor.cli import output
+from supervisor.cli.client import Client
+from supervisor.cli.commands.chat import Conversation, chat_options, converse
+from supervisor.cli.options import (
+    ask_options,
+    complete_configured,
+    complete_public,
+    config_option,
+    counted,
+    json_option,
+    print_json,
+)
+from supervisor.errors import LlmuxError, NotFoundError
+
+if TYPE_CHECKING:
+    from supervisor.cli.adding import Offer, Target
+    from supervisor.cli.hub_models import Reference
+
+name_option = click.option("--name", help="Its name for clients. Default: the repository's, in small letters.")
+_echo = functools.partial(click.echo, err=True)
+
+
+@click.command()
+@click.argument("model", shell_complete=complete_public)
+@click.argument("prompt", nargs=-1)
+@chat_options
+@name_option
+@config_option
+@ask_options
+@json_option
+def run(
+    model: str,
+    prompt: tuple[str, ...],
+    system: str | None,
+    max_tokens: int | None,
+    no_thinking: bool,
+    name: str | None,
+    config: Path | None,
+    url: str | None,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Chat with MODEL: a configured one, or one of the model hub, such as ORG/REPO-GGUF or ORG/REPO-GGUF:Q4_K_M.
+
+    A model of the hub is added first, as llmux add does. Where no daemon runs, one is started and ends with the chat.
+    With PROMPT, or a prompt on stdin, get one answer.
+    """
+    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+
+    place = adding.target(config)
+    known = _known(place, model)
+    if known is None:
+        place.check_writable()
+        known, place = _add(place, model, name)
+    with _daemon(place, known, url, key) as daemon:
+        converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), prompt, as_json=as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.option("--dry-run", is_flag=True, help="Only show what there is, and what would be taken.")
+@name_option
+@config_option
+@ask_options
+@json_option
+def add(
+    model: str, dry_run: bool, name: str | None, config: Path | None, url: str | None, key: str | None, as_json: bool
+) -> None:
+    """Fetch MODEL from the model hub and enter it in the configuration; a running daemon reloads it.
+
+    MODEL is ORG/REPO, ORG/REPO:QUANTISATION, the same behind hf://, or the address of its page. Without a quantisation
+    it is the best that fits this machine. Gated models need a token: HF_TOKEN.
+    """
+    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+
+    place = adding.target(config)
+    found: Offer | None = None
+    known = _known(place, model)
+    if known is not None:
+        _echo(f"{model} is configured already, as {known}.")
+    elif dry_run:
+        found = _offer(place, model)
+        known = adding.free_name(place.catalog, _reference(model), found.taken, name)
+    else:
+        place.check_writable()
+        found = _offer(place, model)
+        known, place = _add(place, model, name, found)
+    reloaded = not dry_run and _reload(place, _client(place, url, key), removed=False)
+    if as_json:
+        variants = found.rows() if found is not None else []
+        print_json({"name": known, "config": str(place.path), "variants": variants, "reloaded": reloaded})
+    elif not dry_run:
+        _echo(f"Use it: llmux chat {known}" if reloaded else f"Use it: llmux run {known}")
+
+
+@click.command()
+@click.argument("model", shell_complete=complete_configured)
+@click.option("--files", is_flag=True, help="Delete the files that were pulled for it, too. Asks first.")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@config_option
+@ask_options
+@json_option
+def remove(
+    model: str, files: bool, yes: bool, config: Path | None, url: str | None, key: str | None, as_json: bool
+) -> None:
+    """Take MODEL out of the configuration; a running daemon unloads it. Its files stay, unless --files is given."""
+    from supervisor.cli import adding, removing  # noqa: PLC0415  # not for declaring
+
+    place = adding.target(config)
+    place.check_writable()
+    folder, names = removing.pulled(place.catalog, removing.model(place, model))
+    deleted = names if files else []
+    if deleted and not yes:
+        if as_json or not sys.stdin.isatty():
+            raise click.UsageError("Nobody can be asked here whether to delete the files: give --yes.")
+        told = output.clean("\n  ".join(str(folder / name) for name in deleted))
+        click.confirm(f"Delete {counted(len(deleted), 'file')}?\n  {told}\n", abort=True, err=True)
+    removing.take_out(place, model)
+    _echo(f"{model}: taken out of {place.path}")
+    reloaded = _reload(place, _client(place, url, key), removed=True)
+    if deleted:
+        removing.delete(folder, deleted, place.catalog.server.models_dir)
+        _echo(f"{model}: deleted {counted(len(deleted), 'file')} in {folder}")
+    elif names:
+        _echo(f"{model}: its files are still in {folder}")
+    if as_json:
+        paths = [str(folder / name) for name in deleted]
+        print_json({"name": model, "config": str(place.path), "deleted": paths, "reloaded": reloaded})
+
+
+def _known(place: Target, model: str) -> str | None:
+    """The configured name that is meant; None: it is a hub's. Raises NotFoundError for what is neither."""
+    from supervisor.cli import adding, hub_models  # noqa: PLC0415  # not for declaring
+
+    if place.catalog.route(model) is not None:
+        return model
+    wanted = hub_models.reference(model)
+    if wanted is None:
+        nearest = place.catalog.nearest(model)
+        meant = f" Did you mean {nearest!r}?" if nearest is not None else ""
+        raise NotFoundError(
+            f"There is no model {model!r} in {place.path}.{meant} A model of the hub is named ORG/REPO or ORG/REPO:QUANT."
+        )
+    return adding.configured(place.catalog, wanted)
+
+
+def _offer(place: Target, model: str) -> Offer:
+    """What the hub has of it, shown as a table. On stderr: stdout is for an answer, or for JSON."""
+    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+
+    found = adding.offer(place.catalog, _reference(model))
+    output.show(found.table(), err=True)
+    return found
+
+
+def _add(place: Target, model: str, name: str | None, found: Offer | None = None) -> tuple[str, Target]:
+    """Add a model of the hub. Its name, and the configuration as it is then."""
+    from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
+
+    found = found or _offer(place, model)
+    known = adding.free_name(place.catalog, _reference(model), found.taken, name)
+    adding.add(place, known, found.taken, found.device, _echo)
+    return known, adding.target(place.path)
+
+
+def _reference(model: str) -> Reference:
+    from supervisor.cli import hub_models  # noqa: PLC0415  # not for declaring
+
+    found = hub_models.reference(model)
+    assert found is not None  # else it was refused before
+    return found
+
+
+def _client(place: Target, url: str | None, key: str | None) -> Client:
+    from supervisor.cli import session  # noqa: PLC0415  # not for declaring
+
+    return Client(url or session.address(place.catalog), key)
+
+
+def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
+    """Let a running daemon read its configuration again; False: none runs. `removed`: it may be the last model."""
+    from supervisor.cli import session  # noqa: PLC0415  # not for declaring
+
+    if not session.is_daemon(daemon):
+        return False
+    try:
+        daemon.post("/v1/admin/reload", {"dry_run": False, "force": removed})
+    except LlmuxError as error:
+        message = f"{place.path} is written, but the daemon at {daemon.url} has not reloaded it: {error.message}"
+        raise type(error)(message, detail=error.detail) from error
+    return True
+
+
+@contextlib.contextmanager
+def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Iterator[Client]:
+    """A daemon that serves this model: the running one, else one for as long as the block lasts."""
+    from supervisor.cli import session  # noqa: PLC0415  # not for declaring
+
+    daemon = _client(place, url, key)
+    if url is None and not session.is_daemon(daemon):
+        with session.own_daemon(place.path, place.catalog.server.state_dir, _echo) as own:
+            yield Client(own, key)
+        return
+    if not daemon.serves(name):
+        _reload(place, daemon, removed=False)
+        if not daemon.serves(name):
+            raise NotFoundError(
+                f"The daemon at {daemon.url} does not serve {name}: it runs with another configuration than {place.path}. "
+                "Name that with --config, or stop the daemon."
+            )
+    yield daemon

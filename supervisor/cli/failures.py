@@ -1,0 +1,90 @@
+"""How a command's failure is told: a sentence for people on stderr, and with `--json` an object on stdout.
+
+The object has the form of the API's errors, and the exit code. It is printed only where a command has printed nothing yet:
+what `config check`, `doctor` or `pull` print tells by itself what is wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+
+from supervisor.cli import options
+from supervisor.cli.exit_codes import ExitCode
+from supervisor.errors import LlmuxError
+
+_REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_MANY: Final = (errno.EMFILE, errno.ENFILE)
+_LIMITS: Final = (*_REFUSED, *_FULL, *_MANY, errno.ENOMEM, errno.EAGAIN, errno.EIO)
+_USAGE: Final = "invalid_usage"
+
+
+def of_system(error: OSError) -> LlmuxError | None:
+    """What the operating system refused, and what to do about it; None where it looks like a mistake of llmux.
+
+    A refusal names a file, or a limit that was reached. A bad descriptor, for one, is nothing that a person could mend.
+    """
+    if error.filename is None and error.errno not in _LIMITS:
+        return None
+    place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+    what = error.strerror or str(error) or type(error).__name__
+    told = f"{place}: {what}." if place is not None else f"{what}."
+    return LlmuxError(f"{told}{_remedy(error.errno, place)}", code="os_error")
+
+
+def _remedy(number: int | None, place: str | None) -> str:
+    if number in _FULL:
+        return " Make room on that disk, or name a place on another one."
+    if number in _MANY:
+        return " Raise the limit of open files: ulimit -n."
+    if number not in _REFUSED:
+        return ""
+    change = (
+        "The file system is read-only" if number == errno.EROFS else f"User {os.getuid()} must be allowed to use it"
+    )
+    return f" {change}; or name another place{_settings(Path(place)) if place is not None else ''}."
+
+
+def _settings(place: Path) -> str:
+    """What decides where this place is, as far as it is known; behind a colon."""
+    from supervisor.catalog import sections  # noqa: PLC0415  # takes long, and failures are rare
+
+    found = []
+    for find, setting in (
+        (sections.config_dir, "XDG_CONFIG_HOME or --config for the configuration"),
+        (sections.state_dir, "XDG_STATE_HOME or server.state_dir for state and logs"),
+        (sections.runtimes_dir, "XDG_DATA_HOME or server.runtimes_dir for what is installed"),
+        (sections.models_dir, "XDG_DATA_HOME or server.models_dir for what is pulled"),
+    ):
+        try:
+            folder = find()
+        except LlmuxError:  # no home
+            continue
+        if place == folder or folder in place.parents or place in folder.parents:
+            found.append(setting)
+    return f": {'; '.join(found)}" if found else ""
+
+
+def _tell(message: str, code: str, exit_code: int, more: Mapping[str, object] | None = None) -> None:
+    """On one line, because `serve` promises a line. Nothing where something was printed already."""
+    if not options.has_printed():
+        options.print_json(
+            {"error": {"message": message, "code": code, "exit_code": int(exit_code), **(more or {})}}, indent=None
+        )
+
+
+def tell_programs(error: LlmuxError, exit_code: ExitCode) -> None:
+    """The failure as JSON on stdout."""
+    detail: dict[str, object] = {"detail": list(error.detail)} if error.detail else {}
+    _tell(error.message, error.code, exit_code, {"type": error.type, "param": error.param} | detail)
+
+
+def tell_programs_usage(error: click.ClickException) -> None:
+    """A mistake in the command line as JSON on stdout."""
+    _tell(error.format_message(), _USAGE, error.exit_code, {"type": "invalid_request_error", "param": None})

@@ -1,0 +1,233 @@
+"""What of a hub's repository llmux can run: its quantisations, the memory each takes, and the entry of a model.
+
+A repository of GGUF files has one model in several quantisations. Their headers are alike, so the first MiB of one file tells
+what each will take. A repository of safetensors is one model, whose config.json tells the runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from pydantic import JsonValue
+
+from runtimes.base import MIB, ModelUnusableError, Source
+from runtimes.llama_server.adapter import gguf_meta
+from runtimes.registry import REGISTRY
+from runtimes.transformers.adapter.speech import ARCHITECTURES as SPEECH
+from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.io import hub
+
+HEADER_BYTES: Final = 1 << 20
+WITHOUT_HEADER: Final = 1.2  # memory relative to the files, where no more is known
+GGUF: Final = ".gguf"
+PLAIN_WEIGHTS: Final = ("BF16", "F16", "F32", "FP16", "FP32")
+"""Not quantised: at least twice the size of Q8_0, and half its speed, for a difference that can't be noticed."""
+
+_REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<quantisation>[\w.-]+))?", re.ASCII)
+_PAGE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?:blob|resolve|tree)/(?P<revision>[^/]+)(?:/(?P<file>.+))?")
+_HOSTS: Final = ("hf.co", "huggingface.co")
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_QUANTISATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|BF16|F16|F32|FP16|FP32|[MN][XV]FP4(?:_MOE)?))$",
+    re.IGNORECASE,
+)
+_POOLED: Final = (1, 2, 3)  # gguf's pooling types of embedding models: mean, cls, last
+_RANKS: Final = 4
+
+Entry = dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a person asked for. `quantisation`: its name, or that of a file; None: the best that fits."""
+
+    repo: str
+    quantisation: str | None = None
+    revision: str = "main"
+
+    def source(self, files: Sequence[str]) -> Entry:
+        """The key `source` of an entry with these files; none: what `llmux pull` takes by itself."""
+        revision: Entry = {} if self.revision == "main" else {"revision": self.revision}
+        return {"repo": self.repo, **revision, **({"files": list(files)} if files else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to take a repository's model. `need_mib`: memory it takes; `detail` says of what."""
+
+    label: str
+    files: tuple[hub.File, ...]  # the first is the one to load
+    entry: Entry = field(default_factory=dict)
+    need_mib: int = 0
+    detail: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def is_called(self, word: str) -> bool:
+        """Is this the one that the person named: by its quantisation, or by its first file?"""
+        return word.lower() == self.label.lower() or is_named(self.files[0].name, word)
+
+
+def reference(text: str) -> Reference | None:
+    """`ORG/REPO`, `ORG/REPO:QUANT`, the same behind `hf://` or a hub's host, or the URL of a page of the hub.
+
+    None: it is none of these, perhaps a model's name. Raises InvalidRequestError for a URL of something else.
+    """
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme.lower() in {"http", "https"}:
+        parts = urlsplit(text)
+        if parts.netloc not in _hosts():
+            raise InvalidRequestError(
+                f"{text} is no page of the hub ({', '.join(_hosts())}); HF_ENDPOINT names another."
+            )
+        rest = unquote(parts.path).strip("/")
+    elif separator and scheme.lower() == "hf":
+        rest = rest.strip("/")
+    elif not separator:
+        host, _, path = text.partition("/")
+        rest = path if host in _hosts() else text
+    if (page := _PAGE.fullmatch(rest)) is not None and _REFERENCE.fullmatch(page["repo"]):
+        return Reference(page["repo"], page["file"], page["revision"])
+    found = _REFERENCE.fullmatch(rest)
+    if found is None and separator:
+        raise InvalidRequestError(f"{text} names no model of the hub, such as hf://ORG/REPO or hf://ORG/REPO:Q4_K_M.")
+    return Reference(found["repo"], found["quantisation"]) if found is not None else None
+
+
+def _hosts() -> tuple[str, ...]:
+    return tuple(dict.fromkeys((urlsplit(os.environ.get("HF_ENDPOINT", "")).netloc or _HOSTS[1], *_HOSTS)))
+
+
+def variants(wanted: Reference) -> list[Variant]:
+    """The variants of a repository, the largest first. Blocks on the hub.
+
+    Raises HubError, or NotFoundError where there is nothing in it that llmux can run.
+    """
+    listing = hub.look(Source(repo=wanted.repo, revision=wanted.revision, files=["*"]))
+    models = [file for file in listing.files if _is_model(file.name)]
+    if not models:
+        return [_folder(wanted, listing)]
+    projector = _projector(listing)
+    groups: dict[str, list[hub.File]] = {}
+    for file in sorted(models, key=lambda file: file.name):
+        groups.setdefault(_PART.sub("", file.name[: -len(GGUF)]), []).append(file)
+    beside = () if projector is None else (projector,)
+    labels = _labels(groups)
+    found = [Variant(labels[stem], (*files, *beside)) for stem, files in groups.items()]
+    return sorted(_measured(wanted, listing, found), key=lambda variant: -variant.size_bytes)
+
+
+def name_of(repo: str) -> str:
+    """A name for clients: `bartowski/Qwen3-8B-GGUF` → `qwen3-8b`."""
+    return re.sub(r"[-_.]gguf$", "", repo.rpartition("/")[2], flags=re.IGNORECASE).lower()
+
+
+def is_named(file: str, word: str) -> bool:
+    """Does the word name this file, or its quantisation?"""
+    stem = _PART.sub("", file.removesuffix(GGUF))
+    return word.lower() in {file.lower(), Path(file).name.lower(), _quantisation(stem).lower()}
+
+
+def _is_model(name: str) -> bool:
+    lower = name.lower()
+    return lower.endswith(GGUF) and "mmproj" not in lower and "imatrix" not in lower
+
+
+def _projector(listing: hub.Listing) -> hub.File | None:
+    """The file that lets the model see; of several the one in F16, which every device computes."""
+    found = [file for file in listing.files if file.name.lower().endswith(GGUF) and "mmproj" in file.name.lower()]
+    order = {"F16": 0, "BF16": 1, "Q8_0": 2}
+    return min(found, key=lambda file: (order.get(_quantisation(file.name[: -len(GGUF)]), 3), file.name), default=None)
+
+
+def _quantisation(stem: str) -> str:
+    """`Qwen3-8B-Q4_K_M` → `Q4_K_M`; where only the folder tells it, that; empty where nothing does."""
+    for part in reversed(stem.split("/")[-2:]):
+        if (found := _QUANTISATION.search(part)) is not None:
+            return found[1].upper()
+    return ""
+
+
+def _labels(stems: Sequence[str] | dict[str, list[hub.File]]) -> dict[str, str]:
+    """What to call each: its quantisation, or the file where that isn't told, or told twice."""
+    told = [_quantisation(stem) for stem in stems]
+    return {
+        stem: label if label and told.count(label) == 1 else stem.rpartition("/")[2]
+        for stem, label in zip(stems, told, strict=True)
+    }
+
+
+def _measured(wanted: Reference, listing: hub.Listing, found: Sequence[Variant]) -> Iterator[Variant]:
+    """With entry and memory. What a file's header says is read from a file as long as the real one, but empty behind that."""
+    adapter = REGISTRY.get("llama_server")
+    start = hub.head(listing, min((variant.files[0] for variant in found), key=lambda file: file.size), HEADER_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"header{GGUF}"
+        path.write_bytes(start)
+        about = _type(path)
+        for variant in found:
+            weights = [file for file in variant.files if "mmproj" not in file.name.lower()]
+            size = sum(file.size for file in weights)
+            os.truncate(path, size)
+            config = adapter.config.model_validate({"runtime": adapter.name, "path": path, **about})
+            estimate = adapter.estimate(config)
+            if estimate is None:
+                need, detail = int(variant.size_bytes * WITHOUT_HEADER), "its files' size"
+            else:
+                beside = 2 * (variant.size_bytes - size)  # a projector's weights, and its buffers
+                need, detail = estimate.mib * MIB + beside, estimate.detail
+            entry: Entry = {**about, "source": wanted.source([file.name for file in variant.files])}
+            yield Variant(variant.label, variant.files, entry, -(-need // MIB), detail)
+
+
+def _type(path: Path) -> Entry:
+    """What an entry says of a GGUF file's purpose: nothing of a language model."""
+    try:
+        metadata = gguf_meta.read(path)
+    except ModelUnusableError:
+        return {}
+    pooling = metadata.values.get(f"{metadata.architecture}.pooling_type")
+    if pooling == _RANKS:
+        return {"type": "embedding", "rerank": True}
+    return {"type": "embedding"} if pooling in _POOLED else {}
+
+
+def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
+    """A repository of safetensors, as one variant. Raises NotFoundError where no runtime is sure to run it."""
+    there = {file.name: file for file in listing.files}
+    weights = tuple(file for file in listing.files if file.name.endswith(".safetensors") and "/" not in file.name)
+    architectures: list[str] = []
+    if weights and "config.json" in there:
+        described = json.loads(hub.content(listing, there["config.json"]))
+        told = described.get("architectures") if isinstance(described, dict) else None
+        architectures = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
+    about = runtime_of(architectures, there)
+    if about is None:
+        what = f"its config.json names {', '.join(architectures)}" if architectures else "it has no GGUF files"
+        raise NotFoundError(
+            f"{wanted.repo}: {what}, which llmux can't enter by itself. Look for a repository with GGUF files, or write "
+            "an entry: llmux config example shows one for each runtime."
+        )
+    need = -(-int(sum(file.size for file in weights) * WITHOUT_HEADER) // MIB)
+    return Variant("safetensors", weights, {**about, "source": wanted.source(())}, need, "its files' size")
+
+
+def runtime_of(architectures: Sequence[str], there: Container[str]) -> Entry | None:
+    """The runtime of a folder with a model of these architectures; None where that isn't clear."""
+    if "modules.json" in there or any(name.endswith("ForSequenceClassification") for name in architectures):
+        return {"runtime": "embeddings"}
+    if any(name in SPEECH for name in architectures):
+        return {"runtime": "transformers", "type": "asr"}
+    if any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in architectures):
+        return {"runtime": "transformers"}
+    return None

@@ -1,0 +1,76 @@
+"""A daemon for `llmux run`: the one that runs, else one of its own that ends with the command."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from supervisor.catalog import Catalog
+from supervisor.cli.client import Client
+from supervisor.errors import LlmuxError
+
+LOG: Final = "run.log"
+ANSWER_S: Final = 5.0
+_LAST_LINES: Final = 10
+_PR_SET_PDEATHSIG: Final = 1
+Echo = Callable[[str], None]
+
+
+class NotStartedError(LlmuxError):
+    """The daemon ended before it listened; `detail` has its last words."""
+
+    code = "daemon_not_started"
+
+
+def address(catalog: Catalog) -> str:
+    """Where a daemon with this configuration answers, on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(catalog.server.host, catalog.server.host)
+    return f"http://[{host}]:{catalog.server.port}" if ":" in host else f"http://{host}:{catalog.server.port}"
+
+
+def is_daemon(daemon: Client) -> bool:
+    try:
+        return "models_loaded" in daemon.get("/health", timeout_s=ANSWER_S)
+    except LlmuxError:
+        return False
+
+
+@contextlib.contextmanager
+def own_daemon(config: Path, state_dir: Path, echo: Echo) -> Iterator[str]:
+    """The URL of a daemon that serves this configuration until the block ends. What it logs goes into a file.
+
+    Raises NotStartedError, or OSError.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    path = state_dir / LOG
+    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible may happen
+    with path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "supervisor.cli", "serve", "--config", str(config), "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            process_group=0,  # Ctrl-C cuts off an answer, not the daemon
+            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509  # there are no threads
+        )
+    assert process.stdout is not None
+    with process:
+        try:
+            told = json.loads(process.stdout.readline() or "{}")
+            if "url" not in told:
+                last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+                raise NotStartedError(f"The daemon could not start; {path} has all that it said:", detail=tuple(last))
+            echo(f"No daemon runs: started one for this chat, with its log in {path}. One that stays: llmux serve")
+            yield str(told["url"])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)

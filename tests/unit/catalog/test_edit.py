@@ -1,0 +1,115 @@
+"""Models put into the text of a configuration, and taken out."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from supervisor.catalog.edit import EditError, with_model, without_model
+
+ENTRY = {"source": {"repo": "acme/x-GGUF", "files": ["x-Q4_K_M.gguf"]}}
+LINES = "  x:\n    source: {repo: acme/x-GGUF, files: [x-Q4_K_M.gguf]}\n"
+
+WHOLE = """\
+# all of mine
+x-base: &base {cmd: [run], vram_mib: 1}  # shared
+models:
+  a: *base
+  # the second
+  b:
+    <<: *base
+    # vram_mib: 2
+  # end of the models
+
+# where
+server: {port: 8081}
+"""
+
+
+class TestAdd:
+    """All else stays, to the letter."""
+
+    def test_behind_the_others(self):
+        assert with_model(WHOLE, "x", ENTRY) == WHOLE.replace(
+            "  # end of the models\n", f"  # end of the models\n{LINES}"
+        )
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ("", f"models:\n{LINES}"),
+            ("# nothing yet", f"# nothing yet\n\nmodels:\n{LINES}"),
+            ("server: {port: 1}\n", f"server: {{port: 1}}\n\nmodels:\n{LINES}"),
+            ("models:\nserver: {port: 1}\n", f"models:\n{LINES}server: {{port: 1}}\n"),
+            ("models:\n  #a:\n    #path: b\n\nserver: {}\n", f"models:\n  #a:\n    #path: b\n{LINES}\nserver: {{}}\n"),
+            ("models: {}  # none\n", f"models: # none\n{LINES}"),
+            ("models: ~\n", f"models:\n{LINES}"),
+            ("models:\n  a: {cmd: [b]}", f"models:\n  a: {{cmd: [b]}}\n{LINES}"),
+            ("models:\n  a:\n    cmd: |\n      b\n\n", f"models:\n  a:\n    cmd: |\n      b\n{LINES}\n"),
+        ],
+    )
+    def test_wherever_models_stand(self, text, wanted):
+        assert with_model(text, "x", ENTRY) == wanted
+
+    @pytest.mark.parametrize("indent", [1, 4])
+    def test_as_far_to_the_right_as_the_others(self, indent):
+        text = f"models:\n{' ' * indent}a: {{cmd: [b]}}\n"
+        assert f"\n{' ' * indent}x:\n" in with_model(text, "x", ENTRY)
+
+    def test_line_ends(self):
+        assert "\n" not in with_model("models:\r\n  a: {cmd: [b]}\r\n", "x", ENTRY).replace("\r\n", "")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "models: {a: {cmd: [b]}}\n",
+            "{models: {}}",
+            "[1]",
+            "models: {}\n...\n",
+            "models: [1]\n",
+            "x: &models {}\nmodels: *models\n",
+            "models:\n  x: {cmd: [b]}\n",
+            "models: {\n",
+            "models:\n  a:\n    cmd: |\n      b\n      # a word\n  \n    # of the text\n" + "\t",
+        ],
+    )
+    def test_what_is_not_sure_is_refused_with_the_lines(self, text):
+        with pytest.raises(EditError) as refused:
+            with_model(text, "x", ENTRY)
+        assert "\n".join((*refused.value.detail, "")) == LINES
+
+    @pytest.mark.parametrize("name", ["on", "3", "a: b", "ümläut", "x#y", "'", "qwen3-0.6b:q4"])
+    def test_any_name(self, name):
+        assert name in yaml.load(with_model(WHOLE, name, ENTRY), yaml.BaseLoader)["models"]
+
+
+class TestRemove:
+    """All but the entry stays."""
+
+    @pytest.mark.parametrize("text", [WHOLE, WHOLE.replace("\n", "\r\n"), "models:\n  a: {cmd: [b]}\n# end\n"])
+    def test_what_was_added(self, text):
+        assert without_model(with_model(text, "x", ENTRY), "x") == text
+
+    def test_with_the_comments_inside_of_it(self):
+        assert without_model(WHOLE, "b") == WHOLE.replace("  b:\n    <<: *base\n    # vram_mib: 2\n", "")
+        assert without_model(WHOLE, "a") == WHOLE.replace("  a: *base\n", "")
+
+    def test_the_last_one(self):
+        assert (
+            without_model("models:  # mine\n  # one\n  a: {cmd: [b]}\n# end\n", "a")
+            == "models: {}  # mine\n  # one\n# end\n"
+        )
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "models: {a: {cmd: [b]}, c: {cmd: [d]}}\n",
+            "models:\n  a: &one {cmd: [b]}\n  c: *one\n",  # the other needs it
+            "models:\n  c: {cmd: [d]}\n",
+            "models:\n",
+            "models: {\n",
+        ],
+    )
+    def test_what_is_not_sure_is_refused(self, text):
+        with pytest.raises(EditError, match="yourself"):
+            without_model(text, "a")

@@ -1,0 +1,80 @@
+"""Names of models of a hub, and what their files are called."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtimes.registry import REGISTRY
+from supervisor.cli.hub_models import Reference, is_named, name_of, reference, runtime_of
+from supervisor.errors import InvalidRequestError
+
+
+class TestFolders:
+    """The runtime of a repository without GGUF files."""
+
+    @pytest.mark.parametrize(
+        ("architecture", "files", "wanted"),
+        [
+            ("Qwen3ForCausalLM", (), {"runtime": "transformers"}),
+            ("Gemma3ForConditionalGeneration", (), {"runtime": "transformers"}),
+            ("WhisperForConditionalGeneration", (), {"runtime": "transformers", "type": "asr"}),
+            ("XLMRobertaModel", ("modules.json",), {"runtime": "embeddings"}),
+            ("BertForSequenceClassification", (), {"runtime": "embeddings"}),
+            ("BertModel", (), None),
+            ("StableDiffusionPipeline", (), None),
+        ],
+    )
+    def test_runtime(self, architecture, files, wanted):
+        assert runtime_of([architecture], dict.fromkeys(files)) == wanted
+        if wanted is not None:
+            REGISTRY.get(wanted["runtime"]).config.model_validate({**wanted, "path": "/x"})
+
+
+class TestReference:
+    """What people copy from a page, or from other programs."""
+
+    @pytest.mark.parametrize(
+        ("text", "wanted"),
+        [
+            ("acme/x-GGUF", Reference("acme/x-GGUF")),
+            ("acme/x-GGUF:Q4_K_M", Reference("acme/x-GGUF", "Q4_K_M")),
+            ("hf://acme/x-GGUF:Q4_K_M", Reference("acme/x-GGUF", "Q4_K_M")),
+            ("hf.co/acme/x-GGUF:Q4_K_M", Reference("acme/x-GGUF", "Q4_K_M")),
+            ("http://hub.test/acme/x-GGUF", Reference("acme/x-GGUF")),
+            ("http://hub.test/acme/x-GGUF/tree/main", Reference("acme/x-GGUF")),
+            ("http://hub.test/acme/x/blob/v2/a/b%20c.gguf?download=true", Reference("acme/x", "a/b c.gguf", "v2")),
+            ("x-GGUF", None),
+            ("acme/x/y", None),
+            ("a b/c", None),
+            ("acme/x:", None),
+        ],
+    )
+    def test_reference(self, monkeypatch, text, wanted):
+        monkeypatch.setenv("HF_ENDPOINT", "http://hub.test")
+        assert reference(text) == wanted
+
+    @pytest.mark.parametrize("text", ["http://other.test/acme/x", "hf://x", "http://hub.test/acme"])
+    def test_of_something_else(self, monkeypatch, text):
+        monkeypatch.setenv("HF_ENDPOINT", "http://hub.test")
+        with pytest.raises(InvalidRequestError):
+            reference(text)
+
+    def test_name(self):
+        assert name_of("bartowski/Qwen3-8B-GGUF") == "qwen3-8b"
+        assert name_of("BAAI/bge-m3") == "bge-m3"
+
+    @pytest.mark.parametrize(
+        ("file", "quantisation"),
+        [
+            ("Qwen3-8B-Q4_K_M.gguf", "q4_k_m"),
+            ("model.Q4_0.gguf", "Q4_0"),
+            ("x-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+            ("BF16/x-BF16-00001-of-00002.gguf", "BF16"),
+            ("IQ2_XXS/x-00001-of-00003.gguf", "IQ2_XXS"),
+            ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+            ("x.gguf", "x.gguf"),
+        ],
+    )
+    def test_quantisation(self, file, quantisation):
+        assert is_named(file, quantisation)
+        assert not is_named(file, "Q5_K_M")
