@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
+from collections.abc import KeysView
 from dataclasses import dataclass, field
 
 from supervisor.core.admission import AdmissionPolicy, Rank
@@ -112,6 +113,10 @@ class AdmissionQueue:
         """How many wait for the model."""
         line = self._lines.get(model_id)
         return 0 if line is None else len(line.arrivals)
+
+    def models(self) -> KeysView[ModelId]:
+        """The models that somebody waits for."""
+        return self._lines.keys()
 
     def oldest(self, model_id: ModelId) -> float | None:
         """When the one arrived who has waited longest for the model, whatever its rank; None when nobody waits."""

@@ -50,7 +50,7 @@ class Daemon:
 
     def __post_init__(self) -> None:
         self.settled.set()
-        self.requests = InFlight(self.hub, self.history)
+        self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
         self.feed = Feed(self)
         self.metrics = Metrics(self)
         self.configure(self.catalog, self.keyring)

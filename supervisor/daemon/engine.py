@@ -46,11 +46,13 @@ from supervisor.core.events import (
 )
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
+from supervisor.core.waiting import Forecast, forecast
 from supervisor.daemon.leaving import HandedOverError, Leaving
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
 from supervisor.daemon.ticket import Ticket, held_up, rejection
+from supervisor.daemon.waits import Wait, Waits
 from supervisor.errors import NotFoundError, UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import MemorySampler
@@ -83,6 +85,7 @@ class Engine(Leaving):
         self._sampler = sampler
         self._learn = learn  # keeps what a model took
         self._tickets: dict[TicketId, Ticket] = {}
+        self._waits = Waits()
         self._events: deque[Event] = deque()
         self._handling = False
         self._tick: asyncio.TimerHandle | None = None
@@ -132,6 +135,7 @@ class Engine(Leaving):
                     self.last_decision_s = took
                 if isinstance(following, (WorkerReady, WorkerExited, LoadAsked)):
                     self._sampling.soon()
+                self._waits.look(self._scheduler.state, began)
             self._tell(began, following, effects)
         self._handling = False
         if not settled:
@@ -237,11 +241,16 @@ class Engine(Leaving):
     # ------------------------------------------------------------------------------------------------------- requests
 
     async def admit(
-        self, ticket_id: TicketId, model: ModelId, priority: int = 0, client: CancelOnDisconnect | None = None
+        self,
+        ticket_id: TicketId,
+        model: ModelId,
+        priority: int = 0,
+        client: CancelOnDisconnect | None = None,
+        waits: list[Wait] | None = None,
     ) -> Ticket:
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
-        `client` is interrupted when the request is cut. Cancelling it removes the request from the queue. Raises
+        `client` is interrupted when the request is cut. A wait is added to `waits`. Cancelling it removes the request from the queue. Raises
         NotFoundError or UnavailableError. The caller must `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
@@ -253,11 +262,16 @@ class Engine(Leaving):
             raise
         if ticket.upstream is None and ticket.rejection is None and self._finished is None:
             ticket.waiter = asyncio.get_running_loop().create_future()
+            wait = self._waits.begin(model, ticket.arrived)
+            if waits is not None:
+                waits.append(wait)
             try:
                 await ticket.waiter
             except asyncio.CancelledError:
                 self.finish(ticket)
                 raise
+            finally:
+                wait.end(ticket.admitted or self.clock())
         if ticket.upstream is not None:
             return ticket
         del self._tickets[ticket_id]
@@ -307,6 +321,12 @@ class Engine(Leaving):
         return tuple(
             DeviceStatus(device, ledger.totals(device.id), ledger.leases_on(device.id)) for device in ledger.devices()
         )
+
+    def forecast(self, model: ModelId) -> Forecast:
+        """How long a request of the model that is queued now will wait."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return Forecast(None, "") if found is None else forecast(state, found, self.clock())
 
     def queue(self) -> QueueStatus:
         """All requests together."""

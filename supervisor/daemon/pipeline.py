@@ -28,6 +28,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
+from supervisor.daemon.waits import Wait
 from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError
 from supervisor.io.held_body import BodyBudget, HeldBody
 from supervisor.proxy import permission
@@ -102,21 +103,22 @@ class Pipeline:
             del raw, body  # only what `held` has is kept
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
+            context.entered_at, context.model = self._engine.clock(), target.model
             cancelling = CancelOnDisconnect(scope)
             self._requests.begin(context, cancelling)
             with cancelling:
                 await self._answer(scope, send, context, target, cancelling)
         except LlmuxError as error:
-            context.failure, context.failed_status = error.code, int(error.status)
+            context.fail(error)
             if not context.answering:
                 raise
             context.outcome.sse = context.outcome.sse or context.stream
             await break_off(send, context.outcome, error, context.dialect)
         except ClientDisconnectedError:
-            context.failure = "client_gone"
+            context.failure, context.failed_message = "client_gone", "The client closed its connection."
             raise
         except HandedOverError:
-            context.failure = "handed_over"
+            context.failure, context.failed_message = "handed_over", "Another daemon took over and answers it."
             context.waiting, held = held, HeldBody()  # who sends it there releases it
             raise
         finally:
@@ -189,11 +191,12 @@ class Pipeline:
             except UnreachableError:
                 if context.ticket is None or not await self._engine.may_go_to_another(context.ticket, PATIENCE_S):
                     raise
+                context.waits.append(Wait.lost(target.model, context.ticket.admitted, self._engine.clock()))
                 await self._attempt(scope, send, context, target, client, keepalive)
         except LlmuxError as error:
             if not keepalive.started:
                 raise
-            context.failure, context.failed_status = error.code, int(error.status)
+            context.fail(error)
             await keepalive.fail(error)
 
     def _keepalive(self, send: Send, context: RequestContext, translation: Translation | None) -> Keepalive:
@@ -247,7 +250,7 @@ class Pipeline:
             body.wait()
         try:
             async with keepalive:
-                ticket = await self._engine.admit(context.ticket_id, target.model, client=client)
+                ticket = await self._engine.admit(context.ticket_id, target.model, client=client, waits=context.waits)
         except BaseException:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)

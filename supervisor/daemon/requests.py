@@ -1,24 +1,28 @@
 """The running and queued requests: what is known of each, who observes them, and how an operator cancels one.
 
 A request is added once its body was read and its model found, and removed at its end; the pieces of its response cost
-nothing here. At its end one canonical record goes to the log, the event stream and the history.
+nothing here. At its end one canonical record goes to the log, the event stream, the history, and the list of those that
+ended last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
-from supervisor.core.types import TicketId
+from supervisor.core.types import ModelId, TicketId
+from supervisor.daemon.ended import BODY, ENDED, Ended, details, milliseconds
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.daemon.ticket import Ticket
-from supervisor.errors import RequestCancelledError
+from supervisor.daemon.waits import Part, Wait
+from supervisor.errors import LlmuxError, RequestCancelledError
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import Headers
 from supervisor.proxy.dialect import Dialect
@@ -45,18 +49,44 @@ class RequestContext:
     name: str | None = None
     stream: bool = False
     ticket_id: TicketId | None = None  # once it is entered
+    entered_at: float | None = None  # loop time; as is the next
+    model: ModelId | None = None
     ticket: Ticket | None = None  # once it is admitted
+    waits: list[Wait] = field(default_factory=list)  # for a worker, in order; not where one took it at once
     keepalive: Keepalive | None = None
     outcome: Outcome = field(default_factory=Outcome)
     ended_at: float = 0.0  # loop time; this and the usage once it has ended
     usage: Usage = NO_USAGE
     failure: str | None = None  # an error's code
     failed_status: int = 0
+    failed_message: str | None = None
 
     @property
     def answering(self) -> bool:
         """Has the client seen the beginning of a response?"""
         return self.outcome.started or (self.keepalive is not None and self.keepalive.started)
+
+    def fail(self, error: LlmuxError) -> None:
+        """It ended with this error, which isn't kept: it would keep the frames that it passed."""
+        self.failure, self.failed_status, self.failed_message = error.code, int(error.status), error.message
+
+    def parts(self, now: float) -> list[Part]:
+        """What it has waited for so far."""
+        entered_at = self.waits[0].since if self.waits else self.entered_at
+        entered_at = now if entered_at is None else entered_at
+        return [(BODY, entered_at - self.arrived_at), *(part for wait in self.waits for part in wait.parts(now))]
+
+    def view(self, now: float, epoch: float) -> Json:
+        """What is known of it while it is in flight; as of one that has ended, where that is known already."""
+        self.ended_at = now
+        return {
+            **self.record(),
+            **details(self.ticket_id, self.arrived_at + epoch, self.parts(now), stream=self.stream),
+            "state": "queued" if self.ticket is None else "running",
+            "first_token_ms": milliseconds(self.arrived_at, self.outcome.first_byte_at),
+            "tokens_per_s": None,
+            "error_message": None,
+        }
 
     def record(self) -> Json:
         """The canonical record of it, when it has ended."""
@@ -78,15 +108,33 @@ class RequestContext:
             "completion_tokens": self.usage.completion,
         }
 
+    def ended(self, record: Json) -> Ended:
+        """What is kept of it once it has ended."""
+        outcome = self.outcome
+        return Ended(
+            self.ticket_id,
+            record,
+            self.arrived_at,
+            outcome.first_byte_at,
+            self.ended_at,
+            self.stream,
+            tuple(self.parts(self.ended_at)),
+            self.model,
+            outcome.error_message or self.failed_message,
+        )
+
 
 class InFlight:
     """All requests that are queued or running. Outlives a reload."""
 
-    def __init__(self, hub: Hub, history: History) -> None:
+    def __init__(self, hub: Hub, history: History, epoch: float) -> None:
+        """`epoch`: when the engine's clock was zero, in Unix seconds."""
         self._hub = hub
         self._history = history
+        self._epoch = epoch
         self._calls: dict[TicketId, tuple[RequestContext, CancelOnDisconnect]] = {}
         self._ended: list[RequestContext] = []
+        self._last: deque[Ended] = deque(maxlen=ENDED)
         self.listeners: list[
             Callable[[RequestContext, float], None]
         ] = []  # called for each request that ended, with its seconds
@@ -116,6 +164,8 @@ class InFlight:
         for context in ended:
             context.usage = context.outcome.usage()
             record = context.record()
+            kept = context.ended(record)
+            self._last.append(kept)
             log.info("request.finished", **record)
             for listener in self.listeners:
                 listener(context, context.ended_at - context.arrived_at)
@@ -127,10 +177,26 @@ class InFlight:
                         "tokens_per_s", context.usage.completion, context.ticket.admitted, context.ended_at
                     )
             if self._hub.wants("request"):
-                self._hub.publish("request", {"id": context.ticket_id, "state": "finished", **record})
+                self._hub.publish("request", {"state": "finished", **kept.view(self._epoch)})
         if quick_tokens:
             now = ended[-1].ended_at
             self._history.spread("tokens_per_s", quick_tokens, now, now)
+
+    def find(self, wanted: str) -> RequestContext | Ended | None:
+        """The request with this id, else the latest with this x-request-id, if it runs or is one of the last that ended."""
+        found = self._calls.get(TicketId(wanted))
+        if found is not None:
+            return found[0]
+        ended = next((each for each in reversed(self._last) if each.id == wanted), None)
+        if ended is not None:
+            return ended
+        name = wanted.encode("latin-1", "replace")
+        running = (context for context, _ in reversed(self._calls.values()) if context.request_id == name)
+        return next(running, None) or next((e for e in reversed(self._last) if e.record["request_id"] == wanted), None)
+
+    def last(self) -> Iterator[Ended]:
+        """Those that ended last, newest first."""
+        return reversed(self._last)
 
     def cancel(self, ticket_id: str) -> bool:
         """Cancel it for an operator: its client gets an error. False: there is no such request, or no longer."""

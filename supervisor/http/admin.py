@@ -17,8 +17,10 @@ from supervisor.core.events import PinAsked
 from supervisor.core.types import ModelId
 from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.ended import ENDED
 from supervisor.daemon.handover import Handover
 from supervisor.daemon.reload import Reloader
+from supervisor.daemon.request_views import ended_views, request_view
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.io.distribution import version
@@ -103,6 +105,17 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
     async def requests(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": daemon.requests.views()})
 
+    async def ended(request: Request) -> Response:
+        asked = request.query_params
+        limit = number(request, "limit", 100, ENDED)
+        failed = flag(request, "failed") if "failed" in asked else None
+        return JSONResponse(
+            ended_views(daemon, limit=limit, model=asked.get("model"), key=asked.get("key"), failed=failed)
+        )
+
+    async def one_request(request: Request) -> Response:
+        return JSONResponse(request_view(daemon, request.path_params["id"]))
+
     async def cancel(request: Request) -> Response:
         number_ = request.path_params["id"]
         if not daemon.requests.cancel(number_):
@@ -145,6 +158,8 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         Route("/v1/admin/gpu-memory", gpu_memory, methods=["GET"]),
         Route("/v1/admin/decisions", decisions, methods=["GET"]),
         Route("/v1/admin/requests", requests, methods=["GET"]),
+        Route("/v1/admin/requests/ended", ended, methods=["GET"]),
+        Route("/v1/admin/requests/{id}", one_request, methods=["GET"]),
         Route("/v1/admin/requests/{id}", cancel, methods=["DELETE"]),
         Route("/v1/admin/history", history, methods=["GET"]),
     ]

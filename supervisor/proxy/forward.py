@@ -26,6 +26,7 @@ from supervisor.proxy.translation import TranslatedResponse, Translation
 from supervisor.proxy.upstream_error import error_answer, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
+MESSAGE_LIMIT: Final = 300  # of a worker's error message that is kept; one about a wrong field may quote all of it
 TAIL_BYTES: Final = 4096
 TAIL_PIECES: Final = 4  # enough for the usage event and `[DONE]`, however reads split them
 
@@ -77,7 +78,9 @@ class Outcome:
     status: int = 0  # 0: no answer came
     bytes_sent: int = 0  # of the body
     first_byte_s: float | None = None  # from sending the request to the first piece of the body
+    first_byte_at: float | None = None  # loop time; as well
     error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
+    error_message: str | None = None  # of that, or of the worker's error response
     started: bool = False  # the client has the response's head
     sse: bool = False
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
@@ -170,7 +173,7 @@ async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Di
 
     Raises ResponseBrokenError.
     """
-    outcome.error = error.code
+    outcome.error, outcome.error_message = error.code, error.message
     if outcome.sse:
         event = error_event(error, dialect) if outcome.ends_event() else b"\n\n" + error_event(error, dialect)
         await send({"type": "http.response.body", "body": event, "more_body": True})
@@ -181,7 +184,8 @@ async def _send_body(
     send: Send, response: UpstreamResponse, outcome: Outcome, started_at: float, upstream: Upstream
 ) -> None:
     chunk = await response.next_chunk()
-    outcome.first_byte_s = upstream.loop.time() - started_at
+    outcome.first_byte_at = upstream.loop.time()
+    outcome.first_byte_s = outcome.first_byte_at - started_at
     while True:
         outcome.keep(chunk)
         if response.drained:  # the end came with this piece: one message instead of two
@@ -197,6 +201,7 @@ async def _send_error(
     """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
+    outcome.error_message = worker_error(response.status, content_type, data).message[:MESSAGE_LIMIT]
     rendered = error_answer(response.status, content_type, data, dialect)
     if rendered is not data:
         data = rendered

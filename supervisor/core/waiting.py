@@ -1,0 +1,140 @@
+"""What a queued request waits for, and for how long still: read from the state, as it is after an event.
+
+Both are for people: `llmux why --request`, the admin API, the news in a stream whose model loads. The words complete "it
+waits for …" and don't name the model itself, which clients may know by another name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from supervisor.core.device_ledger import Phase
+from supervisor.core.messages import listed, seconds
+from supervisor.core.state import ModelState, SchedulerState
+from supervisor.core.types import SERVES, ModelId, WorkerState
+
+
+class WaitKind(StrEnum):
+    """What a part of a wait was for, in one word."""
+
+    BODY = "body"  # the request's body was still on its way, or was looked at
+    PLACE = "place"  # the worker had all the requests that it gets at once
+    TURN = "turn"  # other models came first
+    DRAIN = "drain"  # running requests had to end before a worker could go
+    UNLOAD = "unload"  # a worker ended
+    MEMORY = "memory"  # memory was not back yet
+    LOAD = "load"  # the model loaded
+    CRASH = "crash"  # the pause after a crash
+    HEALTH = "health"  # the worker did not answer its health checks
+    RETRY = "retry"  # the worker ended before it took the request
+    HANDOVER = "handover"  # another daemon took over
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """One thing that a request waits for."""
+
+    kind: WaitKind
+    what: str  # completes "it waits for …"
+    others: tuple[ModelId, ...] = ()  # the other models that it is about
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How long a request of a model will wait; nothing is promised that was never measured."""
+
+    eta_s: float | None  # until it is loaded, by its last load; None: nobody knows
+    told: str  # for people; empty where there is nothing to say
+
+
+def awaited(state: SchedulerState, model: ModelState) -> Awaited:
+    """What its queued requests wait for now."""
+    match model.state:
+        case WorkerState.STARTING:
+            return Awaited(WaitKind.LOAD, "the model to load")
+        case WorkerState.READY if not model.answering:
+            return Awaited(WaitKind.HEALTH, "the model to answer its health checks again")
+        case WorkerState.READY:
+            count = model.spec.target_inflight
+            return Awaited(WaitKind.PLACE, f"a free place: the model answers {count} at once")
+        case WorkerState.DRAINING:
+            return _own_drain(model)
+        case WorkerState.STOPPING if model.exited:
+            return Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
+        case WorkerState.STOPPING:
+            return Awaited(WaitKind.UNLOAD, "its last worker to end")
+        case WorkerState.BACKOFF:
+            return Awaited(WaitKind.CRASH, "the next try after a crash")
+        case _:
+            return _room(state, model)
+
+
+def _own_drain(model: ModelState) -> Awaited:
+    if model.claimed_by is not None:
+        return Awaited(WaitKind.TURN, f"its next turn: it makes room for {model.claimed_by}", (model.claimed_by,))
+    return Awaited(WaitKind.DRAIN, "its last worker to end its requests")
+
+
+def _room(state: SchedulerState, model: ModelState) -> Awaited:
+    """A model without a worker: what is in its way, the slowest first."""
+    victims = [state.models[name] for name in model.claims if name in state.models]
+    if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
+        return Awaited(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
+    if kept := _ids(victim for victim in victims if victim.state is WorkerState.READY):
+        return Awaited(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_its(kept)} turn", kept)
+    loading = [each for each in victims if each.state is WorkerState.STARTING]
+    if first := _ids(loading or (each for each in state.models.values() if _loads_here(each) and not victims)):
+        return Awaited(WaitKind.TURN, f"{listed(first)} to load first", first)
+    if going := _ids(victim for victim in victims if victim.state is WorkerState.STOPPING and not victim.exited):
+        return Awaited(WaitKind.UNLOAD, f"{listed(going)} to be unloaded", going)
+    returning = (lease.holder[0] for lease in state.ledger.leases() if lease.phase is Phase.RETURNING)
+    if owing := tuple(dict.fromkeys(returning)):
+        return Awaited(WaitKind.MEMORY, f"the memory of {listed(owing)} to come back", owing)
+    if state.handing_over:
+        return Awaited(WaitKind.HANDOVER, "another daemon to take over")
+    return Awaited(WaitKind.MEMORY, "memory to be free")
+
+
+def _loads_here(model: ModelState) -> bool:
+    return model.state is WorkerState.STARTING and not model.spec.remote
+
+
+def _its(names: tuple[ModelId, ...]) -> str:
+    return "its" if len(names) == 1 else "their"
+
+
+def _ids(models: Iterable[ModelState]) -> tuple[ModelId, ...]:
+    return tuple(model.id for model in models)
+
+
+def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
+    """How long until it is loaded."""
+    load_s = model.load_s
+    if model.state is WorkerState.STARTING:
+        loading_s = now - model.life.since
+        if load_s is None:
+            return Forecast(None, "first load, no estimate yet")
+        if loading_s < load_s:
+            return Forecast(load_s - loading_s, f"about {_whole(load_s - loading_s)}")
+        return Forecast(None, f"longer than its last load, which took {_whole(load_s)}")
+    if model.state is WorkerState.READY:
+        return Forecast(None, "")
+    then = "its first load, no estimate yet" if load_s is None else f"about {_whole(load_s)}"
+    return Forecast(None, f"{_bound(state, model, now)}then {then}")
+
+
+def _bound(state: SchedulerState, model: ModelState, now: float) -> str:
+    """How long at most until it may load, where that is known."""
+    if model.crashes.retry_at is not None:
+        return f"in {_whole(model.crashes.retry_at - now)}, "
+    drains = [found.drain for name in model.claims if (found := state.models.get(name)) is not None and found.in_flight]
+    until = max((math.inf if drain is None else drain.until for drain in drains), default=math.inf)
+    return "" if math.isinf(until) else f"at most {_whole(until - now)}, "
+
+
+def _whole(count_s: float) -> str:
+    """Never "0 s": what is about to end takes another second."""
+    return seconds(max(1.0, math.ceil(count_s)))

@@ -1,0 +1,87 @@
+"""The requests that ended last: what an operator asks about afterwards.
+
+Each is kept as small values: no body, no exception, no ticket. The JSON is made when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from pydantic import JsonValue
+
+from supervisor.core.types import ModelId, TicketId
+from supervisor.core.waiting import Awaited, WaitKind
+from supervisor.daemon.waits import Part
+
+Json = dict[str, JsonValue]
+
+ENDED: Final = 1000
+BODY: Final = Awaited(WaitKind.BODY, "its body to arrive and be read")
+_SHORTEST_S: Final = 0.0005  # a part that would be shown as zero
+
+
+class Ended(NamedTuple):
+    """One request that has ended. Times are of the engine's clock."""
+
+    id: TicketId | None  # None: it was refused before it was entered
+    record: Json  # the canonical one
+    arrived_at: float
+    first_at: float | None  # when the first piece of the answer came; None: none did
+    ended_at: float
+    stream: bool
+    waits: tuple[Part, ...]
+    model: ModelId | None  # the model whose worker it waited for, or got
+    message: str | None  # of the error
+
+    @property
+    def has_failed(self) -> bool:
+        """Did its client get anything but a whole answer?"""
+        status = self.record["status"]
+        return self.record["error"] is not None or not isinstance(status, int) or not 200 <= status < 400
+
+    def is_about(self, name: str) -> bool:
+        """Was this model asked for, by this name or another?"""
+        return name in {self.record["model"], self.model}
+
+    def view(self, epoch: float) -> Json:
+        """Its record and what else is known. `epoch`: when the engine's clock was zero, in Unix seconds."""
+        return {
+            **self.record,
+            **details(self.id, self.arrived_at + epoch, self.waits, stream=self.stream),
+            "first_token_ms": milliseconds(self.arrived_at, self.first_at),
+            "tokens_per_s": self._tokens_per_s(),
+            "error_message": self.message,
+        }
+
+    def _tokens_per_s(self) -> float | None:
+        """Of a stream: any other answer comes as one piece, whose beginning says nothing about its tokens."""
+        count = self.record["completion_tokens"]
+        if not self.stream or self.first_at is None or not isinstance(count, int) or self.ended_at <= self.first_at:
+            return None
+        return round(count / (self.ended_at - self.first_at), 2)
+
+
+def details(ticket: TicketId | None, at: float, waits: Iterable[Part], *, stream: bool) -> Json:
+    """What is the same for a request in flight and one that has ended."""
+    return {
+        "id": ticket,
+        "at": round(at, 3),
+        "stream": stream,
+        "wait": [_part(part) for part in waits if is_told(part)],
+    }
+
+
+def is_told(part: Part) -> bool:
+    """Did it take long enough to be shown?"""
+    return part[1] >= _SHORTEST_S
+
+
+def milliseconds(since: float, until: float | None) -> float | None:
+    """Between the two."""
+    return None if until is None else round((until - since) * 1000, 1)
+
+
+def _part(part: Part) -> Json:
+    awaited, took_s = part
+    return {"kind": awaited.kind.value, "what": f"It waited for {awaited.what}.", "s": round(took_s, 3)}

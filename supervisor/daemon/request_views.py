@@ -1,0 +1,83 @@
+"""One request as the admin API tells it: its record, what it waited for, and the decisions that this followed from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue
+
+from supervisor.core.types import ModelId
+from supervisor.daemon.ended import ENDED, Ended
+from supervisor.daemon.requests import RequestContext
+from supervisor.daemon.views import Json, decision_view
+from supervisor.daemon.waits import Part
+from supervisor.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+
+_NO_TIME_S = 0.0005
+"""A model of the wait is told of from a moment before it: what a request's arrival decides has the same time."""
+
+
+def request_view(daemon: Daemon, wanted: str) -> Json:
+    """The request in flight, or one of the last that ended, with this id or x-request-id. Raises NotFoundError."""
+    found = daemon.requests.find(wanted)
+    epoch = daemon.wall_time(0.0)
+    match found:
+        case Ended():
+            until = found.arrived_at + sum(took_s for _, took_s in found.waits)
+            told = {"state": "finished", **found.view(epoch), "awaits": None}
+            return told | {"decisions": _decisions(daemon, found.model, found.waits, found.arrived_at, until)}
+        case RequestContext():
+            now = daemon.engine.clock()
+            parts = tuple(found.parts(now))
+            until = found.arrived_at + sum(took_s for _, took_s in parts)
+            told = {**found.view(now, epoch), "awaits": _awaits(daemon, found)}
+            return told | {"decisions": _decisions(daemon, found.model, parts, found.arrived_at, until)}
+        case None:
+            message = f"There is no request {wanted[:50]!r} in flight or among the last {ENDED} that ended."
+            raise NotFoundError(f"{message} GET /v1/admin/requests/ended lists these.", code="request_not_found")
+
+
+def ended_views(daemon: Daemon, *, limit: int, model: str | None, key: str | None, failed: bool | None) -> Json:
+    """The last requests that ended, newest first; only those of a model, of a key, or that failed (or didn't)."""
+    epoch = daemon.wall_time(0.0)
+    data: list[JsonValue] = []
+    for ended in daemon.requests.last():
+        if len(data) == limit:
+            break
+        if (
+            (model is None or ended.is_about(model))
+            and (key is None or ended.record["key"] == key)
+            and (failed is None or ended.has_failed is failed)
+        ):
+            data.append(ended.view(epoch))
+    return {"object": "list", "data": data}
+
+
+def _awaits(daemon: Daemon, context: RequestContext) -> Json | None:
+    """What a queued request waits for right now; None when it waits for nothing."""
+    wait = context.waits[-1] if context.waits else None
+    current = wait.current if wait is not None else None
+    if wait is None or current is None:
+        return None
+    forecast = daemon.engine.forecast(wait.model)
+    eta_s = None if forecast.eta_s is None else round(forecast.eta_s, 1)
+    since_s = round(wait.parts(daemon.engine.clock())[-1][1], 3)
+    what = f"It waits for {current.what}."
+    return {"kind": current.kind.value, "what": what, "s": since_s, "eta_s": eta_s, "eta": forecast.told or None}
+
+
+def _decisions(
+    daemon: Daemon, model: ModelId | None, waits: tuple[Part, ...], since: float, until: float
+) -> list[JsonValue]:
+    """What was decided about its model, and those it waited for, while it waited; oldest first, as far as still kept."""
+    concerned = {model, *(other for awaited, _ in waits for other in awaited.others)} - {None}
+    told = {
+        decision.seq: decision
+        for name in concerned
+        for decision in daemon.engine.decisions(name)
+        if since <= decision.at <= until + _NO_TIME_S
+    }
+    return [decision_view(daemon, told[seq]) for seq in sorted(told)]

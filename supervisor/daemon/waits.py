@@ -1,0 +1,110 @@
+"""What each queued request has waited for, part by part, as the scheduler's events changed it.
+
+The models with queued requests are looked at after each event. What one waits for is a chain of phases; a request's wait
+begins at the phase of its arrival and ends at its admission, so nothing is done for each request in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.core.state import SchedulerState
+from supervisor.core.types import ModelId
+from supervisor.core.waiting import Awaited, WaitKind, awaited
+
+MOST_PARTS: Final = 32  # of one wait; where there were more, equal ones are added up
+
+Part = tuple[Awaited, float]
+"""What was waited for, and for how many seconds."""
+
+_QUEUED: Final = Awaited(WaitKind.TURN, "its turn")
+
+
+@dataclass(slots=True)
+class _Phase:
+    awaited: Awaited
+    since: float
+    next: _Phase | None = None  # what came after it; None: it goes on
+
+
+class Wait:
+    """One request's wait for a worker of its model. All times are of the engine's clock."""
+
+    __slots__ = ("_parts", "_phase", "model", "since", "until")
+
+    def __init__(self, model: ModelId, since: float, phase: _Phase) -> None:
+        self.model = model
+        self.since = since
+        self.until: float | None = None  # set iff it is over
+        self._phase: _Phase | None = phase  # at its arrival; set until it is over
+        self._parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def lost(cls, model: ModelId, since: float, until: float) -> Wait:
+        """The time that a worker took away which ended before it took the request."""
+        wait = cls(model, since, _Phase(Awaited(WaitKind.RETRY, "another worker: the first ended too early"), since))
+        wait.end(until)
+        return wait
+
+    def end(self, now: float) -> None:
+        """It is over: keep its parts, and let go of everything else."""
+        self._parts, self.until, self._phase = _merged(self._walk(now)), now, None
+
+    def parts(self, now: float) -> tuple[Part, ...]:
+        """All of it so far, in order."""
+        return self._parts if self.until is not None else _merged(self._walk(now))
+
+    @property
+    def current(self) -> Awaited | None:
+        """What it waits for now; None when it is over."""
+        phase = self._phase
+        while phase is not None and phase.next is not None:
+            phase = phase.next
+        return None if phase is None else phase.awaited
+
+    def _walk(self, now: float) -> Iterable[Part]:
+        phase, since = self._phase, self.since
+        while phase is not None:
+            following = phase.next
+            until = now if following is None else min(now, following.since)
+            yield phase.awaited, until - since
+            phase, since = (following if until < now else None), until
+
+
+class Waits:
+    """What the models with queued requests wait for."""
+
+    def __init__(self) -> None:
+        self._current: dict[ModelId, _Phase] = {}
+
+    def look(self, state: SchedulerState, now: float) -> None:
+        """Note what has changed. Costs nothing while nobody waits."""
+        waiting = state.queue.models()
+        if not waiting and not self._current:
+            return
+        before, self._current = self._current, {}
+        for name in waiting:
+            phase = before.get(name)
+            found = awaited(state, state.models[name])
+            if phase is None or phase.awaited != found:
+                following = _Phase(found, now)
+                if phase is not None:
+                    phase.next = following
+                phase = following
+            self._current[name] = phase
+
+    def begin(self, model: ModelId, since: float) -> Wait:
+        """A request of this model was queued."""
+        return Wait(model, since, self._current.setdefault(model, _Phase(_QUEUED, since)))
+
+
+def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
+    listed = tuple(parts)
+    if len(listed) <= MOST_PARTS:
+        return listed
+    sums: dict[Awaited, float] = {}
+    for what, took_s in listed:
+        sums[what] = sums.get(what, 0.0) + took_s
+    return tuple(sums.items())
