@@ -32,6 +32,8 @@ export const key = {
   },
 };
 
+const SENDABLE = /^[\x21-\x7e]+$/; // what a browser puts into a header, without the letters that others read differently
+
 let refused = () => {};
 
 /** `listener(error)` hears of every answer 401: the page asks for the key then. */
@@ -42,6 +44,12 @@ export function onRefused(listener) {
 /** Send one request; resolves to the Response when its status is 2xx, else throws ApiError. `body`: a value for JSON, or FormData. */
 export async function send(method, path, { body, signal, headers = {} } = {}) {
   const secret = key.get();
+  if (secret !== null && !SENDABLE.test(secret)) {
+    const odd = [...secret].find((letter) => !SENDABLE.test(letter));
+    const error = new ApiError(`No key has the character “${odd}”: keys are ASCII letters, digits and signs. Was it copied whole, and nothing else?`, 401, "invalid_api_key");
+    refused(error);
+    throw error;
+  }
   const isForm = body instanceof FormData;
   let response;
   try {
