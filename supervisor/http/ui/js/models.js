@@ -11,6 +11,7 @@ import { href } from "./route.js";
 import { useShortcuts } from "./shortcuts.js";
 
 const UNGROUPED = 12; // so many models need no headings
+const UNFOLDED = 30; // of more than that only the active ones are shown at first
 
 export function StateBadge({ model }) {
   const tone = model.state === "ready" ? "good" : model.state === "failed" || model.state === "backoff" ? "bad" : model.state === "stopped" ? "" : "busy";
@@ -63,7 +64,8 @@ function groupOf(model) {
   return STOPPED.has(model.state) && !model.queued ? model.type : "Loaded";
 }
 
-const FIRST = ["Loaded", "In trouble", "llm"];
+const ACTIVE = ["Loaded", "In trouble"];
+const FIRST = [...ACTIVE, "llm"];
 const rank = (group) => (FIRST.includes(group) ? FIRST.indexOf(group) : FIRST.length);
 const byName = new Intl.Collator(undefined, { numeric: true }).compare;
 
@@ -94,7 +96,7 @@ const focusedRow = () => document.activeElement?.closest?.("tr[data-model]");
 
 export function Models() {
   const [filter, setFilter] = useState("");
-  const [folded, setFolded] = useState(new Set());
+  const [toggled, setToggled] = useState(new Set()); // the groups that are not as they are at first
   const body = useRef(null);
   const search = useRef(null);
   useKeptFocus();
@@ -102,8 +104,8 @@ export function Models() {
   const matches = (model) => [model.name, model.type, model.state, model.runtime, ...model.virtual_models].some((text) => text.toLowerCase().includes(wanted));
   const groups = grouped([...state.models.values()].filter(matches));
   const headed = state.models.size > UNGROUPED;
-  const isOpen = (group) => wanted !== "" || !headed || !folded.has(group);
-  const toggle = (group) => () => setFolded(new Set(folded.has(group) ? [...folded].filter((name) => name !== group) : [...folded, group]));
+  const isOpen = (group) => wanted !== "" || !headed || toggled.has(group) !== (state.models.size <= UNFOLDED || ACTIVE.includes(group));
+  const toggle = (group) => () => setToggled(new Set(toggled.has(group) ? [...toggled].filter((name) => name !== group) : [...toggled, group]));
   const step = (by) => () => {
     const all = [...body.current.querySelectorAll("tr[data-model]")];
     const at = all.indexOf(focusedRow());

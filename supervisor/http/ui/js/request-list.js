@@ -29,7 +29,7 @@ function Row({ record }) {
     <${Figure} name="tokens" label="tokens" value=${tokens}>${tokens} <small title="tokens of the prompt">/ ${prompt ?? "?"}</small><//>
     <${Figure} name="speed" label="tokens/s" value=${speed}>${speed?.toFixed(1)}<//>
     <${Figure} name="total" label="total" value=${total}>${milliseconds(total)}<//>
-    <td class=${`result ${failed ? "bad-text" : "muted"}`} title=${record.error_message ?? ""}>${failed ? `${record.status || ""} ${record.error ?? ""}` : record.status}</td>
+    <td class=${`outcome ${failed ? "bad-text" : "muted"}`} title=${record.error_message ?? ""}>${failed ? `${record.status || ""} ${record.error ?? ""}` : record.status}</td>
   </tr>`;
 }
 
