@@ -5,10 +5,11 @@ const ROOT = new URL("..", document.baseURI);
 const KEY = "llmux.key";
 
 export class ApiError extends Error {
-  constructor(message, status, code) {
+  constructor(message, status, code, detail = null) {
     super(message);
     this.status = status;
     this.code = code;
+    this.detail = detail;
   }
 
   /** This daemon doesn't have the endpoint, as opposed to not having the thing asked for. */
@@ -70,8 +71,8 @@ export async function send(method, path, { body, signal, headers = {} } = {}) {
   }
   if (response.ok) return response;
   const answer = await response.json().catch(() => null);
-  const { message = `${response.status} ${response.statusText}`, code = null } = answer?.error ?? {};
-  const error = new ApiError(message, response.status, code);
+  const { message = `${response.status} ${response.statusText}`, code, detail } = answer?.error ?? {};
+  const error = new ApiError(message, response.status, code ?? null, detail);
   if (response.status === 401) refused(error);
   throw error;
 }

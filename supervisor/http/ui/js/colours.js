@@ -24,15 +24,21 @@ function preferred(name) {
   return sum % COLOURS;
 }
 
+/** Give every model that needs a colour one, in the order of their names: the next visit finds them the same. */
+function assign() {
+  const shown = [...state.models.keys()].filter(isShown).sort();
+  for (const name of taken.keys()) if (!shown.includes(name)) taken.delete(name);
+  for (const name of shown.filter((each) => !taken.has(each))) {
+    const used = new Set(taken.values());
+    let colour = preferred(name);
+    for (let tries = 1; tries < COLOURS && used.has(colour); tries += 1) colour = (colour + STEP) % COLOURS;
+    taken.set(name, colour);
+  }
+}
+
 function colourOf(name) {
-  if (taken.has(name)) return taken.get(name);
-  if (!isShown(name)) return null;
-  for (const other of taken.keys()) if (!isShown(other)) taken.delete(other);
-  const used = new Set(taken.values());
-  let colour = preferred(name);
-  for (let tries = 1; tries < COLOURS && used.has(colour); tries += 1) colour = (colour + STEP) % COLOURS;
-  taken.set(name, colour);
-  return colour;
+  if (!taken.has(name) && isShown(name)) assign();
+  return taken.get(name) ?? null;
 }
 
 /** The class of a model's colour, under whichever of its names; "" where it has none. */

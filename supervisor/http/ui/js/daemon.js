@@ -62,7 +62,7 @@ function Reload() {
       setResult({ difference: await post("/v1/admin/reload", body, { signal }), done });
     } catch (error) {
       if (error.code !== "invalid_configuration") throw error;
-      setResult({ problems: error.message.split("\n"), done });
+      setResult({ problems: error.detail ?? [error.message], done });
     }
   });
   const mayForce = result?.problems?.every((problem) => problem.includes("--force"));

@@ -8,7 +8,7 @@ import { Empty, Select } from "./parts.js";
 import { go, href } from "./route.js";
 import { notify, state } from "./state.js";
 
-const TONES = { crash: "bad", refuse: "bad", quarantine: "bad", give_up: "bad", unready: "bad", evicted: "busy", drain: "busy", stop: "busy", wait: "busy", ready: "good", resume: "good" };
+const TONES = { crash: "bad", failed: "bad", refuse: "bad", quarantine: "bad", give_up: "bad", unready: "bad", evicted: "busy", drain: "busy", stop: "busy", wait: "busy", ready: "good", resume: "good" };
 
 const tone = (kind) => TONES[kind] ?? "";
 

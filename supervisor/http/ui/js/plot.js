@@ -6,7 +6,7 @@ import uPlot from "../vendor/uplot.js";
 const SYNC = uPlot.sync("history");
 const LEAST_SPAN = 300; // seconds
 const AXIS = 46; // pixels left of the plot
-const PADDING = 4; // right of it
+const PADDING = 16; // right of it: half a label of the time
 
 /** The times at the plot's ends. */
 export const span = (from, interval, length) => {
