@@ -88,6 +88,8 @@ class TestRequests:
         expect(phases).to_contain_text("Waited for the model to load.")
         expect(phases).to_contain_text("The worker answered.")
         expect(request.locator(".decisions")).to_contain_text("qwen-small")
+        request.locator(".facts").get_by_role("link", name="qwen-small").click()
+        expect(page.get_by_role("dialog", name="qwen-small")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.locator("nav [aria-current=page]")).to_have_text("Requests")
 

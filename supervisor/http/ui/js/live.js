@@ -85,7 +85,7 @@ async function fetchRequests() {
 /** The last requests that ended. */
 export async function fetchEnded(limit) {
   const answer = await getIfThere(`/v1/admin/requests/ended?limit=${limit}`);
-  if (answer) keepEnded(answer.data.reverse());
+  if (answer) keepEnded(answer.data);
 }
 
 async function fetchHistory() {

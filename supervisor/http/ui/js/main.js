@@ -1,6 +1,7 @@
 // The frame: pages by the address after "#", the key dialog, notices, theme, shortcuts.
 
 import { html, render, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
+import { physical } from "./colours.js";
 import { Connect } from "./connect.js";
 import { DaemonPage } from "./daemon.js";
 import { DecisionsPage } from "./decisions.js";
@@ -77,6 +78,7 @@ function App() {
     [theme],
   );
   const [[page, detail, more], drawer] = usePlaces();
+  const model = drawer?.[0] === "models" ? physical(drawer[1]) : null;
   const back = () => go(...[page, detail, more].slice(0, more ? 3 : detail ? 2 : 1));
   const shown = PAGES.some(({ path }) => path === page) ? page : ""; // whatever else is asked for: the overview
   useEffect(() => {
@@ -111,7 +113,7 @@ function App() {
       ${shown === "connect" && html`<${Connect} />`}
       ${shown === "daemon" && html`<${DaemonPage} />`}
     </main>
-    ${drawer?.[0] === "models" && state.models.has(drawer[1]) && html`<${ModelDialog} key=${drawer[1]} name=${drawer[1]} tab=${drawer[2]} onClose=${back} />`}
+    ${model && html`<${ModelDialog} key=${model.name} name=${model.name} tab=${drawer[2]} onClose=${back} />`}
     ${drawer?.[0] === "requests" && html`<${RequestDialog} key=${drawer[1]} id=${drawer[1]} onClose=${back} />`}
     ${state.question && html`<${state.question} />`}
     ${state.link === "locked" && html`<${KeyDialog} />`}

@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { cancel } from "./actions.js";
 import { get } from "./api.js";
-import { hue } from "./colours.js";
+import { hue, physical } from "./colours.js";
 import { curl } from "./curl.js";
 import { Decisions } from "./decisions.js";
 import { duration, milliseconds, time } from "./format.js";
@@ -56,7 +56,7 @@ function Phases({ request }) {
 
 function Facts({ request }) {
   const facts = [
-    ["Model", request.model && html`<a href=${href("models", request.model)}>${request.model}</a>`],
+    ["Model", physical(request.model) ? html`<a href=${href("models", request.model)}>${request.model}</a>` : request.model],
     ["Worker", request.worker],
     ["Path", request.path],
     ["Key", request.key],

@@ -60,12 +60,12 @@ export const ENDED_KEPT = 1000; // as many as the daemon keeps
 /** What a request is found by. Those refused at once have only what the client may have chosen. */
 export const idOf = (record) => record.id ?? record.request_id;
 
-/** Take in requests that ended, oldest first. */
+const endOf = ({ at, total_ms: total }) => at * 1000 + total;
+
+/** Take in requests that ended: one just now, or a list of which some may be known. */
 export function keepEnded(records) {
-  for (const record of records) {
-    state.ended.delete(idOf(record));
-    state.ended.set(idOf(record), record);
-  }
+  for (const record of records) state.ended.set(idOf(record), record);
+  if (records.length > 1) state.ended = new Map([...state.ended].sort(([, left], [, right]) => endOf(left) - endOf(right)));
   for (const id of state.ended.keys()) {
     if (state.ended.size <= ENDED_KEPT) break;
     state.ended.delete(id);
