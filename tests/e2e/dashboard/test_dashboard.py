@@ -282,7 +282,7 @@ class TestPictures:
         chat.get_by_label("Message").fill("Take your time")
         chat.keyboard.press("Enter")
         for name in ["light", "dark"]:
-            page = open_page(empty, theme=name, height=1180)
+            page = open_page(empty, theme=name, height=1240)
             expect(page.locator(".segment[data-model]")).to_have_count(6)
             expect(row(page, "slow")).to_contain_text("1 in flight")
             screenshot(page, name)

@@ -4,7 +4,7 @@ import { html, useEffect, useRef } from "../vendor/htm-preact.js";
 import uPlot from "../vendor/uplot.js";
 
 const SYNC = uPlot.sync("history");
-const LEAST_SPAN = 300; // seconds
+const LEAST_SPAN = 120; // seconds
 const AXIS = 46; // pixels left of the plot
 const PADDING = 16; // right of it: half a label of the time
 
