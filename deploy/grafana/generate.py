@@ -9,7 +9,8 @@ RATE = "$__rate_interval"
 
 
 def rate(metric: str, by: str = "model") -> str:
-    return f"sum by ({by}) (rate({metric}[{RATE}]))"
+    """Series begin at 0, long before anything is counted; without it they would fill the legend."""
+    return f"sum by ({by}) (rate({metric}[{RATE}])) > 0"
 
 
 def quantile(metric: str, share: float, by: str = "model") -> str:
@@ -61,22 +62,22 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
         "short",
         8,
         [
-            ("sum(increase(llmux_swaps_total[$__interval]))", "swaps"),
-            ("sum by (reason) (increase(llmux_evictions_total[$__interval]))", "{{reason}}"),
+            (f"sum(increase(llmux_swaps_total[{RATE}]))", "swaps"),
+            (f"sum by (reason) (increase(llmux_evictions_total[{RATE}]))", "{{reason}}"),
         ],
     ),
     (
         "Crashes",
         "short",
         8,
-        [("sum by (model, class) (increase(llmux_crashes_total[$__interval]))", "{{model}} {{class}}")],
+        [(f"sum by (model, class) (increase(llmux_crashes_total[{RATE}])) > 0", "{{model}} {{class}}")],
     ),
     ("Orphans reaped at starts", "short", 8, [("llmux_orphans_reaped_total", "orphans")]),
     (
         "Log lines lost",
         "short",
         8,
-        [("sum(increase(llmux_log_lines_dropped_total[$__interval]))", "lines")],
+        [(f"sum(increase(llmux_log_lines_dropped_total[{RATE}]))", "lines")],
     ),
     (
         "Request bodies kept",

@@ -45,12 +45,16 @@ class FastHistogram(Collector):
         self._sums: dict[str, float] = {}
         registry.register(self)
 
+    def expect(self, model: str) -> list[int]:
+        """Tell of this model from now on, also before its first value. Its counts by bucket."""
+        self._sums.setdefault(model, 0.0)
+        return self._counts.setdefault(model, [0] * len(self._ends))
+
     def observe(self, model: str, value: float) -> None:
         """Count one value."""
         counts = self._counts.get(model)
         if counts is None:
-            counts = self._counts[model] = [0] * len(self._ends)
-            self._sums[model] = 0.0
+            counts = self.expect(model)
         counts[bisect_left(self._bounds, value)] += 1
         self._sums[model] += value
 

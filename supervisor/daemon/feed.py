@@ -110,6 +110,10 @@ class Feed:
             free = device.totals.free_mib
             values[f"memory_free_mib:{device.id}"] = free
             values[f"memory_used_mib:{device.id}"] = None if free is None else max(0, device.totals.total_mib - free)
+            for lease in device.leases:
+                held_mib = lease.mib if lease.measured_mib is None else lease.measured_mib
+                name = f"worker_memory_mib:{device.id}/{lease.holder[0]}"
+                values[name] = (values.get(name) or 0) + held_mib  # a model may have an ending worker and its next
         self._daemon.history.sample(engine.clock(), values)
 
 

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from supervisor.core.effects import Decided, Effect, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
+from supervisor.core.types import CrashClass, StopCause
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.daemon.requests import RequestContext
 from supervisor.io.distribution import version
@@ -28,6 +29,7 @@ MIB: Final = 1024 * 1024
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+_STATUSES: Final = ("200", "400", "429", "500", "502", "503", "504")  # what requests for a known model get
 _DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
 
 
@@ -75,6 +77,26 @@ class Metrics:
         ProcessCollector(registry=registry)
         daemon.engine.observers.append(self.observe)
         daemon.requests.listeners.append(self.finished)
+        daemon.on_configure.append(self._expect)
+
+    def _expect(self) -> None:
+        """Begin the series that can be foreseen at 0: a rate can't see a series' first value as an increase.
+
+        Histograms of requests are left out. They would be thousands of series, and a request more or less is no matter there.
+        """
+        self._requests.add(("unknown", "404"), 0)
+        for route in self._daemon.catalog.listing():
+            self._prompt.add((route.name,), 0)
+            self._completion.add((route.name,), 0)
+            for status in _STATUSES:
+                self._requests.add((route.name, status), 0)
+        for model in self._daemon.catalog.models:
+            self._load.expect(model)
+            self._swaps.labels(model)
+            for cause in StopCause:
+                self._stops.labels(model, cause.value)
+            for kind in CrashClass:
+                self._crashes.labels(model, kind.value)
 
     def orphans(self, count: int) -> None:
         """Count the leftovers that were killed at the start."""

@@ -103,6 +103,10 @@ class Reloader:
         self._last: asyncio.Task[Difference | LlmuxError] | None = None
         self._read = self._stamps()
 
+    def files(self) -> tuple[Path, ...]:
+        """The files that it reads, whether they are there or not; the base file is the first."""
+        return self._configuration.files(self._daemon.catalog)
+
     async def reload(self, cause: str, *, force: bool = False) -> Difference:
         """Reload, after the reloads that were requested earlier. It continues if the caller is cancelled.
 
@@ -211,7 +215,7 @@ class Reloader:
     # ------------------------------------------------------------------------------------------------- off the loop
 
     def _stamps(self) -> Stamps:
-        return _stamps(self._configuration.files(self._daemon.catalog))
+        return _stamps(self.files())
 
     def _prepare(self, learned: Learned, *, force: bool) -> _Prepared:
         """Everything that is slow or may fail. Blocks on files. Raises ConfigError."""

@@ -36,6 +36,7 @@ class ModelStatus:
     queued: int
     idle_s: float | None  # None: it has no worker, or its worker has requests
     eta_s: float | None  # until it is loaded, or until the requests that it drains are cut; None: neither
+    drain_s: float  # how long its requests may run on after an unload that isn't forced
     load_s: float | None  # how long its last load took
     crash: Crash | None  # why it is in BACKOFF or FAILED
     retry_s: float | None  # until it is tried again by itself after a crash; None: it isn't
@@ -102,6 +103,7 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
         queued=queued,
         idle_s=now - model.last_used if model.has_worker and not model.in_flight else None,
         eta_s=_eta_s(model, leases, now),
+        drain_s=state.admission.ordered_drain_s(model.spec),
         load_s=model.load_s,
         crash=model.crash,
         retry_s=None if model.crashes.retry_at is None else max(0.0, model.crashes.retry_at - now),

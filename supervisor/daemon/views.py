@@ -49,6 +49,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "in_flight": status.in_flight,
         "queued": status.queued,
         "waits_for": list(status.waits_for),
+        "drain_s": status.drain_s,
         **_devices(status),
         "remote": status.spec.remote,
         "memory": _memory(status),

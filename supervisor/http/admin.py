@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import platform
 import sys
+import time
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -19,6 +23,7 @@ from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
+from supervisor.io.distribution import version
 from supervisor.proxy.parameters import flag, json_object, number
 
 MAX_DECISIONS = 1000
@@ -122,7 +127,27 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         body = {"interval_s": daemon.history.interval_s, "from": round(daemon.wall_time(began), 3), "series": series}
         return JSONResponse(body)
 
+    async def info(_request: Request) -> Response:
+        server = daemon.catalog.server
+        files = reloader.files()
+        existing = await asyncio.to_thread(lambda: [path.exists() for path in files])
+        body = {
+            "version": version(),
+            "python": platform.python_version(),
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - daemon.started, 3),
+            "host": server.host,
+            "port": server.port,
+            "state_dir": str(server.state_dir),
+            "watch": server.watch,
+            "configuration": [
+                {"path": str(path), "exists": there} for path, there in zip(files, existing, strict=True)
+            ],
+        }
+        return JSONResponse(body)
+
     return [
+        Route("/v1/admin/info", info, methods=["GET"]),
         Route("/v1/admin/models", models, methods=["GET"]),
         Route("/v1/admin/models/{name:path}/load", load, methods=["POST"]),
         Route("/v1/admin/models/{name:path}/unload", unload, methods=["POST"]),

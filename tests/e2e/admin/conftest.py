@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         "models": {
             "chat": gguf(parallel=2, env={"SOME_TOKEN": "hush", "PLAIN": "seen"}),
             "seer": gguf(tiny.model(name="tiny-seer", seed=5), mmproj=str(tiny.projector())),
-            "one": fake("--chunk-delay", "0.05", target_inflight=1, endpoints=ENDPOINTS, thinking=True),
+            "one": fake("--chunk-delay", "0.05", target_inflight=1, drain_s=2.5, endpoints=ENDPOINTS, thinking=True),
             "blind": fake("--key-env", "LLMUX_WORKER_KEY", auth="bearer", modalities=["text"], endpoints=ENDPOINTS),
             "slow": held(folder / GATE, endpoints=ENDPOINTS),
             "big": fake(vram_mib=2200, endpoints=ENDPOINTS),

@@ -7,6 +7,7 @@ import threading
 import httpx
 import pytest
 
+from supervisor.io.distribution import version
 from tests.e2e.admin.conftest import loading
 from tests.support import tiny
 from tests.support.daemon import wait_until
@@ -61,10 +62,27 @@ class TestView:
         assert 0 <= view["eta_s"] < 60
         assert site.wait_state("slow", "ready")["eta_s"] is None
 
+    def test_says_how_long_an_unload_lets_requests_run(self, site):
+        assert site.model("chat")["drain_s"] == 30
+        assert site.model("one")["drain_s"] == 2.5
+
     def test_the_list_shows_every_model(self, site):
         data = site.get("/v1/admin/models").json()["data"]
         assert set(site.config["models"]) == {view["name"] for view in data}
         assert all(view["capabilities"] is not None for view in data)
+
+
+class TestInfo:
+    """Which daemon it is, for an operator who looks at one of several."""
+
+    def test_says_version_process_and_files(self, site):
+        info = site.get("/v1/admin/info").json()
+        assert info["version"] == version()
+        assert (info["pid"], info["port"], info["watch"]) == (site.process.pid, site.port, False)
+        assert 0 < info["uptime_s"] < site.get("/v1/admin/info").json()["uptime_s"]
+        files = info["configuration"]
+        assert files[0] == {"path": str(site.config_path), "exists": True}
+        assert not any(file["exists"] for file in files[1:])
 
 
 class TestOverrides:

@@ -169,6 +169,7 @@ class TestHistory:
             series
         )
         assert len({len(values) for values in series.values()}) == 1
+        assert any(value for value in series["worker_memory_mib:host/chat"])
 
     def test_counts_swaps(self, site):
         before = sum(site.get("/v1/admin/history").json()["series"]["swaps"])

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect, sync_playwright
 
 from tests.support import tiny
-from tests.support.daemon import Daemon, fake, gguf, running
+from tests.support.daemon import Daemon, fake, gguf, running, wait_until
 
 MEDIA_WORKER = Path(__file__).parents[2] / "support" / "fake_media_worker.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -28,6 +28,17 @@ FLAGS = [
     "--use-fake-ui-for-media-stream",
 ]
 PATIENCE_MS = 30000  # a loaded machine is slow, not wrong
+KEY = "sk-llmux-dashboard-tests-0123456789"
+
+expect.set_options(timeout=PATIENCE_MS)
+
+
+def row(page: Page, model: str) -> Locator:
+    return page.locator(f'tr[data-model="{model}"]')
+
+
+def segment(page: Page, model: str) -> Locator:
+    return page.locator(f'.segment[data-model="{model}"]')
 
 
 def media(kind: str, mib: int, take_mib: int) -> dict[str, object]:
@@ -50,11 +61,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """No keys; a bit of everything on one device, on which `large` and the rest don't fit together."""
     config = {
         "devices": [{"kind": "host", "budget_mib": 480, "margin_mib": 20}],
+        "limits": {"crash_limit": 1},
         "models": {
             "tiny-chat": gguf(tiny.model(name="tiny-chat")),
             "qwen-small": fake("--take-mib", "60", vram_mib=110),
             "qwen-large": fake("--take-mib", "90", vram_mib=420),
             "slow": fake("--chunk-delay", "0.5", "--chunks", "600", vram_mib=20),
+            "single": fake("--chunk-delay", "0.5", "--chunks", "600", vram_mib=20, target_inflight=1, drain_s=1),
             "whisper": media("asr", 70, 30),
             "kokoro": media("tts", 45, 20),
             "painter": media("image", 100, 40),
@@ -64,6 +77,38 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         "virtual_models": {"assistant": {"model": "tiny-chat", "description": "Thinks before it answers"}},
     }
     with running(tmp_path_factory.mktemp("ui"), config) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def empty(site: Daemon) -> Daemon:
+    """The shared daemon with nothing loaded."""
+    for view in site.get("/v1/admin/models").json()["data"]:
+        if view["worker"]:
+            site.post(f"/v1/admin/models/{view['name']}/unload", params={"force": "true"})
+    wait_until(lambda: not site.get("/health").json()["models_loaded"])
+    return site
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "api_keys.yaml").write_text(f"- {{name: me, key: {KEY}, scopes: [admin, inference]}}\n")
+    (folder / "api_keys.yaml").chmod(0o600)
+    with running(folder, {"models": {"plain": fake()}}) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A hundred models of several types, the first twelve of them loaded."""
+    types = ["llm", "llm", "tts", "asr", "embedding"]
+    models = {f"model-{n}": fake(vram_mib=10, type=types[n % 5]) for n in range(100)}
+    limits = {"loads_per_device": 12}
+    with running(tmp_path_factory.mktemp("crowd"), {"models": models, "limits": limits}) as daemon:
+        for n in range(12):
+            daemon.post("/models/load", json={"model": f"model-{n}"}).raise_for_status()
+        wait_until(lambda: len(daemon.get("/health").json()["models_loaded"]) == 12)
         yield daemon
 
 
@@ -85,11 +130,22 @@ def open_page(browser: Browser) -> Iterator[Open]:
             complaints.append(f"not served: {url}")
 
     def go(
-        daemon: Daemon, path: str = "", *, width: int = 1280, height: int = 860, theme: str = "light", routes=()
+        daemon: Daemon,
+        path: str = "",
+        *,
+        width: int = 1280,
+        height: int = 860,
+        theme: str = "light",
+        routes=(),
+        forced_colors: str = "none",
     ) -> Page:
         size: ViewportSize = {"width": width, "height": height}
         context = browser.new_context(
-            viewport=size, color_scheme=theme, reduced_motion="reduce", permissions=["microphone", "clipboard-read"]
+            viewport=size,
+            color_scheme=theme,
+            forced_colors=forced_colors,
+            reduced_motion="reduce",
+            permissions=["microphone", "clipboard-read"],
         )
         contexts.append(context)
         context.set_default_timeout(PATIENCE_MS)

@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from tests.e2e.dashboard.conftest import PATIENCE_MS
-from tests.support.daemon import Daemon, fake, running, wait_until
+from tests.e2e.dashboard.conftest import KEY, row, segment
+from tests.support.daemon import wait_until
 
-expect.set_options(timeout=PATIENCE_MS)
-
-KEY = "sk-llmux-dashboard-tests-0123456789"
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154"
     "78da6360f8cf00000301010018dd8db00000000049454e44ae426082"
 )
-
-
-def row(page: Page, model: str):
-    return page.locator(f'tr[data-model="{model}"]')
-
-
-def segment(page: Page, model: str):
-    return page.locator(f'.segment[data-model="{model}"]')
-
-
-@pytest.fixture
-def empty(site: Daemon) -> Daemon:
-    """The shared daemon with nothing loaded."""
-    for view in site.get("/v1/admin/models").json()["data"]:
-        if view["worker"]:
-            site.post(f"/v1/admin/models/{view['name']}/unload", params={"force": "true"})
-    wait_until(lambda: not site.get("/health").json()["models_loaded"])
-    return site
-
-
-@pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tmp_path_factory.mktemp("locked")
-    (folder / "api_keys.yaml").write_text(f"- {{name: me, key: {KEY}, scopes: [admin, inference]}}\n")
-    (folder / "api_keys.yaml").chmod(0o600)
-    with running(folder, {"models": {"plain": fake()}}) as daemon:
-        yield daemon
 
 
 class TestOperator:
@@ -147,7 +116,7 @@ class TestOperator:
         page.keyboard.type("embed")
         expect(page.locator("tr[data-model]")).to_have_count(1)
         page.keyboard.press("Tab")
-        expect(row(page, "embedder")).to_be_focused()
+        expect(row(page, "embedder").get_by_role("link")).to_be_focused()
         page.keyboard.press("l")
         expect(row(page, "embedder")).to_contain_text("ready")
         expect(row(page, "embedder").get_by_role("button", name="Unload")).to_be_enabled()  # the load is answered
@@ -167,7 +136,16 @@ class TestOperator:
 
     def test_finds_no_sideways_scrolling_on_a_phone(self, empty, open_page):
         empty.post("/v1/admin/models/embedder/load")
-        for path in ["", "models/embedder/why", "playground/chat", "playground/embeddings", "decisions", "connect"]:
+        for path in [
+            "",
+            "models/embedder/log",
+            "playground/chat",
+            "playground/embeddings",
+            "requests",
+            "decisions",
+            "connect",
+            "daemon",
+        ]:
             page = open_page(empty, path, width=360, height=740)
             page.locator("main .panel").first.wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
@@ -223,6 +201,11 @@ class TestPlayground:
         pictures = page.locator(".pictures img")
         expect(pictures).to_have_count(2)
         wait_until(lambda: pictures.first.evaluate("picture => picture.naturalWidth") == 96)
+
+    @pytest.mark.parametrize(("kind", "label", "value"), [("speech", "Format", "mp3"), ("images", "Size", "512x512")])
+    def test_shows_what_is_chosen(self, empty, open_page, kind, label, value):
+        page = open_page(empty, f"playground/{kind}")
+        expect(page.get_by_label(label)).to_have_value(value)
 
     def test_compares_texts(self, empty, open_page):
         page = open_page(empty, "playground/embeddings")
@@ -299,7 +282,7 @@ class TestPictures:
         chat.get_by_label("Message").fill("Take your time")
         chat.keyboard.press("Enter")
         for name in ["light", "dark"]:
-            page = open_page(empty, theme=name, height=1180)
+            page = open_page(empty, theme=name, height=1240)
             expect(page.locator(".segment[data-model]")).to_have_count(6)
             expect(row(page, "slow")).to_contain_text("1 in flight")
             screenshot(page, name)

@@ -7,7 +7,7 @@ const asking = new Set(); // models with a load or unload under way from here
 
 export const isAsking = (name) => asking.has(name);
 
-async function ask(name, rest, body) {
+async function act(name, rest, body) {
   asking.add(name);
   changed();
   try {
@@ -23,16 +23,16 @@ async function ask(name, rest, body) {
 
 export const STOPPED = new Set(["stopped", "backoff", "failed"]);
 
-export const load = (name, overrides) => ask(name, "/load", overrides ? { overrides } : undefined);
-export const unload = (name, { force = false } = {}) => ask(name, `/unload${force ? "?force=true" : ""}`);
-export const pin = (model) => ask(model.name, "/pin", { pin: !model.pin });
+export const load = (name, overrides) => act(name, "/load", overrides ? { overrides } : undefined);
+export const unload = (name, { force = false } = {}) => act(name, `/unload${force ? "?force=true" : ""}`);
+export const pin = (model) => act(model.name, "/pin", { pin: !model.pin });
 
-export async function cancel(request) {
-  try {
-    await send("DELETE", `/v1/admin/requests/${encodeURIComponent(request.id)}`);
-    state.requests = state.requests.filter(({ id }) => id !== request.id);
-    changed();
-  } catch (error) {
-    notify(error.message, "bad");
-  }
+/** Cancel requests that are queued or in flight. Those that have ended meanwhile don't matter. */
+export async function cancel(requests) {
+  const ids = new Set(requests.map(({ id }) => id));
+  const answers = await Promise.allSettled([...ids].map((id) => send("DELETE", `/v1/admin/requests/${encodeURIComponent(id)}`)));
+  const failed = answers.find(({ reason }) => reason && reason.status !== 404);
+  if (failed) notify(failed.reason.message, "bad");
+  else state.requests = state.requests.filter(({ id }) => !ids.has(id));
+  changed();
 }

@@ -5,10 +5,11 @@ const ROOT = new URL("..", document.baseURI);
 const KEY = "llmux.key";
 
 export class ApiError extends Error {
-  constructor(message, status, code) {
+  constructor(message, status, code, detail = null) {
     super(message);
     this.status = status;
     this.code = code;
+    this.detail = detail;
   }
 
   /** This daemon doesn't have the endpoint, as opposed to not having the thing asked for. */
@@ -32,6 +33,8 @@ export const key = {
   },
 };
 
+const SENDABLE = /^[\x21-\x7e]+$/; // what a browser puts into a header, without the letters that others read differently
+
 let refused = () => {};
 
 /** `listener(error)` hears of every answer 401: the page asks for the key then. */
@@ -42,6 +45,12 @@ export function onRefused(listener) {
 /** Send one request; resolves to the Response when its status is 2xx, else throws ApiError. `body`: a value for JSON, or FormData. */
 export async function send(method, path, { body, signal, headers = {} } = {}) {
   const secret = key.get();
+  if (secret !== null && !SENDABLE.test(secret)) {
+    const odd = [...secret].find((letter) => !SENDABLE.test(letter));
+    const error = new ApiError(`No key has the character “${odd}”: keys are ASCII letters, digits and signs. Was it copied whole, and nothing else?`, 401, "invalid_api_key");
+    refused(error);
+    throw error;
+  }
   const isForm = body instanceof FormData;
   let response;
   try {
@@ -62,8 +71,8 @@ export async function send(method, path, { body, signal, headers = {} } = {}) {
   }
   if (response.ok) return response;
   const answer = await response.json().catch(() => null);
-  const { message = `${response.status} ${response.statusText}`, code = null } = answer?.error ?? {};
-  const error = new ApiError(message, response.status, code);
+  const { message = `${response.status} ${response.statusText}`, code, detail } = answer?.error ?? {};
+  const error = new ApiError(message, response.status, code ?? null, detail);
   if (response.status === 401) refused(error);
   throw error;
 }

@@ -1,109 +1,92 @@
-// Charts of the last half hour: memory by device, tokens per second, requests, swaps.
+// Charts of the last half hour: memory by device and model, tokens per second, requests, swaps.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import uPlot from "../vendor/uplot.js";
-import { state } from "./live.js";
+import { html, useMemo, useState } from "../vendor/htm-preact.js";
+import { hue } from "./colours.js";
+import { mib, plural, time } from "./format.js";
+import { clock, leftOf, Plot, span } from "./plot.js";
+import { href } from "./route.js";
+import { state } from "./state.js";
 
-const HEIGHT = 120;
-const SYNC = uPlot.sync("history");
-const LEAST_SPAN = 300; // seconds
-
-/** A CSS colour as the canvas needs it: resolved for the theme that is on. */
-function colour(name) {
-  const probe = document.createElement("i");
-  probe.style.color = `var(--${name})`;
-  document.body.append(probe);
-  const resolved = getComputedStyle(probe).color;
-  probe.remove();
-  return resolved;
-}
-
-const HUES = ["hue-0", "hue-1", "hue-2", "hue-3"];
-
-function lines(names, series) {
-  return names.filter((name) => series[name]).map((name, index) => ({ name, label: name.split(":")[1] ?? name.replaceAll("_", " "), stroke: HUES[index % HUES.length] }));
-}
-
-const withTheme = (alpha, resolved) => resolved.replace(/^rgb\((.*)\)$/, `rgba($1, ${alpha})`).replace(/^(color|oklch|lab|oklab)\((.*)\)$/, `$1($2 / ${alpha})`);
-
-const clock = (at, digits) => new Date(at * 1000).toTimeString().slice(0, digits);
-
-function options(width, drawn, stepped, onCursor) {
-  const muted = colour("muted");
-  const grid = { stroke: colour("line"), width: 1 };
-  const font = "11px Inter, system-ui, sans-serif";
-  return {
-    width,
-    height: HEIGHT,
-    padding: [8, 4, 0, 0],
-    cursor: { sync: { key: SYNC.key }, points: { size: 6 }, drag: { setScale: false } },
-    legend: { show: false },
-    hooks: { setCursor: [(chart) => onCursor(chart.cursor.idx ?? null)] },
-    scales: { x: { range: (_chart, first, last) => [Math.min(first, last - LEAST_SPAN), last] }, y: { range: (_chart, _low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [
-      { stroke: muted, grid: { show: false }, ticks: { show: false }, font, size: 22, incrs: [60, 120, 300, 600, 900], values: (_chart, splits) => splits.map((at) => clock(at, 5)), space: 60 },
-      { stroke: muted, grid, ticks: { show: false }, font, size: 46, space: 32, values: (_chart, splits) => splits.map((value) => (value >= 10240 ? `${Math.round(value / 1024)} Gi` : Number.isInteger(value) ? value : "")) },
-    ],
-    series: [
-      {},
-      ...drawn.map(({ stroke }) => ({
-        stroke: colour(stroke),
-        fill: withTheme(0.12, colour(stroke)),
-        width: 1.5,
-        points: { show: false },
-        paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-      })),
-    ],
-  };
-}
+const HUES = [0, 4];
+const TOGETHER = 0.02; // of the width: evictions closer than that are one mark
 
 const rounded = (value) => (value === null || value === undefined ? "–" : value < 10 ? Math.round(value * 10) / 10 : Math.round(value));
+const pale = (name, share) => `color-mix(in oklab, var(--${name}) ${share}%, var(--panel))`;
 
 function Chart({ title, names, stepped = false }) {
   const [at, setAt] = useState(null); // the point under the cursor of any chart
-  const place = useRef(null);
-  const chart = useRef(null);
   const { interval_s: interval, from, series } = state.history;
-  const drawn = lines(names, series);
-  const signature = `${drawn.map(({ name }) => name).join()} ${document.documentElement.dataset.theme ?? ""}`;
-  const length = Math.max(0, ...drawn.map(({ name }) => series[name].length));
-  const data = [Array.from({ length }, (_, index) => from + index * interval), ...drawn.map(({ name }) => series[name])];
-  useEffect(() => {
-    const build = () => {
-      chart.current?.destroy();
-      chart.current = new uPlot(options(place.current.clientWidth, drawn, stepped, setAt), data, place.current);
-    };
-    build();
-    const resized = new ResizeObserver(() => chart.current.setSize({ width: place.current.clientWidth, height: HEIGHT }));
-    resized.observe(place.current);
-    const system = matchMedia("(prefers-color-scheme: dark)");
-    system.addEventListener("change", build);
-    return () => {
-      system.removeEventListener("change", build);
-      resized.disconnect();
-      chart.current.destroy();
-      chart.current = null;
-    };
-  }, [signature]);
-  useEffect(() => chart.current?.setData(data), [state.history]);
-  if (drawn.length === 0) return null;
-  const shown = at ?? length - 1;
+  const shown = names.filter((name) => series[name]);
+  const values = useMemo(() => shown.map((name) => series[name]), [state.history]);
+  if (shown.length === 0) return null;
+  const colour = (index) => `hue-${HUES[index]}`;
+  const drawn = shown.map((_, index) => ({ stroke: `var(--${colour(index)})`, fill: pale(colour(index), 14) }));
+  const point = at ?? values[0].length - 1;
   return html`<figure class="chart">
     <figcaption>
       <span>${at === null ? title : clock(from + at * interval, 8)}</span>
-      ${drawn.map(({ name, label, stroke }) => html`<span class=${`series ${stroke}`}>${drawn.length > 1 && html`<i class="swatch" />`}${drawn.length > 1 && label}<b class="num">${rounded(series[name][shown])}</b></span>`)}
+      ${shown.map((name, index) => html`<span class=${`series ${colour(index)}`}>${shown.length > 1 && html`<i class="swatch" />${name.replaceAll("_", " ")}`}<b class="num">${rounded(values[index][point])}</b></span>`)}
     </figcaption>
-    <div ref=${place} />
+    <${Plot} drawn=${drawn} values=${values} from=${from} interval=${interval} stepped=${stepped} onCursor=${setAt} />
+  </figure>`;
+}
+
+/** Evictions as marks: `{left, decisions}`, oldest first; those close together are one. */
+function marks(device, length) {
+  const { from, interval_s: interval, series } = state.history;
+  const [first, last] = span(from, interval, length);
+  const made = [];
+  for (const decision of [...state.decisions].reverse()) {
+    if (decision.kind !== "evicted" || decision.at < first || decision.at > last || !series[`worker_memory_mib:${device}/${decision.model}`]) continue;
+    const left = (decision.at - first) / (last - first);
+    if (made.length && left - made.at(-1).left < TOGETHER) made.at(-1).decisions.push(decision);
+    else made.push({ left, decisions: [decision] });
+  }
+  return made;
+}
+
+function Mark({ left, decisions }) {
+  const [{ model, seq }] = decisions;
+  const text = decisions.map((decision) => `${time(decision.at)} ${decision.model}: ${decision.reason}`).join("\n");
+  const about = decisions.every((decision) => decision.model === model) ? [model, seq] : ["", seq];
+  return html`<a class="mark" style=${{ left: leftOf(left) }} href=${href("decisions", ...about)} title=${text} aria-label=${`${plural(decisions.length, "eviction")}: ${text}`}><i /></a>`;
+}
+
+/** What each model's worker took on one device, one upon the other; the dashed line is all that is used there. */
+function MemoryChart({ device }) {
+  const [at, setAt] = useState(null);
+  const { interval_s: interval, from, series } = state.history;
+  const prefix = `worker_memory_mib:${device.id}/`;
+  const used = series[`memory_used_mib:${device.id}`];
+  const { models, values } = useMemo(() => {
+    const models = Object.keys(series).filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length)).sort();
+    let below = (used ?? []).map((value) => (value === null ? null : 0));
+    const stacked = models.map((model) => (below = below.map((value, point) => (value === null ? null : value + (series[prefix + model][point] ?? 0)))));
+    return { models, values: [...stacked.reverse(), used] };
+  }, [state.history]);
+  if (!used) return null;
+  const layers = models.map((model) => hue(model)).reverse();
+  const drawn = [...layers.map((name) => ({ stroke: `var(--${name})`, fill: pale(name, 45) })), { stroke: "var(--muted)", dash: [4, 4] }];
+  const point = at ?? used.length - 1;
+  return html`<figure class="chart whole">
+    <figcaption>
+      <span>${at === null ? `Memory of ${device.id}` : clock(from + at * interval, 8)}</span>
+      ${models.filter((model) => series[prefix + model][point]).map((model) => html`<span class=${`series ${hue(model)}`}><i class="swatch" />${model}<b class="num">${mib(series[prefix + model][point])}</b></span>`)}
+      <span class="series"><i class="dashes" />used in all<b class="num">${mib(used[point])}</b></span>
+    </figcaption>
+    <div class="marked">
+      <${Plot} drawn=${drawn} values=${values} from=${from} interval=${interval} top=${device.total_mib} height=${170} stepped onCursor=${setAt} />
+      ${marks(device.id, used.length).map((mark) => html`<${Mark} key=${mark.decisions[0].seq} ...${mark} />`)}
+    </div>
   </figure>`;
 }
 
 export function History() {
   if (!state.history) return null;
-  const names = Object.keys(state.history.series);
   return html`<section class="panel" aria-labelledby="history-title">
-    <h2 id="history-title">Last half hour</h2>
+    <h2 id="history-title">Last half hour <small>▾ evicted: why is a click away</small></h2>
     <div class="charts">
-      <${Chart} title="Memory used, MiB" names=${names.filter((name) => name.startsWith("memory_used_mib:"))} />
+      ${state.devices.map((device) => html`<${MemoryChart} key=${device.id} device=${device} />`)}
       <${Chart} title="Tokens per second" names=${["tokens_per_s"]} />
       <${Chart} title="Requests" names=${["in_flight", "queued"]} stepped />
       <${Chart} title="Swaps" names=${["swaps"]} stepped />

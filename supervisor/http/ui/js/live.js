@@ -1,60 +1,16 @@
 // What the daemon does right now, kept up to date: one snapshot, then GET /v1/admin/events. Where the daemon has no events
-// (or the stream breaks) it is asked every few seconds instead. The state is one plain object; views read it and are told
-// when it changed.
+// (or the stream breaks) it is asked every few seconds instead.
 
 import { ApiError, events, get, key, onRefused, send } from "./api.js";
 import { now } from "./format.js";
+import { changed, keepEnded, notify, state } from "./state.js";
+
+export { changed, notify, state } from "./state.js";
 
 const POLL_MS = 2000;
 const HISTORY_MS = 6000;
-const DECISIONS_KEPT = 500;
-const FINISHED_KEPT = 30;
-
-export const state = {
-  link: "connecting", // "live", "polling", "offline", "locked"
-  trouble: null, // why it is offline or locked
-  models: new Map(),
-  devices: [],
-  decisions: [], // newest first
-  requests: null, // null: this daemon doesn't tell
-  finished: [],
-  history: null,
-  notices: [],
-  at: now(), // seconds; ticks, so that ages grow
-};
-
-const listeners = new Set();
-let scheduled = false;
-
-export function subscribe(listener) {
-  listeners.add(listener);
-  return () => listeners.delete(listener);
-}
-
-export function changed() {
-  if (scheduled) return;
-  scheduled = true;
-  requestAnimationFrame(() => {
-    scheduled = false;
-    state.at = now();
-    for (const listener of listeners) listener();
-  });
-}
-
-let noticeCount = 0;
-
-/** A line for the operator that goes away by itself. `tone`: "info" or "bad". */
-export function notify(text, tone = "info") {
-  const notice = { id: ++noticeCount, text, tone };
-  state.notices = [...state.notices.slice(-3), notice];
-  setTimeout(() => dismiss(notice.id), tone === "bad" ? 12000 : 5000);
-  changed();
-}
-
-export function dismiss(id) {
-  state.notices = state.notices.filter((notice) => notice.id !== id);
-  changed();
-}
+const DECISIONS_KEPT = 1000;
+const ENDED_FIRST = 30; // the page of requests asks for more
 
 /** Take in one model's view; its ages become times, which stay true while the view does not change. */
 export function keepModel(view) {
@@ -93,7 +49,7 @@ async function fetchMemory() {
 }
 
 async function fetchDecisions() {
-  const { data } = await get("/v1/admin/decisions?limit=200");
+  const { data } = await get(`/v1/admin/decisions?limit=${DECISIONS_KEPT}`);
   state.decisions = data.sort((left, right) => right.seq - left.seq);
 }
 
@@ -126,6 +82,12 @@ async function fetchRequests() {
   }
 }
 
+/** The last requests that ended. */
+export async function fetchEnded(limit) {
+  const answer = await getIfThere(`/v1/admin/requests/ended?limit=${limit}`);
+  if (answer) keepEnded(answer.data);
+}
+
 async function fetchHistory() {
   state.history = await getIfThere("/v1/admin/history");
 }
@@ -133,7 +95,7 @@ async function fetchHistory() {
 /** Everything, once. Raises what the API says. */
 export async function refresh() {
   await fetchModels(); // alone and first: without a key one refusal is enough
-  await Promise.all([fetchMemory(), fetchDecisions(), fetchRequests(), fetchHistory()]);
+  await Promise.all([fetchMemory(), fetchDecisions(), fetchRequests(), fetchEnded(ENDED_FIRST), fetchHistory()]);
   changed();
 }
 
@@ -158,11 +120,12 @@ function take({ type, data }) {
   } else if (type === "decision") {
     keepDecision(value);
   } else if (type === "request") {
-    if (value.state !== "started") state.finished = [{ ...value, at: now() }, ...state.finished].slice(0, FINISHED_KEPT);
+    if (value.state !== "started") keepEnded([value]);
     requestsSoon();
   } else if (type === "alert") {
     notify(`${value.model ?? value.device ?? "llmux"}: ${value.message}`, "bad");
   } else if (type === "reload") {
+    if (value.problems) notify(`The changed configuration is not in effect: ${value.problems[0]}`, "bad");
     refresh().catch(() => {});
   }
   changed();
@@ -179,6 +142,7 @@ async function follow(signal) {
     absent.add("/v1/admin/events");
     return false;
   }
+  state.ended.clear(); // another daemon may have begun to count anew
   await refresh(); // after the stream is open, so that nothing falls between the two
   state.link = "live";
   changed();

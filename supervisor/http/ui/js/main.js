@@ -1,22 +1,29 @@
 // The frame: pages by the address after "#", the key dialog, notices, theme, shortcuts.
 
-import { html, render, useEffect, useReducer, useState } from "../vendor/htm-preact.js";
+import { html, render, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
+import { physical } from "./colours.js";
 import { Connect } from "./connect.js";
+import { DaemonPage } from "./daemon.js";
 import { DecisionsPage } from "./decisions.js";
 import { KeyDialog } from "./key.js";
-import { dismiss, start, state, subscribe } from "./live.js";
+import { start } from "./live.js";
 import { ModelDialog } from "./model.js";
 import { Overview } from "./overview.js";
 import { Icon } from "./parts.js";
 import { Playground } from "./playground/playground.js";
+import { RequestDialog } from "./request.js";
+import { RequestsPage } from "./request-list.js";
 import { go, parts } from "./route.js";
 import { HelpDialog, listen } from "./shortcuts.js";
+import { dismiss, state, subscribe } from "./state.js";
 
 const PAGES = [
   { path: "", title: "Overview" },
   { path: "playground", title: "Playground" },
+  { path: "requests", title: "Requests" },
   { path: "decisions", title: "Decisions" },
   { path: "connect", title: "Connect" },
+  { path: "daemon", title: "Daemon" },
 ];
 const LINKS = {
   connecting: "Connecting",
@@ -43,6 +50,15 @@ function useTheme() {
   return [theme, next];
 }
 
+/** `[page, drawer]`, each the parts of an address: a drawer lies over the page from which it was opened. */
+function usePlaces() {
+  const below = useRef(null);
+  const here = parts();
+  const isDrawer = here[0] === "models" || (here[0] === "requests" && here[1]);
+  if (!isDrawer) below.current = here;
+  return [below.current ?? [here[0] === "requests" ? "requests" : ""], isDrawer ? here : null];
+}
+
 function App() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [help, setHelp] = useState(false);
@@ -61,11 +77,14 @@ function App() {
       }),
     [theme],
   );
-  const [page, detail, tab] = parts();
+  const [[page, detail, more], drawer] = usePlaces();
+  const model = drawer?.[0] === "models" ? physical(drawer[1]) : null;
+  const back = () => go(...[page, detail, more].slice(0, more ? 3 : detail ? 2 : 1));
   const shown = PAGES.some(({ path }) => path === page) ? page : ""; // whatever else is asked for: the overview
   useEffect(() => {
     const title = PAGES.find(({ path }) => path === shown)?.title;
     document.title = title ? `${title} · llmux` : "llmux";
+    document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a narrow page
   }, [shown]);
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.getElementById("main").focus())}>Skip to content</a>
@@ -89,10 +108,14 @@ function App() {
       ${state.link === "offline" && html`<p class="banner" role="alert">${state.trouble} Trying again.</p>`}
       ${shown === "" && html`<${Overview} />`}
       ${shown === "playground" && html`<${Playground} kind=${detail} />`}
-      ${shown === "decisions" && html`<${DecisionsPage} model=${detail} />`}
+      ${shown === "requests" && html`<${RequestsPage} />`}
+      ${shown === "decisions" && html`<${DecisionsPage} model=${detail} chosen=${more} />`}
       ${shown === "connect" && html`<${Connect} />`}
+      ${shown === "daemon" && html`<${DaemonPage} />`}
     </main>
-    ${page === "models" && state.models.has(detail) && html`<${ModelDialog} key=${detail} name=${detail} tab=${tab} />`}
+    ${model && html`<${ModelDialog} key=${model.name} name=${model.name} tab=${drawer[2]} onClose=${back} />`}
+    ${drawer?.[0] === "requests" && html`<${RequestDialog} key=${drawer[1]} id=${drawer[1]} onClose=${back} />`}
+    ${state.question && html`<${state.question} />`}
     ${state.link === "locked" && html`<${KeyDialog} />`}
     ${help && html`<${HelpDialog} onClose=${() => setHelp(false)} />`}
     <div class="notices" role="status" aria-live="polite">

@@ -3,7 +3,7 @@
 import { html } from "../vendor/htm-preact.js";
 import { mib } from "./format.js";
 import { state } from "./live.js";
-import { hue } from "./parts.js";
+import { hue } from "./colours.js";
 import { href } from "./route.js";
 
 const share = (part, whole) => `${whole ? Math.min(100, Math.max(0, (100 * part) / whole)) : 0}%`;

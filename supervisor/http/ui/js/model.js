@@ -1,17 +1,14 @@
 // One model in full: why it is as it is, its log as it grows, and how it is defined. `tab` is part of the address.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { load, STOPPED, unload } from "./actions.js";
-import { events, modelPath, send } from "./api.js";
+import { html, useState } from "../vendor/htm-preact.js";
+import { load } from "./actions.js";
 import { Decisions, useDecisions } from "./decisions.js";
 import { duration, mib, plural } from "./format.js";
-import { state } from "./live.js";
+import { Log } from "./log.js";
 import { Actions, StateBadge } from "./models.js";
 import { Dialog, Empty } from "./parts.js";
-import { go, href } from "./route.js";
-
-const LINES = 200;
-const LINES_KEPT = 2000;
+import { href } from "./route.js";
+import { state } from "./state.js";
 
 function Why({ model }) {
   const decisions = useDecisions(model.name);
@@ -22,34 +19,6 @@ function Why({ model }) {
     <${Decisions} decisions=${decisions} named=${false} />
     ${decisions.length === 0 && html`<${Empty}>Nothing was decided about it yet.<//>`}
   `;
-}
-
-/** The lines of the worker's log: its tail, then each new one. null: none are to be had. */
-function useLog(name) {
-  const [lines, setLines] = useState([]);
-  useEffect(() => {
-    const controller = new AbortController();
-    const { signal } = controller;
-    const read = async () => {
-      const response = await send("GET", modelPath(name, `/logs?lines=${LINES}&follow=true`), { signal });
-      for await (const { data } of events(response)) setLines((kept) => [...kept.slice(1 - LINES_KEPT), data]);
-    };
-    read().catch((error) => error.name !== "AbortError" && setLines((kept) => (kept.length ? kept : null)));
-    return () => controller.abort();
-  }, [name]);
-  return lines;
-}
-
-function Log({ model }) {
-  const lines = useLog(model.name);
-  const place = useRef(null);
-  const follows = useRef(true);
-  useEffect(() => {
-    if (follows.current && place.current) place.current.scrollTop = place.current.scrollHeight;
-  }, [lines]);
-  const scrolled = ({ target }) => (follows.current = target.scrollHeight - target.scrollTop - target.clientHeight < 24);
-  if (!lines?.length) return html`<${Empty}>${lines ? "The log is empty." : "There is no log yet."}<//>`;
-  return html`<pre class="log" ref=${place} tabindex="0" role="log" aria-label=${`Log of ${model.name}`} onScroll=${scrolled}>${lines.join("\n")}</pre>`;
 }
 
 function Facts({ model }) {
@@ -113,27 +82,18 @@ const TABS = [
   ["load", "Load with…", LoadForm],
 ];
 
-export function ModelDialog({ name, tab = "why" }) {
+export function ModelDialog({ name, tab = "why", onClose }) {
   const model = state.models.get(name);
   const shown = TABS.filter(([id]) => id !== "load" || model.load_constraints);
-  const [, , View] = shown.find(([id]) => id === tab) ?? shown[0];
-  const turn = (event) => {
-    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by) return;
-    const at = shown.findIndex(([id]) => id === tab);
-    const [next] = shown[(at + by + shown.length) % shown.length];
-    go("models", name, next);
-    document.getElementById(`tab-${next}`).focus();
-  };
-  return html`<${Dialog} title=${name} className="drawer" onClose=${() => go("")}>
+  const [open, , View] = shown.find(([id]) => id === tab) ?? shown[0];
+  return html`<${Dialog} title=${name} className="drawer" onClose=${onClose}>
     <div class="summary">
       <${StateBadge} model=${model} /><span class="reason">${model.reason || "never loaded"}</span>
       <${Actions} model=${model} />
-      ${!STOPPED.has(model.state) && model.in_flight > 0 && html`<button class="danger" onClick=${() => unload(name, { force: true })}>Unload now, cut ${plural(model.in_flight, "request")}</button>`}
     </div>
-    <div class="tabs" role="tablist" onKeyDown=${turn}>
-      ${shown.map(([id, title]) => html`<a id=${`tab-${id}`} role="tab" href=${href("models", name, id)} aria-selected=${id === tab} tabindex=${id === tab ? 0 : -1}>${title}</a>`)}
-    </div>
-    <div class="tab" role="tabpanel" aria-labelledby=${`tab-${tab}`}><${View} model=${model} /></div>
+    <nav class="tabs" aria-label=${`About ${name}`}>
+      ${shown.map(([id, title]) => html`<a href=${href("models", name, id)} aria-current=${id === open ? "page" : null}>${title}</a>`)}
+    </nav>
+    <div class=${`tab ${open}`}><${View} model=${model} /></div>
   <//>`;
 }

@@ -1,7 +1,7 @@
 // Small pieces that several views share.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { notify, state } from "./live.js";
+import { notify } from "./state.js";
 
 const ICONS = {
   pin: "M10 2l4 4-2.5 1L9 10.5 8.5 13 3 7.5 5.5 7 9 4.5z M5.5 10.5L2 14",
@@ -19,41 +19,55 @@ const ICONS = {
 export const Icon = ({ name }) =>
   html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d=${ICONS[name]} /></svg>`;
 
-/** The physical model behind a public name. */
-export function physical(name) {
-  return state.models.get(name) ?? [...state.models.values()].find((model) => model.virtual_models.includes(name));
-}
+let dialogCount = 0;
 
-/** The class of a model's colour; the same wherever it is shown, under whichever of its names. */
-export function hue(name) {
-  const found = physical(name);
-  return found ? `hue-${[...state.models.keys()].sort().indexOf(found.name) % 8}` : "";
-}
-
-/** A modal dialog that closes by Escape, by its cross and by a click beside it. Focus returns to where it was. */
+/** A modal dialog that closes by Escape, by its cross and by a click beside it; without `onClose` it stays. Focus returns to
+ * where it was. */
 export function Dialog({ title, className = "", onClose, children }) {
   const element = useRef(null);
+  const id = useRef(null);
+  id.current ??= `dialog-${++dialogCount}`;
   useEffect(() => {
-    const before = document.activeElement;
-    element.current.showModal();
-    return () => before?.isConnected && before.focus();
+    const dialog = element.current;
+    dialog.showModal();
+    return () => {
+      dialog.close(); // gives the focus back, as long as it is still there
+      if (document.activeElement === document.body) document.getElementById("main").focus();
+    };
   }, []);
+  // A browser lets a page refuse Escape only once: the next one closes the dialog, whatever `cancel` says.
+  const closed = () => {
+    if (!element.current || element.current.open) return;
+    if (onClose) onClose();
+    else element.current.showModal();
+  };
   return html`<dialog
     ref=${element}
     class=${className}
-    aria-labelledby="dialog-title"
-    onCancel=${(event) => (event.preventDefault(), onClose?.())}
+    aria-labelledby=${id.current}
+    onCancel=${(event) => event.target === element.current && (event.preventDefault(), onClose?.())}
+    onClose=${closed}
     onClick=${(event) => event.target === element.current && onClose?.()}
   >
     <div class="dialog-body">
       <header>
-        <h2 id="dialog-title">${title}</h2>
+        <h2 id=${id.current}>${title}</h2>
         ${onClose && html`<button class="quiet square" aria-label="Close" onClick=${onClose}><${Icon} name="close" /></button>`}
       </header>
       ${children}
     </div>
   </dialog>`;
 }
+
+/** A labelled choice; each of `options` is a text, or `[value, text]`. */
+export const Select = ({ label, value, options, onChange }) => html`<label>${label}
+  <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+    ${options.map((option) => {
+      const [name, text] = Array.isArray(option) ? option : [option, option];
+      return html`<option key=${name} value=${name} selected=${name === value}>${text}</option>`;
+    })}
+  </select>
+</label>`;
 
 /** Copy where the browser allows it; on plain http to another machine it does not, and the old way is left. */
 export async function copy(text) {

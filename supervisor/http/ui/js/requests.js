@@ -1,34 +1,92 @@
-// Requests in flight and queued, with cancel; below them the last that ended, as far as this page saw them.
+// Requests in flight and queued, with cancel; below them the last that ended. What repeats is one line.
 
-import { html } from "../vendor/htm-preact.js";
+import { html, useState } from "../vendor/htm-preact.js";
 import { cancel } from "./actions.js";
+import { hue } from "./colours.js";
 import { duration, milliseconds, time } from "./format.js";
-import { state } from "./live.js";
-import { Empty, hue } from "./parts.js";
+import { Empty } from "./parts.js";
+import { askCancel } from "./questions.js";
+import { href } from "./route.js";
+import { idOf, state } from "./state.js";
 
 const ENDED_SHOWN = 6;
+const FOLDED_FROM = 4; // so many alike become one line
+const OPEN_MOST = 50; // lines of an opened one
+
+const tone = (request) => (request.state === "queued" ? "busy" : "good");
 
 const Running = ({ request }) => html`<li class=${hue(request.model)}>
   <i class="swatch" />
-  <span class="what"><b>${request.model}</b><small>${request.path}${request.key ? ` · ${request.key}` : ""}</small></span>
-  <span class=${`badge ${request.state === "queued" ? "busy" : "good"}`}>${request.state}</span>
+  <span class="what"><a href=${href("requests", idOf(request))}>${request.model}</a><small>${request.path}${request.key ? ` · ${request.key}` : ""}</small></span>
+  <span class=${`badge ${tone(request)}`}>${request.state}</span>
   <span class="num age">${duration(state.at - request.since)}</span>
-  <button class="small" aria-label=${`Cancel request ${request.request_id}`} onClick=${() => cancel(request)}>Cancel</button>
+  <button class="small" aria-label=${`Cancel request ${request.request_id}`} onClick=${() => cancel([request])}>Cancel</button>
 </li>`;
 
-const Ended = ({ record }) => html`<li class=${`ended ${hue(record.model)}`}>
+function Alike({ requests }) {
+  const [open, setOpen] = useState(false);
+  const [first] = requests;
+  const what = `${requests.length} ${first.state} for ${first.model}`;
+  return html`<li class=${hue(first.model)}>
+      <i class="swatch" />
+      <span class="what"><button class="fold" aria-expanded=${open} onClick=${() => setOpen(!open)}><b class="num">${requests.length}</b> ${first.state} for <b>${first.model}</b></button></span>
+      <span class="num age" title="The oldest">${duration(state.at - first.since)}</span>
+      <button class="small" aria-label=${`Cancel all ${what}`} onClick=${() => askCancel(requests, what)}>Cancel all</button>
+    </li>
+    ${open && requests.slice(0, OPEN_MOST).map((request) => html`<${Running} key=${request.id} request=${request} />`)}
+    ${open && requests.length > OPEN_MOST && html`<li class="muted">and ${requests.length - OPEN_MOST} more</li>`}`;
+}
+
+/** Lists of requests of one model in one state, in the order of their first. */
+function alike(requests) {
+  const groups = new Map();
+  for (const request of requests) {
+    const name = `${request.state} ${request.model}`;
+    groups.set(name, [...(groups.get(name) ?? []), request]);
+  }
+  return [...groups];
+}
+
+/** What is queued or in flight, for a list of its own or within the page of requests. */
+export function InFlight() {
+  return html`<ul class="requests" aria-label="In flight and queued">
+    ${alike(state.requests).flatMap(([name, requests]) =>
+      requests.length < FOLDED_FROM
+        ? requests.map((request) => html`<${Running} key=${request.id} request=${request} />`)
+        : [html`<${Alike} key=${name} requests=${requests} />`],
+    )}
+  </ul>`;
+}
+
+const outcome = (record) => record.error ?? record.status;
+
+/** The newest first; those in a row that ended alike are one, with how many they are. */
+function folded(records) {
+  const lines = [];
+  for (const record of records) {
+    const last = lines.at(-1);
+    if (last && record.error && last.record.model === record.model && last.record.error === record.error) last.count += 1;
+    else if (lines.length === ENDED_SHOWN) break;
+    else lines.push({ record, count: 1 });
+  }
+  return lines;
+}
+
+const Ended = ({ record, count }) => html`<li class=${`ended ${hue(record.model)}`}>
   <span class="num muted">${time(record.at)}</span>
-  <span class="what">${record.model ?? "–"}<small>${record.completion_tokens ? `${record.completion_tokens} tokens` : record.path}</small></span>
-  <span class=${`num ${record.status >= 400 || record.error ? "bad-text" : "muted"}`}>${record.error ?? record.status}</span>
+  <span class="what"><a href=${href("requests", idOf(record))}>${record.model ?? "–"}</a><small>${record.completion_tokens ? `${record.completion_tokens} tokens` : record.path}</small></span>
+  ${count > 1 && html`<span class="badge num" title=${`${count} in a row`}>× ${count}</span>`}
+  <span class=${`num ${record.status >= 400 || record.error ? "bad-text" : "muted"}`}>${outcome(record)}</span>
   <span class="num age">${milliseconds(record.total_ms)}</span>
 </li>`;
 
 export function Requests() {
   if (state.requests === null) return null;
+  const ended = folded([...state.ended.values()].reverse());
   return html`<section class="panel" aria-labelledby="requests-title">
-    <h2 id="requests-title">Requests <small>${state.requests.length} now</small></h2>
-    <ul class="requests" aria-label="In flight and queued">${state.requests.map((request) => html`<${Running} key=${request.id} request=${request} />`)}</ul>
-    ${state.requests.length + state.finished.length === 0 && html`<${Empty}>Nothing in flight.<//>`}
-    ${state.finished.length > 0 && html`<ul class="requests" aria-label="Ended">${state.finished.slice(0, ENDED_SHOWN).map((record) => html`<${Ended} key=${record.request_id} record=${record} />`)}</ul>`}
+    <div class="title"><h2 id="requests-title">Requests <small>${state.requests.length} now</small></h2><a href=${href("requests")}>All requests</a></div>
+    <${InFlight} />
+    ${state.requests.length + ended.length === 0 && html`<${Empty}>Nothing in flight.<//>`}
+    ${ended.length > 0 && html`<ul class="requests" aria-label="Ended">${ended.map((line) => html`<${Ended} key=${idOf(line.record)} ...${line} />`)}</ul>`}
   </section>`;
 }

@@ -25,7 +25,7 @@ export function useShortcuts(table) {
 }
 
 const HELP = [
-  ["1 – 4", "Overview, playground, decisions, connect"],
+  ["1 – 6", "Overview, playground, requests, decisions, connect, daemon"],
   ["j  k", "Next, previous model"],
   ["Enter", "Details of the model: why, log, definition"],
   ["l", "Load it"],

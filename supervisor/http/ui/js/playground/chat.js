@@ -4,7 +4,8 @@ import { html, useEffect, useRef, useState } from "../../vendor/htm-preact.js";
 import { events, send } from "../api.js";
 import { milliseconds } from "../format.js";
 import { notify } from "../live.js";
-import { Icon, physical, useWork } from "../parts.js";
+import { physical } from "../colours.js";
+import { Icon, Select, useWork } from "../parts.js";
 import { Text } from "./markup.js";
 import { Waiting } from "./playground.js";
 
@@ -145,7 +146,7 @@ export function Chat({ model, choice }) {
       ${choice}
       <label>Temperature<input type="number" min="0" max="2" step="0.1" placeholder="default" value=${options.temperature} onInput=${set("temperature")} /></label>
       <label>Most tokens<input type="number" min="1" step="1" placeholder="no limit" value=${options.max_tokens} onInput=${set("max_tokens")} /></label>
-      ${thinks && html`<label>Thinking<select value=${options.thinking} onChange=${set("thinking")}><option value="">default</option><option>on</option><option>off</option></select></label>`}
+      ${thinks && html`<${Select} label="Thinking" value=${options.thinking} options=${[["", "default"], "on", "off"]} onChange=${(thinking) => setOptions({ ...options, thinking })} />`}
       <label class="wide">System prompt<input placeholder="none" value=${options.system} onInput=${set("system")} /></label>
     </div>
     <ol class="turns" aria-label="Conversation" aria-live="polite" aria-busy=${busy}>

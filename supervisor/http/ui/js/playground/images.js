@@ -3,7 +3,7 @@
 import { html, useState } from "../../vendor/htm-preact.js";
 import { post } from "../api.js";
 import { milliseconds } from "../format.js";
-import { useWork } from "../parts.js";
+import { Select, useWork } from "../parts.js";
 import { Waiting } from "./playground.js";
 
 const SIZES = ["512x512", "768x768", "1024x1024", "1024x768", "768x1024"];
@@ -22,7 +22,7 @@ export function Images({ model, choice }) {
   return html`<form class="stack" onSubmit=${(event) => (event.preventDefault(), make())}>
     <div class="fields">
       ${choice}
-      <label>Size<select value=${size} onChange=${(event) => setSize(event.target.value)}>${SIZES.map((name) => html`<option>${name}</option>`)}</select></label>
+      <${Select} label="Size" value=${size} options=${SIZES} onChange=${setSize} />
       <label>Number<input type="number" min="1" max="4" required value=${count} onInput=${(event) => setCount(event.target.value)} /></label>
     </div>
     <label>Prompt<textarea rows="3" required value=${prompt} onInput=${(event) => setPrompt(event.target.value)} /></label>

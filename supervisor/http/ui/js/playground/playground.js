@@ -3,7 +3,8 @@
 import { html, useEffect, useState } from "../../vendor/htm-preact.js";
 import { get } from "../api.js";
 import { notify, state } from "../live.js";
-import { Empty, physical } from "../parts.js";
+import { physical } from "../colours.js";
+import { Empty, Select } from "../parts.js";
 import { href } from "../route.js";
 import { Chat } from "./chat.js";
 import { Embeddings } from "./embeddings.js";
@@ -41,12 +42,10 @@ export function Playground({ kind = "chat" }) {
   return html`<section class="panel playground" aria-labelledby="playground-title">
     <h1 id="playground-title" class="unseen">Playground</h1>
     <nav class="tabs" aria-label="Kinds">
-      ${KINDS.map(({ id, title }) => html`<a href=${href("playground", id)} aria-selected=${id === kind} aria-current=${id === kind ? "page" : null}>${title}</a>`)}
+      ${KINDS.map(({ id, title }) => html`<a href=${href("playground", id)} aria-current=${id === kind ? "page" : null}>${title}</a>`)}
     </nav>
     ${model
-      ? html`<${View} key=${type} model=${model} choice=${html`<label>Model
-          <select value=${model} onChange=${(event) => setChosen({ ...chosen, [type]: event.target.value })}>${names.map((name) => html`<option value=${name}>${name}</option>`)}</select>
-        </label>`} />`
+      ? html`<${View} key=${type} model=${model} choice=${html`<${Select} label="Model" value=${model} options=${names} onChange=${(name) => setChosen({ ...chosen, [type]: name })} />`} />`
       : listing && html`<${Empty}>No model for ${title.toLowerCase()} is configured (type <code>${type}</code>).<//>`}
   </section>`;
 }

@@ -3,8 +3,10 @@
 import { html, useEffect, useState } from "../../vendor/htm-preact.js";
 import { get, send } from "../api.js";
 import { milliseconds } from "../format.js";
-import { useWork } from "../parts.js";
+import { Select, useWork } from "../parts.js";
 import { Waiting } from "./playground.js";
+
+const FORMATS = ["mp3", "wav", "opus", "flac", "aac"];
 
 /** Voices that this model's worker names, where it does. */
 function useVoices(model) {
@@ -37,7 +39,7 @@ export function Speech({ model, choice }) {
       ${choice}
       <label>Voice<input list="voices" placeholder="default" value=${voice} onInput=${(event) => setVoice(event.target.value)} /></label>
       <datalist id="voices">${voices.map((name) => html`<option value=${name} />`)}</datalist>
-      <label>Format<select value=${format} onChange=${(event) => setFormat(event.target.value)}>${["mp3", "wav", "opus", "flac", "aac"].map((name) => html`<option>${name}</option>`)}</select></label>
+      <${Select} label="Format" value=${format} options=${FORMATS} onChange=${setFormat} />
       <label>Speed<input type="number" min="0.25" max="4" step="0.05" placeholder="1" value=${speed} onInput=${(event) => setSpeed(event.target.value)} /></label>
     </div>
     <label>Text<textarea rows="4" required value=${text} onInput=${(event) => setText(event.target.value)} /></label>

@@ -1,0 +1,73 @@
+// What the page knows: one plain object. Views read it and are told when it changed.
+
+import { now } from "./format.js";
+
+export const state = {
+  link: "connecting", // "live", "polling", "offline", "locked"
+  trouble: null, // why it is offline or locked
+  models: new Map(),
+  devices: [],
+  decisions: [], // newest first
+  requests: null, // in flight and queued, oldest first; null: this daemon doesn't tell
+  ended: new Map(), // requests by id, in the order they ended
+  history: null,
+  notices: [],
+  question: null, // a component: the dialog in which the operator decides something
+  at: now(), // seconds; ticks, so that ages grow
+};
+
+const listeners = new Set();
+let scheduled = false;
+
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function changed() {
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    state.at = now();
+    for (const listener of listeners) listener();
+  });
+}
+
+let noticeCount = 0;
+
+/** A line for the operator that goes away by itself. `tone`: "info" or "bad". */
+export function notify(text, tone = "info") {
+  const notice = { id: ++noticeCount, text, tone };
+  state.notices = [...state.notices.slice(-3), notice];
+  setTimeout(() => dismiss(notice.id), tone === "bad" ? 12000 : 5000);
+  changed();
+}
+
+export function dismiss(id) {
+  state.notices = state.notices.filter((notice) => notice.id !== id);
+  changed();
+}
+
+/** Show `dialog`, a component; null closes it. */
+export function ask(dialog) {
+  state.question = dialog;
+  changed();
+}
+
+export const ENDED_KEPT = 1000; // as many as the daemon keeps
+
+/** What a request is found by. Those refused at once have only what the client may have chosen. */
+export const idOf = (record) => record.id ?? record.request_id;
+
+const endOf = ({ at, total_ms: total }) => at * 1000 + total;
+
+/** Take in requests that ended: one just now, or a list of which some may be known. */
+export function keepEnded(records) {
+  for (const record of records) state.ended.set(idOf(record), record);
+  if (records.length > 1) state.ended = new Map([...state.ended].sort(([, left], [, right]) => endOf(left) - endOf(right)));
+  for (const id of state.ended.keys()) {
+    if (state.ended.size <= ENDED_KEPT) break;
+    state.ended.delete(id);
+  }
+}

@@ -1,0 +1,261 @@
+"""What an operator does with the dashboard on a busy day: requests, logs, memory, many models, reloads."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.dashboard.conftest import KEY, row
+from tests.support.daemon import Daemon, wait_until
+
+
+class Clients:
+    """Chat requests in threads, and what became of them."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.threads: list[threading.Thread] = []
+        self.ends: list[str] = []
+
+    def begin(self, model: str, count: int) -> None:
+        """Return once the daemon has them all."""
+        for _ in range(count):
+            self.threads.append(threading.Thread(target=self._ask, args=(model,)))
+            self.threads[-1].start()
+        wait_until(lambda: len(self._daemon.get("/v1/admin/requests").json()["data"]) == len(self.threads))
+
+    def _ask(self, model: str) -> None:
+        try:
+            self.ends.append(self._daemon.chat(model, stream=True).text)
+        except httpx.RemoteProtocolError as error:
+            self.ends.append(f"cut: {error}")
+
+    def join(self) -> None:
+        """Cancel what is left, and wait."""
+        with self._daemon.client() as client:
+            for request in client.get("/v1/admin/requests").json()["data"]:
+                client.delete(f"/v1/admin/requests/{request['id']}")
+        for thread in self.threads:
+            thread.join()
+
+
+@pytest.fixture
+def clients(empty: Daemon) -> Iterator[Clients]:
+    made = Clients(empty)
+    with contextlib.ExitStack() as stack:
+        stack.callback(made.join)
+        yield made
+
+
+def ended(page: Page) -> list[str]:
+    return page.locator(".ended-table tbody a").all_inner_texts()
+
+
+class TestRequests:
+    """The last thousand, as the daemon keeps them: also those from before the page was opened."""
+
+    def test_are_found_by_model_failure_and_text(self, empty, open_page):
+        empty.chat("qwen-small")
+        empty.chat("tiny-chat")
+        empty.chat("never-heard-of")
+        page = open_page(empty, "requests")
+        page.locator(".ended-table").wait_for()
+        assert ended(page)[:3] == ["never-heard-of", "tiny-chat", "qwen-small"]
+        page.get_by_label("Failed only").check()
+        expect(page.locator(".ended-table")).not_to_contain_text("tiny-chat")
+        expect(page.locator(".ended-table tbody tr").first).to_contain_text("404 model_not_found")
+        page.get_by_label("Failed only").uncheck()
+        page.get_by_label("Text").fill("never-heard")
+        wait_until(lambda: set(ended(page)) == {"never-heard-of"})
+        page.get_by_label("Text").fill("")
+        page.get_by_role("combobox", name="Model").select_option("qwen-small")
+        wait_until(lambda: set(ended(page)) == {"qwen-small"})
+        empty.chat("qwen-small")
+        wait_until(lambda: len(ended(page)) >= 2)  # as it happens
+
+    def test_one_tells_its_wait_in_parts(self, empty, open_page):
+        assert empty.chat("qwen-small").status_code == 200
+        page = open_page(empty, "requests")
+        page.locator(".ended-table tbody tr").first.click()
+        request = page.get_by_role("dialog", name="Request")
+        phases = request.get_by_role("list", name="Where its time went")
+        expect(phases).to_contain_text("Waited for the model to load.")
+        expect(phases).to_contain_text("The worker answered.")
+        expect(request.locator(".decisions")).to_contain_text("qwen-small")
+        request.locator(".facts").get_by_role("link", name="qwen-small").click()
+        expect(page.get_by_role("dialog", name="qwen-small")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("nav [aria-current=page]")).to_have_text("Requests")
+
+    def test_one_is_copied_without_its_key(self, locked, open_page):
+        page = open_page(locked)
+        page.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        body = {"model": "it's", "messages": []}
+        locked.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {KEY}"})
+        page.get_by_role("link", name="Requests", exact=True).click()
+        page.locator(".ended-table").get_by_role("link", name="it's").first.click()
+        page.get_by_role("button", name="Copy request as curl").click()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert KEY not in copied
+        assert "Bearer $LLMUX_API_KEY" in copied
+        assert f"curl '{locked.url}/v1/chat/completions'" in copied
+        assert """-d '{"model":"it'\\''s","messages":[{"role":"user","content":"Hello"}]}'""" in copied
+
+    def test_many_alike_are_one_line_to_cancel(self, empty, clients, open_page):
+        clients.begin("slow", 5)
+        page = open_page(empty)
+        flying = page.get_by_role("list", name="In flight and queued")
+        line = flying.get_by_role("listitem")
+        expect(line).to_have_count(1)
+        expect(line).to_contain_text(re.compile(r"5 (running|queued) for slow"))
+        line.get_by_role("button", name=re.compile("running|queued")).first.click()
+        expect(line).to_have_count(6)
+        page.get_by_role("button", name="Cancel all 5").click()
+        page.get_by_role("dialog", name="Cancel 5 requests").get_by_role("button", name="Cancel all 5").click()
+        expect(line).to_have_count(0)
+        clients.join()
+        assert len(clients.ends) == 5
+        assert all("cancelled by an operator" in end or end.startswith("cut") for end in clients.ends)
+
+
+class TestUnload:
+    """It says first for whom it matters."""
+
+    def test_that_is_forced_cuts_and_refuses(self, empty, clients, open_page):
+        clients.begin("single", 3)
+        page = open_page(empty)
+        expect(row(page, "single")).to_contain_text("2 queued")
+        row(page, "single").get_by_role("button", name="Unload").click()
+        question = page.get_by_role("dialog", name="Unload single")
+        for text in [
+            "1 request running on it",
+            "2 requests waiting for it",
+            "The next request for single loads it again",
+        ]:
+            expect(question).to_contain_text(text)
+        page.keyboard.press("Escape")
+        expect(question).to_have_count(0)
+        assert empty.model("single")["in_flight"] == 1
+        row(page, "single").get_by_role("button", name="Unload").click()
+        question.get_by_role("button", name="Cut it off now").click()
+        expect(row(page, "single")).to_contain_text("stopped")
+        clients.join()
+        assert sum("model_unloaded" in end for end in clients.ends) >= 2
+
+    def test_that_waits_is_followed_by_a_load_for_those_that_wait(self, empty, clients, open_page):
+        clients.begin("single", 2)
+        before = wait_until(lambda: (view := empty.model("single"))["queued"] == 1 and view["generation"])
+        page = open_page(empty)
+        expect(row(page, "single")).to_contain_text("1 queued")
+        row(page, "single").get_by_role("button", name="Unload").click()
+        question = page.get_by_role("dialog", name="Unload single")
+        expect(question).to_contain_text("get up to 1 s more; what is left then is cut off")
+        expect(question).to_contain_text("The waiting ones stay, and load it again right after.")
+        question.get_by_role("button", name="Unload when done").click()
+        wait_until(lambda: (view := empty.model("single"))["generation"] > before and view["in_flight"] == 1)
+
+
+class TestLog:
+    """A model's log is searched, wrapped and taken along."""
+
+    def test_is_searched_wrapped_and_downloaded(self, empty, open_page):
+        empty.post("/v1/admin/models/kokoro/load")
+        for _ in range(3):
+            empty.post("/v1/audio/speech", json={"model": "kokoro", "input": "Hello", "voice": "any"})
+        page = open_page(empty, "models/kokoro/log")
+        log = page.get_by_role("log")
+        expect(log).to_contain_text("asked for /v1/audio/speech")
+        page.get_by_label("Search the log").fill("/V1/AUDIO")
+        expect(log.locator("mark").first).to_have_text("/v1/audio")
+        page.get_by_label("Only these").check()
+        expect(log).not_to_contain_text("kokoro speaks")
+        page.keyboard.press("Tab")
+        page.get_by_label("Search the log").press("Enter")
+        expect(log.locator("mark.here")).to_have_count(1)
+        page.get_by_label("Search the log").fill("")
+        expect(log).to_contain_text("kokoro speaks")
+        style = "element => getComputedStyle(element).whiteSpace"
+        assert log.evaluate(style) == "pre-wrap"
+        page.get_by_label("Wrap").uncheck()
+        wait_until(lambda: log.evaluate(style) == "pre")
+        with page.expect_download() as saved:
+            page.get_by_role("button", name="Download").click()
+        assert saved.value.suggested_filename == "kokoro.log"
+        assert "kokoro speaks" in saved.value.path().read_text()
+
+
+class TestMemory:
+    """The last half hour by model; an eviction leads to its reason."""
+
+    def test_an_eviction_is_marked_and_says_why(self, empty, open_page):
+        def sampled(model: str) -> bool:
+            series = empty.get("/v1/admin/history").json()["series"].get(f"worker_memory_mib:host/{model}", [None])
+            return series[-1] is not None
+
+        empty.post("/v1/admin/models/qwen-small/load")
+        wait_until(lambda: sampled("qwen-small"), what="its memory is in the history")
+        assert empty.chat("qwen-large").status_code == 200
+        evicted = next(each for each in reversed(empty.decisions("qwen-small")) if each["kind"] == "evicted")
+        wait_until(lambda: sampled("qwen-large"), what="its memory is in the history")
+        page = open_page(empty)
+        expect(page.locator(".chart.whole figcaption")).to_contain_text("qwen-large")
+        mark = page.locator(".mark").last
+        assert f"qwen-small: {evicted['reason']}" in mark.get_attribute("title")
+        mark.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator(".decisions [aria-current=true]")).to_contain_text("evicted")
+        expect(page.locator(".decisions [aria-current=true]")).to_be_in_viewport()
+
+
+class TestManyModels:
+    """A hundred of them: the loaded ones first, the rest by type, folded."""
+
+    def test_are_grouped(self, crowd, open_page):
+        page = open_page(crowd)
+        groups = page.locator("tr.group").all_inner_texts
+        expect(page.locator("tr.group").first).to_contain_text("Loaded 12")
+        assert [text.split()[0] for text in groups()] == ["Loaded", "llm", "asr", "embedding", "tts"]
+        assert page.locator("tr[data-model]").count() == 12
+        page.get_by_role("button", name="embedding").click()
+        expect(row(page, "model-14")).to_be_visible()
+        page.get_by_label("Filter the models").fill("model-77")
+        expect(page.locator("tr[data-model]")).to_have_count(1)
+        expect(row(page, "model-77")).to_be_visible()
+
+
+@pytest.fixture
+def broken_config(empty: Daemon) -> Iterator[Callable[[], None]]:
+    """Puts a mistake into the configuration; it is taken out again after the test."""
+    good = empty.config_path.read_text()
+    yield lambda: empty.config_path.write_text(good.replace("runtime: command", "runtime: comand", 1))
+    empty.config_path.write_text(good)
+    assert empty.post("/v1/admin/reload").status_code == 200
+
+
+class TestDaemon:
+    """Which daemon it is, and what a reload would do."""
+
+    def test_says_version_and_files(self, empty, open_page):
+        info = empty.get("/v1/admin/info").json()
+        page = open_page(empty, "daemon")
+        about = page.get_by_role("region", name="This daemon")
+        for text in [f"llmux {info['version']}", f"pid {empty.process.pid}", str(empty.config_path)]:
+            expect(about).to_contain_text(text)
+
+    def test_checks_before_it_reloads(self, empty, broken_config, open_page):
+        page = open_page(empty, "daemon")
+        page.get_by_role("button", name="Check").click()
+        expect(page.get_by_role("main")).to_contain_text("The configuration is right. Nothing would change.")
+        broken_config()
+        for button, said in [("Check", "A reload would change nothing"), ("Reload", "Nothing was changed")]:
+            page.get_by_role("button", name=button, exact=True).click()
+            expect(page.get_by_role("alert")).to_contain_text("1 mistake")
+            expect(page.get_by_role("alert")).to_contain_text(said)
+            expect(page.locator(".mistakes")).to_contain_text("no such runtime; did you mean")
