@@ -161,9 +161,9 @@ class TestOtherDialects:
     def test_a_get_names_its_model_in_the_query(self, site):
         assert site.get("/props", params={"model": "quick"}).json()["model_alias"] == "chat"
         assert len(site.get("/slots?model=chat").json()) == 4
-        told = site.get("/props")
+        told = site.get("/slots")
         assert told.status_code == 400
-        assert "/props?model=NAME" in told.json()["error"]["message"]
+        assert "/slots?model=NAME" in told.json()["error"]["message"]
 
     def test_the_workers_own_refusal_comes_through(self, site):
         told = site.post("/infill", json={"model": "chat", "input_prefix": "a", "input_suffix": "b"})

@@ -36,7 +36,7 @@ class TestPaths:
         [
             ("GET", CHAT, "POST"),
             ("DELETE", CHAT, "POST"),
-            ("POST", "/props", "GET"),
+            ("POST", "/props", "GET, HEAD"),
             ("POST", "/v1/models", "GET, HEAD"),
             ("GET", "/v1/admin/models/chat/unload", None),
             ("PUT", "/v1/admin/gpu-memory", "GET, HEAD"),
