@@ -145,7 +145,7 @@ class Pipeline:
         model = route.model.id
         if not (body.take_permission() or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
-        await body.check(name, self._inputs[model])
+        await body.check(name, self._inputs[model], endpoint)
         path = (endpoint.upstream_path or endpoint.path).encode()
         if query := scope["query_string"]:
             path += b"?" + query

@@ -6,6 +6,7 @@ that OpenAI's clients can show to a person.
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import Final
 
@@ -16,6 +17,11 @@ from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.error_response import error_body
 
 _TEXT_LIMIT: Final = 1000
+_CLIENTS_FAULT: Final = re.compile(
+    rb'"message"\s*:\s*"((?:Failed to parse (?:messages|tools|tool call arguments)|\'messages\' is required'
+    rb'|(?:image|audio|video) input is not supported)(?:[^"\\]|\\.){0,1000}?)(?:; (?:tools|messages) = |")'
+)
+"""What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", "forbidden"),
@@ -35,6 +41,15 @@ class WorkerAnswerError(LlmuxError):
         except ValueError:  # a number of its own making
             self.status = HTTPStatus.BAD_GATEWAY
         self.type = kind
+
+
+def restated(status: int, data: bytes) -> tuple[int, bytes]:
+    """An error response's status and body, with 400 where llama.cpp says 500 for a mistake of the client."""
+    found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
+    if found is None:
+        return status, data
+    fields = b'"type":"invalid_request_error","param":null,"code":"invalid_request"'
+    return 400, b'{"error":{"message":"%b",%b}}' % (found[1], fields)
 
 
 def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect) -> bytes:

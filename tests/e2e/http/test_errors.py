@@ -117,7 +117,7 @@ class TestBodies:
         assert (error["message"], error["type"]) == ("as told", "server_error")
 
     def test_llama_cpps_errors_are_completed(self, site):
-        told = site.post(CHAT, json={"model": "chat", "messages": "none"})
+        told = site.post(CHAT, json={"model": "chat", "messages": [{"role": "user", "content": 3}]})
         assert told.status_code in {400, 500}
         error = error_of(told)
         assert isinstance(error["code"], str)
