@@ -148,9 +148,10 @@ class TestOtherDialects:
         usage = site.chat("quick").json()["usage"]
         assert usage["prompt_tokens"] == counted
 
-    def test_rerank(self, site):
-        body = {"model": "rank", "query": "a", "documents": ["a", "b"], "top_n": 2}
-        results = site.post("/v1/rerank", json=body).json()["results"]
+    @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v1/reranking", "/v2/rerank"])
+    def test_rerank(self, site, path):
+        body = {"model": "rank", "query": "a", "documents": ["a", "b"], "top_n": 2, "max_tokens_per_doc": 4096}
+        results = site.post(path, json=body).json()["results"]
         assert {0, 1} == {row["index"] for row in results}
         assert all(isinstance(row["relevance_score"], float) for row in results)
 

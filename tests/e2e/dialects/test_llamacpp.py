@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from supervisor.catalog.keys import Scope, new_key
 from tests.support import raw
-from tests.support.daemon import Daemon, fake
+from tests.support.daemon import Daemon, fake, wait_until
 
 ENDPOINTS = [
     "/v1/chat/completions",
@@ -21,9 +23,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory):
-    """A daemon with a key for inference, and one model."""
+    """A daemon with a key that may load models, of which two at a time."""
     folder = tmp_path_factory.mktemp("router")
-    secret, entry = new_key("user", [Scope.INFERENCE])
+    secret, entry = new_key("user", [Scope.INFERENCE, Scope.ADMIN])
     (folder / "keys.yaml").write_text(str([entry]).replace("'", '"'))
     config = {
         "models": {
@@ -42,10 +44,16 @@ def keyed(tmp_path_factory):
         daemon.stop()
 
 
-def loaded(keyed) -> bool:
+def statuses(keyed) -> dict[str, str]:
     daemon, key = keyed
-    data = daemon.get("/models", headers=key).json()["data"]
-    return next(entry for entry in data if entry["id"] == "resting")["status"]["value"] == "loaded"
+    return {entry["id"]: entry["status"]["value"] for entry in daemon.get("/models", headers=key).json()["data"]}
+
+
+def order(keyed, what: str, model: str) -> None:
+    """Load or unload, and wait until it has happened, as llama.cpp's tests do."""
+    daemon, key = keyed
+    assert daemon.post(f"/models/{what}", json={"model": model}, headers=key).json() == {"success": True}
+    wait_until(lambda: statuses(keyed)[model] == f"{what}ed", what=f"{model} is {what}ed")
 
 
 class TestPathsWithoutPrefix:
@@ -137,11 +145,46 @@ class TestAutoload:
 
     def test_a_model_that_is_not(self, keyed):
         daemon, key = keyed
+        order(keyed, "unload", "resting")
         with daemon.client(headers=key) as client:
             body = {"model": "resting", "messages": HELLO}
             told = client.post("/chat/completions?autoload=false", json=body)
             assert (told.status_code, told.json()["error"]["code"]) == (400, "model_not_loaded")
-            assert not loaded(keyed)
+            assert statuses(keyed)["resting"] == "unloaded"
             client.post("/chat/completions?autoload=true", json=body)
-            assert loaded(keyed)
+            assert statuses(keyed)["resting"] == "loaded"
             assert "x-queue-wait-ms" in client.post("/chat/completions?autoload=0", json=body).headers
+
+
+class TestRouter:
+    """What llama.cpp's own tests of its router ask for."""
+
+    def test_no_more_are_loaded_than_may_be(self, keyed):
+        for model in ("seeded", "bare", "resting"):
+            order(keyed, "unload", model)
+        for model in ("seeded", "bare", "resting"):
+            order(keyed, "load", model)
+        found = statuses(keyed)
+        assert sorted((found["seeded"], found["bare"], found["resting"])) == ["loaded", "loaded", "unloaded"]
+        assert found["resting"] == "loaded", "the last one"
+
+    def test_a_request_right_after_an_unload_loads_it_again(self, keyed):
+        daemon, key = keyed
+        order(keyed, "load", "seeded")
+        assert daemon.post("/models/unload", json={"model": "seeded"}, headers=key).json() == {"success": True}
+        told = daemon.post("/chat/completions", json={"model": "seeded", "messages": HELLO}, headers=key)
+        assert told.status_code == 200, told.text
+        wait_until(lambda: statuses(keyed)["seeded"] == "loaded", what="it is loaded again")
+
+    def test_requests_for_more_models_than_fit_are_all_served(self, keyed):
+        daemon, key = keyed
+        asked = [("/chat/completions", name) for name in ("seeded", "bare", "resting") for _ in range(3)]
+
+        def ask(one: tuple[str, str]) -> bool:
+            path, name = one
+            path = path if name == "bare" else f"/v1{path}"
+            told = daemon.post(path, json={"model": name, "messages": HELLO}, headers=key)
+            return told.status_code != 503 and "x-queue-wait-ms" in told.headers
+
+        with ThreadPoolExecutor(len(asked)) as pool:
+            assert all(pool.map(ask, asked))
