@@ -299,9 +299,9 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Continue in HTTP/1.1: some clients offer h2c with every request, and then the parser skips the body."""
-        method = self.parser.get_method()
-        head = [method, b" ", self.url, b" HTTP/1.1\r\n"]
+        """Continue without it: some clients offer h2c with every request, and then the parser skips the body."""
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
             if name not in _UPGRADE_FIELDS:
                 head += (name, b": ", value, b"\r\n")
