@@ -38,6 +38,7 @@ _KNOWN: Final[Mapping[str, Meaning]] = {
     "/embeddings": _RUN,
     "/rerank": _RUN,
     "/reranking": _RUN,
+    "/v2/rerank": _RUN,
     "/audio/speech": _RUN,
     "/audio/transcriptions": _RUN,
     "/audio/translations": _RUN,
@@ -55,6 +56,14 @@ SMALLEST: Final[Mapping[str, Mapping[str, Mapping[str, object]]]] = {
     "embedding": {"/v1/embeddings": {"input": "."}},
 }
 """By type of model and path: a request for which a model computes as little as possible. The best path comes first."""
+
+
+def aliases_of(path: str) -> tuple[str, ...]:
+    """Other paths that mean the same: `/v1/x` is `/x` as well, as with llama.cpp's server. Only OpenAI's well-known paths."""
+    bare = path.removeprefix("/v1")
+    if bare == path or bare not in _KNOWN or _KNOWN[bare].dialect != "openai":
+        return ()
+    return (bare, "/v2/rerank") if bare == "/rerank" else (bare,)
 
 
 def meaning_of(path: str) -> Meaning:

@@ -1,17 +1,18 @@
 """Tables of request parameters: what a runtime does with each parameter of an API.
 
 A parameter is *used*, *ignored* (it has no effect, and doesn't make the answer wrong), or *refused*: an error, except with
-values that ask for the default behaviour. Names that aren't in the table are refused too, so that nothing is silently
-wrong. docs/runtimes.md shows the tables.
+values that ask for the default behaviour. Names that aren't in the table are ignored, because clients send new ones all the
+time; the worker's log tells of each once. docs/runtimes.md shows the tables.
 """
 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Union
+from typing import Final, Literal, Union
 
 from runtimes.sdk.errors import unsupported
 
@@ -40,16 +41,27 @@ def refused(note: str, *harmless: Value) -> Parameter:
 Table = Mapping[str, Parameter]
 
 
+_MOST_TOLD: Final = 100
+_told: Final = set[str]()
+
+
 def check(table: Table, given: Mapping[str, object]) -> None:
-    """Raises WorkerError for the first parameter that this table refuses or lacks."""
+    """Raises WorkerError for the first parameter that this table refuses."""
     for name, value in given.items():
         parameter = table.get(name)
         if parameter is None:
-            near = difflib.get_close_matches(name, table, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise unsupported(name, f"this runtime has no such parameter.{hint}")
-        if parameter.fate == "refused" and not any(_same(value, allowed) for allowed in parameter.harmless):
+            _tell_unknown(name[:50], table)
+        elif parameter.fate == "refused" and not any(_same(value, allowed) for allowed in parameter.harmless):
             raise unsupported(name, parameter.note)
+
+
+def _tell_unknown(name: str, table: Table) -> None:
+    if name in _told or len(_told) >= _MOST_TOLD:
+        return
+    _told.add(name)
+    near = difflib.get_close_matches(name, table, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    sys.stderr.write(f"ignored: the parameter {name!r}, which this runtime doesn't know.{hint}\n")
 
 
 def _same(value: object, allowed: Value) -> bool:

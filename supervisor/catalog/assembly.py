@@ -38,7 +38,7 @@ SECTIONS = ("models", "virtual_models", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
 
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
-_OWN_PATHS = re.compile(r"/|/(?:health|metrics)|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL)
+_OWN_PATHS = re.compile(r"/|/(?:v1/)?health|/metrics|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 S = TypeVar("S", bound=BaseModel)

@@ -87,7 +87,10 @@ class ServerConfig(Section):
     worker_port_last: Port = Field(default=18999, description="Last port given to workers.")
     allowed_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Names that may stand in the Host header besides loopback and `host`; guards against DNS rebinding.",
+        description=(
+            "Names that may stand in the Host header besides loopback, `host`, what containers call this machine, and, with "
+            "keys, its own name; guards against DNS rebinding."
+        ),
         examples=[["llm.example.org"]],
     )
     allowed_origins: tuple[str, ...] = Field(

@@ -23,8 +23,9 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from runtimes.base import Endpoint
+from runtimes.endpoints import aliases_of
 from supervisor.catalog import Catalog, Route
-from supervisor.core.types import ModelId, TicketId
+from supervisor.core.types import ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
@@ -155,15 +156,26 @@ class Pipeline:
         model = route.model.id
         if not (body.take_permission() or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
-        await body.check(name, self._inputs[model])
-        path = (endpoint.upstream_path or public_path).encode()
-        if scope["query_string"]:
-            path += b"?" + scope["query_string"]
+        await body.check(name, self._inputs[model], endpoint)
+        path = (endpoint.upstream_path or endpoint.path).encode()
+        if query := scope["query_string"]:
+            path += b"?" + query
+            if b"autoload=" in query:
+                self._refuse_load(query, name, model)
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name) if body.stream else None
         rewritten = held.changed(await body.rewritten(route.rewrite, endpoint))
         return Target(model, path, rewritten, translation, names, completion)
+
+    def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
+        """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""
+        found = self._engine.model(model)
+        is_coming = found is not None and (found.answering or found.state is WorkerState.STARTING)
+        if not is_coming and parse_qs(query.decode("latin-1")).get("autoload", ["true"])[0] not in {"true", "1"}:
+            raise InvalidRequestError(
+                f"{name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
+            )
 
     def _unnamed(self, scope: Scope, path: str) -> str | None:
         """The model of a request whose body names none."""
@@ -307,9 +319,12 @@ async def _open(raw: Bytes, scope: Scope) -> Body:
 
 
 def endpoint_table(catalog: Catalog) -> Table:
-    """(method, public path) → the models that serve it."""
+    """(method, public path) → the models that serve it. Aliases stand there as well, so that they cost no request anything."""
     table: dict[tuple[str, str], dict[ModelId, Endpoint]] = {}
     for model in catalog.models.values():
         for endpoint in model.adapter.endpoints(model.config):
             table.setdefault((endpoint.method, endpoint.path), {})[model.id] = endpoint
+    for (method, path), serving in [*table.items()]:
+        for alias in aliases_of(path):
+            table[method, alias] = {**serving, **table.get((method, alias), {})}
     return table

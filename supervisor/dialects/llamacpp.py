@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from typing import Final
+from urllib.parse import parse_qs
 
 import msgspec
 from pydantic import JsonValue
@@ -24,6 +25,7 @@ from supervisor.daemon.events import CLIENTS, Subscription
 from supervisor.dialects.model_status import Status, status, status_view
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
+from supervisor.io.distribution import version
 from supervisor.proxy.event_stream import KEEPALIVE_S, EventStream
 from supervisor.proxy.parameters import json_object
 
@@ -34,6 +36,7 @@ _SCOPES: Final = {
     "/models/load": "admin",
     "/models/unload": "admin",
     "/models/sse": "inference",
+    "/props": "inference",
 }
 
 
@@ -50,9 +53,13 @@ class LlamaCpp(OpenAI):
         """Loads and unloads need the admin scope."""
         return _SCOPES[path]
 
+    def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
+        """`/props` of no model are the router's."""
+        return path == "/props" and not parse_qs(query).get(b"model")
+
     def routes(self, daemon: Daemon) -> list[Route]:
-        """`GET /models`, `POST /models/load`, `POST /models/unload`, `GET /models/sse`."""
-        created = int(daemon.wall_time(daemon.started))
+        """`GET /models`, `POST /models/load`, `POST /models/unload`, `GET /models/sse`, `GET /props`."""
+        created, release = int(daemon.wall_time(daemon.started)), version()
 
         def entry(name: str, model: CatalogModel) -> Json:
             return {
@@ -80,7 +87,25 @@ class LlamaCpp(OpenAI):
             subscription = daemon.feed.subscribe(("model",), most=CLIENTS)
             return EventStream(_changes(daemon, subscription), subscription)
 
+        async def props(request: Request) -> Response:
+            if (name := request.query_params.get("model")) is not None:  # no worker has them
+                daemon.catalog.resolve(name)
+                raise InvalidRequestError(f"{name} has no /props.", code="endpoint_not_supported", param="model")
+            return JSONResponse(
+                {
+                    "role": "router",  # by which its clients know that models are named, listed and loaded
+                    "max_instances": daemon.catalog.limits.max_loaded.get("llm", 0),  # 0: as many as fit
+                    "models_autoload": True,
+                    "model_alias": "llmux",
+                    "model_path": "none",
+                    "default_generation_settings": {"params": {}, "n_ctx": 0},
+                    "ui_settings": {},
+                    "build_info": f"llmux {release}",
+                }
+            )
+
         return [
+            Route("/props", props, methods=["GET"]),
             Route("/models", models, methods=["GET"]),
             Route("/models/load", load, methods=["POST"]),
             Route("/models/unload", unload, methods=["POST"]),

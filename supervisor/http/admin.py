@@ -165,8 +165,8 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
     ]
 
 
-def health(daemon: Daemon) -> Route:
-    """`GET /health`: alive, and what is loaded. Open to all, so it names nothing that a key protects but model names."""
+def health(daemon: Daemon) -> list[Route]:
+    """`GET /health`, also as `/v1/health`: alive, and what is loaded. Open to all, so it names nothing that a key protects but model names."""
 
     async def answer(_request: Request) -> Response:
         queue = daemon.engine.queue()
@@ -176,4 +176,4 @@ def health(daemon: Daemon) -> Route:
         body = {"status": status, "models_loaded": loaded, "queued": queue.waiting}
         return JSONResponse(body, status_code=code)
 
-    return Route("/health", answer, methods=["GET"])
+    return [Route("/health", answer, methods=["GET"]), Route("/v1/health", answer, methods=["GET"])]

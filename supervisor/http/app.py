@@ -46,7 +46,7 @@ class Application:
         self._auth: Auth
         self._others = Starlette(
             routes=[
-                admin.health(daemon),
+                *admin.health(daemon),
                 *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
                 *watch.routes(daemon),
                 *admin.routes(daemon, reloader, handover),
@@ -91,7 +91,9 @@ class Application:
                 return
             context.key = self._auth.authorize(scope, dialect)
             pipeline = self._daemon.pipeline
-            if pipeline.serves(scope["method"], scope["path"], dialect):
+            method, path = scope["method"], scope["path"]
+            is_inference = pipeline.serves(method, path, dialect)
+            if is_inference and not dialect.is_for_daemon(method, path, scope["query_string"]):
                 if self._parks:
                     await self._relay(scope, receive, send, context)
                     return
@@ -148,7 +150,8 @@ class Application:
         allowed = allowed or ", ".join(self._daemon.pipeline.methods(scope["path"], dialect_of(scope)))
         if allowed:
             return MethodNotAllowedError(f"{path} takes {allowed}, not {method}.", allowed=allowed)
-        return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.")
+        hint = " The client adds /v1 itself: leave it out of its base URL." if path.startswith("/v1/v1/") else ""
+        return NotFoundError(f"There is nothing at {method} {path}, and no configured model serves it.{hint}")
 
 
 def _keeping(receive: Receive, context: RequestContext) -> Receive:

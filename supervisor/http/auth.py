@@ -8,6 +8,7 @@ rebinding, cross-site requests).
 from __future__ import annotations
 
 import ipaddress
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,8 +21,16 @@ from supervisor.catalog.sections import ServerConfig
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 from supervisor.proxy.dialect import Dialect
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ui"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/ui"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
+"""What containers call their host. Nobody can register a name below `internal`, so no page is ever rebound to one."""
+
+
+def own_names() -> frozenset[str]:
+    """What this machine calls itself, and what its network calls it by mDNS, where anybody may claim a name."""
+    name = socket.gethostname().lower()
+    return frozenset({name, f"{name.partition('.')[0]}.local"} - {"", ".local"})
 
 
 def scope_for(path: str, dialect: Dialect) -> str | None:
@@ -66,7 +75,9 @@ class Auth:
     def __init__(self, keyring: Keyring, server: ServerConfig, local: Key | None = None) -> None:
         """`local` opens everything as well, where keys are needed at all."""
         self._keyring = replace(keyring, keys=(*keyring.keys, local)) if keyring and local is not None else keyring
-        self._hosts = LOOPBACK_NAMES | {host.lower() for host in (*server.allowed_hosts, server.host)}
+        named = {host.lower() for host in (*server.allowed_hosts, server.host)}
+        self._hosts = LOOPBACK_NAMES | CONTAINER_NAMES | named
+        self._own_names = own_names()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 
     def authorize(self, scope: Scope, dialect: Dialect) -> Key | None:
@@ -125,7 +136,9 @@ class Auth:
         for name, value in headers:
             if name == b"host":
                 host = _host_name(value.decode("latin-1"))
-                if not (host in self._hosts or _is_address(host) or "*" in self._hosts):
+                if host in self._hosts or _is_address(host) or "*" in self._hosts:
+                    continue
+                if not (self._keyring and host in self._own_names):  # a rebound page has no key
                     raise ForbiddenError(
                         f"The host {host!r} is not served here; add it to server.allowed_hosts.",
                         code="host_not_allowed",

@@ -2,7 +2,7 @@
 
 A request's headers have a deadline and a size limit, its body a deadline and a least rate, and so has a client that reads
 its answer. A client has a limited number of connections, and may end its side of one before it has the answer.
-Ambiguous requests (Content-Length with Transfer-Encoding, several Hosts) are rejected before they get a scope. Trailers are
+Ambiguous requests (Content-Length with Transfer-Encoding, not one Host) are rejected before they get a scope. Trailers are
 dropped. A response sent before the whole body arrived ends the connection, but only after a moment in which the rest of the
 body is read and dropped: if bytes are unread at the close, the kernel discards the response. A rejection is a JSON error
 response, and the connection closes. The scope has a `Disconnect`, so a request learns at once that its client
@@ -21,7 +21,6 @@ import httptools
 import structlog
 from uvicorn._types import HTTPScope
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -34,7 +33,7 @@ from supervisor.http.parked import detached
 from supervisor.http.request_head import headers_too_large, refused_head, split_url
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
-from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, bytes_read
+from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, read_while_held_up, resume_reading
 from supervisor.proxy.disconnect import EXTENSION, Disconnect, ResponseOverError, Scope
 from supervisor.proxy.error_response import error_body, error_headers
 
@@ -105,8 +104,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self._disconnect = Disconnect(
-            partial(_resume_reading, self.flow, transport),
-            partial(_read_while_held_up, self.flow, transport),
+            partial(resume_reading, self.flow, transport),
+            partial(read_while_held_up, self.flow, transport),
             self._detach,
         )
         self._extensions = {EXTENSION: self._disconnect}
@@ -257,7 +256,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._waiting_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        self._refusal = refused_head(self.parser.get_method(), self.url, self.headers, self.head_limit)
+        version = self.parser.get_http_version()
+        self._refusal = refused_head(self.parser.get_method(), version, self.url, self.headers, self.head_limit)
         if self._refusal is not None:
             raise self._refusal  # an exception in a callback makes the parser fail
         self._in_head = False
@@ -267,7 +267,6 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         raw_path, query = split_url(self.url)
         path = raw_path.decode("ascii")
-        version = self.parser.get_http_version()
         self.scope = {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -306,9 +305,9 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Continue in HTTP/1.1: some clients offer h2c with every request, and then the parser skips the body."""
-        method = self.parser.get_method()
-        head = [method, b" ", self.url, b" HTTP/1.1\r\n"]
+        """Continue without it: some clients offer h2c with every request, and then the parser skips the body."""
+        version = self.parser.get_http_version().encode()
+        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
             if name not in _UPGRADE_FIELDS:
                 head += (name, b": ", value, b"\r\n")
@@ -402,13 +401,3 @@ def _about(scope: HTTPScope) -> dict[str, str]:
     # Not decoded: the decoded path could contain anything, also terminal control codes.
     path = scope["raw_path"].decode("latin-1")[:200]
     return {"method": scope["method"], "path": path, "request_id": scope["state"][STATE_KEY].decode()}
-
-
-def _resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
-    if not transport.is_closing():
-        flow.resume_reading()
-
-
-def _read_while_held_up(flow: FlowControl, transport: asyncio.Transport) -> int | None:
-    """See `Disconnect`."""
-    return None if transport.is_closing() or not flow.write_paused else bytes_read(transport)

@@ -37,6 +37,8 @@ async def relay(
     """
     headers = [item for item in scope["headers"] if item[0] not in _FRAMING]
     headers.append((b"x-request-id", request_id))
+    if all(name != b"host" for name, _ in headers):  # HTTP/1.0 may do without, what is sent here may not
+        headers.append((b"host", b"localhost"))
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
     is_event_stream, tail = is_started, b""
     with CancelOnDisconnect(scope):

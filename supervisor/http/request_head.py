@@ -11,6 +11,8 @@ from supervisor.errors import InvalidRequestError, LlmuxError, MethodNotAllowedE
 
 METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
 
+VERSIONS: Final = ("1.1", "1.0")
+
 
 class HeadersTooLargeError(TooLargeError):
     """Request line and headers over their limit."""
@@ -23,7 +25,9 @@ def headers_too_large(limit: int) -> HeadersTooLargeError:
     return HeadersTooLargeError(f"The request's headers are larger than {limit} bytes (limits.header_kib).")
 
 
-def refused_head(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]], limit: int) -> LlmuxError | None:
+def refused_head(
+    method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]], limit: int
+) -> LlmuxError | None:
     """What is wrong with it, if anything is. At most `limit` bytes."""
     hosts = framings = 0
     host = b""
@@ -44,8 +48,13 @@ def refused_head(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]], 
         return headers_too_large(limit)
     if hosts > 1 or framings > 1:
         return InvalidRequestError("The request has several Host, Content-Length or Transfer-Encoding fields.")
+    if version not in VERSIONS:
+        return InvalidRequestError(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
+    if hosts == 0 and version != "1.0":
+        return InvalidRequestError("The request has no Host field, which HTTP/1.1 needs.")
     if method not in METHODS:
-        return MethodNotAllowedError("This method is not supported.")
+        allowed = b", ".join(sorted(METHODS)).decode()
+        return MethodNotAllowedError("This method is not supported.", allowed=allowed)
     if url[:1] != b"/" and not url.lower().startswith(b"http://%b/" % host.strip().lower()):
         # A whole address counts more than the Host field, and only that one is checked.
         return InvalidRequestError("The request's address names another host than its Host field.")

@@ -15,6 +15,7 @@ from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from supervisor.errors import LlmuxError
+from supervisor.http.slow_client import reset
 
 _NO_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\\\[\]={} \t"A-Z]')
 _NO_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -42,6 +43,7 @@ class ResponseCycle(RequestResponseCycle):
         )
         self._loop = protocol.loop
         self._head = b""  # held until the body begins
+        self._ends_with_connection = False  # nothing else tells where the body ends
         self._failure: LlmuxError | None = None  # why the request's body will never be complete
         self.task: asyncio.Task[None] | None = None
 
@@ -106,7 +108,10 @@ class ResponseCycle(RequestResponseCycle):
     def cut(self) -> None:
         """Write what is held, and close the connection."""
         self._flush()
-        self.transport.close()
+        if self._ends_with_connection and not self.response_complete:
+            reset(self.transport)  # a plain end would look complete
+        else:
+            self.transport.close()
 
     def _flush(self) -> None:
         if self._head and not self.transport.is_closing():
@@ -138,8 +143,11 @@ class ResponseCycle(RequestResponseCycle):
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in _BODILESS:
-            self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            if self.scope["http_version"] == "1.0":  # knows no chunks
+                self._ends_with_connection = True
+            else:
+                self.chunked_encoding = True
+                lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         self._head = b"".join(lines)
         self._loop.call_soon(self._flush)
@@ -154,6 +162,8 @@ class ResponseCycle(RequestResponseCycle):
             data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             if not more:
                 data += b"0\r\n\r\n"
+        elif self._ends_with_connection:
+            data = body
         else:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0 or (not more and self.expected_content_length):

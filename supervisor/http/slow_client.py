@@ -12,6 +12,8 @@ import struct
 from http import HTTPStatus
 from typing import Final
 
+from uvicorn.protocols.http.flow_control import FlowControl
+
 from supervisor.errors import LlmuxError
 
 _ACKED_AT: Final = 120  # tcpi_bytes_acked in struct tcp_info
@@ -109,18 +111,28 @@ class SlowReader:
         else:
             is_slow = acked - self._acked <= self._bytes_per_s * waited_s
         if is_slow:
-            self._cut()
+            reset(self._transport)  # otherwise the kernel would keep megabytes and go on sending them
             return
         self._paused_at = now
         self._begin()
 
-    def _cut(self) -> None:
-        """With a reset: otherwise the kernel would keep megabytes and go on sending them."""
-        with contextlib.suppress(OSError):
-            self._transport.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )
-        self._transport.abort()
+
+def reset(transport: asyncio.Transport) -> None:
+    """End a connection so that its client can't take what it got for all."""
+    with contextlib.suppress(OSError):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+def resume_reading(flow: FlowControl, transport: asyncio.Transport) -> None:
+    """See `Disconnect`."""
+    if not transport.is_closing():
+        flow.resume_reading()
+
+
+def read_while_held_up(flow: FlowControl, transport: asyncio.Transport) -> int | None:
+    """See `Disconnect`."""
+    return None if transport.is_closing() or not flow.write_paused else bytes_read(transport)
 
 
 def bytes_read(transport: asyncio.Transport) -> int | None:

@@ -13,8 +13,10 @@ from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
 from supervisor.proxy.translation import Translation
 
-__all__ = ["Body", "Bytes", "content_type_of", "read_body", "refuse_other_charset"]
+__all__ = ["PRIVATE", "Body", "Bytes", "content_type_of", "read_body", "refuse_other_charset"]
 
+PRIVATE: Final = "x_"
+"""So begin the fields that clients and what stands between them and llmux agreed on. No worker gets any."""
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
@@ -42,8 +44,8 @@ class Body:
         """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""
         return False
 
-    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
-        """Raises InvalidRequestError for content that no model, or not this one, may get."""
+    async def check(self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint) -> None:
+        """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there."""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """What the worker gets. Raises InvalidRequestError where it can't be changed as wanted."""

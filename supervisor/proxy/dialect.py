@@ -42,6 +42,10 @@ class Dialect(abc.ABC):
         """The key scope that one of its paths needs; None where the path is open to all."""
         return "inference"
 
+    def is_for_daemon(self, method: str, path: str, query: bytes) -> bool:
+        """Does the daemon answer this request itself, though workers serve its path as well?"""
+        return False
+
     def translation(self, method: str, path: str) -> Translation | None:
         """How this path is mapped to the canonical API; None where workers speak it themselves."""
         return None

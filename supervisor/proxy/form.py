@@ -18,7 +18,7 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
-from supervisor.proxy.body import Body, Bytes
+from supervisor.proxy.body import PRIVATE, Body, Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import is_content, means_loading, refusal
 from supervisor.proxy.translation import Translation
@@ -195,6 +195,7 @@ class Form(Body):
         fields = rewrite.form_fields(self.names, endpoint)
         if self.allow_remote is not None:
             fields[permission.FIELD] = ()
+        fields |= {name: () for name in self.names if name.startswith(PRIVATE)}
         return await self._changed(fields)
 
     async def _changed(self, fields: Mapping[str, tuple[str, ...]]) -> Bytes:

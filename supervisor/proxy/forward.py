@@ -25,7 +25,7 @@ from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
 from supervisor.proxy.translation import StreamTranslation, TranslatedResponse, Translation
-from supervisor.proxy.upstream_error import error_answer, worker_error
+from supervisor.proxy.upstream_error import error_answer, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
@@ -166,7 +166,8 @@ async def forward(
         if arrived_at is not None:
             own.append(processing_ms(arrived_at, upstream.loop.time()))
         if sse_started and (response.status >= 400 or not is_stream):
-            raise worker_error(response.status, content_type, await response.read(ERROR_LIMIT))
+            status, data = restated(response.status, await response.read(ERROR_LIMIT))
+            raise worker_error(status, content_type, data)
         if response.status >= 400 and not is_stream and not _encoded(response.headers) and scope["method"] != "HEAD":
             await _send_error(send, response, content_type, own, outcome, dialect)
             return
@@ -216,15 +217,16 @@ async def _send_error(
     """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, sse=False)
-    outcome.error_message = worker_error(response.status, content_type, data).message
-    rendered = error_answer(response.status, content_type, data, dialect)
+    outcome.status, said = restated(response.status, data)
+    outcome.error_message = worker_error(outcome.status, content_type, said).message
+    rendered = error_answer(outcome.status, content_type, said, dialect)
     if rendered is not data:
         data = rendered
         replaced = (b"content-type", b"content-length", b"etag")
         headers = [item for item in headers if item[0] not in replaced]
         headers += ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)))
     outcome.keep(data)
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.start", "status": outcome.status, "headers": headers})
     outcome.started = True
     await send({"type": "http.response.body", "body": data, "more_body": False})
 

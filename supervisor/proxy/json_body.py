@@ -17,10 +17,10 @@ from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
-from supervisor.proxy.body import Body, Bytes
+from supervisor.proxy.body import PRIVATE, Body, Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import refuse_references
-from supervisor.proxy.modality import refuse_images
+from supervisor.proxy.modality import refuse_media
 from supervisor.proxy.outline import Outline
 from supervisor.proxy.translation import Translation
 
@@ -36,6 +36,8 @@ _KEY: Final = re.compile(rb'[\s,]*("[^"\\]*+(?:\\.[^"\\]*+)*+")\s*:\s*')
 _END: Final = re.compile(rb"\s*\}\s*")
 _COUNTED: Final = 1 << 16
 _MOST_FIELDS: Final = 1000
+_LIST_OR_NULL: Final = b"[n"
+_WITH_MESSAGES: Final = frozenset({"messages", "system"})  # where the system prompt is, in APIs of messages
 
 
 class JsonBody(Body):
@@ -50,6 +52,9 @@ class JsonBody(Body):
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
         self.name, self.stream = _name(fields), _flag(fields, "stream")
+        for key in [key for key in fields if key[:2] == PRIVATE]:
+            del fields[key]
+            self._is_changed = True
 
     @classmethod
     async def open(cls, raw: Bytes) -> JsonBody:
@@ -84,13 +89,16 @@ class JsonBody(Body):
         self._is_changed = True
         return permitted
 
-    async def check(self, name: str, inputs: frozenset[Modality] | None) -> None:
-        """See Body: no model may get references, and only some may get images."""
-        for _ in refuse_references(self._fields, self._value):
+    async def check(self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint) -> None:
+        """See Body: no model may get references, and only some may get media."""
+        if endpoint.meaning.prompt in _WITH_MESSAGES:
+            raw = self._fields.get("messages")
+            if raw is not None and memoryview(raw)[0] not in _LIST_OR_NULL:
+                raise InvalidRequestError('"messages" must be a list of messages.', param="messages")
+        types = set[str]()
+        for _ in refuse_references(self._fields, self._value, types):
             await asyncio.sleep(0)
-        if self._outline is not None:
-            await asyncio.sleep(0)
-        refuse_images(self._fields, name, inputs, self._value)
+        refuse_media(types, name, inputs, "messages" if "messages" in self._fields else "input")
         self._decoded.clear()
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:

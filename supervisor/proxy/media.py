@@ -106,11 +106,11 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
 _texts: Final = msgspec.json.Decoder(list[_Message]).decode
 
 
-def refuse_references(fields: Fields, value: Callable[[str], Any]) -> Iterator[None]:
+def refuse_references(fields: Fields, value: Callable[[str], Any], types: set[str]) -> Iterator[None]:
     """Look at a JSON request in slices; other tasks may run after each.
 
     `fields` are its top-level fields, `value` decodes one of them. Raises InvalidRequestError if the request would make a
-    worker load something from elsewhere.
+    worker load something from elsewhere. Adds the `type` of every part to `types`.
     """
     values: list[tuple[str, bool, Any]] = []  # its key, whether that means loading, itself
     for key, raw in fields.items():
@@ -129,7 +129,12 @@ def refuse_references(fields: Fields, value: Callable[[str], Any]) -> Iterator[N
     steps = 0
     while values:
         key, is_loaded, item = values.pop()
-        found = _entries(key, item) if isinstance(item, dict) else _items(key, item, is_loaded=is_loaded)
+        if isinstance(item, dict):
+            found = _entries(key, item)
+            if isinstance(kind := item.get("type"), str):
+                types.add(kind)
+        else:
+            found = _items(key, item, is_loaded=is_loaded)
         for inner_key, is_inner_loaded, inner in found:
             steps += 1
             if steps % _STEPS == 0:

@@ -1,42 +1,31 @@
-"""Rejects images for a model that takes none, before the model is loaded for them.
+"""Refuses media that a model can't take, in every API's shape, before the model is loaded for them.
 
-A prompt is decoded only if it contains the name of an image part, and only for models known to take no images.
+A part of a prompt says what it is by its `type`, wherever it lies: in a message, in a tool's result, in a document.
+`media` collects these words on its way through the prompt; in most prompts, which are text only, there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from runtimes.base import Modality
-from supervisor.catalog.rewrite import Fields
 from supervisor.errors import InvalidRequestError
 
-_SIGNS: Final = (b'"image_url"', b'"input_image"')
-_TYPES: Final = frozenset({"image_url", "input_image"})
+_MEDIA: Final[Mapping[str, tuple[str, Modality | None]]] = {
+    **dict.fromkeys(("image_url", "input_image", "image"), ("images", "image")),
+    **dict.fromkeys(("video_url", "input_video", "video"), ("video", "image")),  # what sees no images sees no video
+    **dict.fromkeys(("audio_url", "input_audio", "audio"), ("audio", "audio")),
+    **dict.fromkeys(("document", "file", "input_file"), ("documents", None)),  # no runtime opens them
+}
 
 
-def refuse_images(fields: Fields, name: str, inputs: frozenset[Modality] | None, value: Callable[[str], Any]) -> None:
-    """Raises InvalidRequestError when the JSON request holds an image that `name` can't take. `inputs` None: unknown.
-
-    `fields` are its top-level fields, `value` decodes one of them.
-    """
-    if inputs is None or "image" in inputs:
+def refuse_media(types: Collection[str], name: str, inputs: frozenset[Modality] | None, param: str) -> None:
+    """Raises InvalidRequestError where parts of these `types` are nothing that `name` can take. `inputs` None: unknown."""
+    if inputs is None:
         return
-    for key in ("messages", "input"):
-        raw = fields.get(key)
-        if raw is not None and any(sign in bytes(raw) for sign in _SIGNS) and _has_image(value(key)):
+    for kind in types:
+        word, modality = _MEDIA.get(kind, ("", "text"))
+        if word and modality not in inputs:
             takes = ", ".join(sorted(inputs))
-            raise InvalidRequestError(
-                f"{name} takes {takes}, no images.", code="modality_unsupported", param="messages"
-            )
-
-
-def _has_image(items: object) -> bool:
-    """In the parts of a prompt, which lie at most two levels deep: items, and the content of items."""
-    if not isinstance(items, list):
-        return False
-    parts = [item for item in items if isinstance(item, dict)]
-    contents = [part.get("content") for part in parts]
-    parts += [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
-    return any(part.get("type") in _TYPES for part in parts)
+            raise InvalidRequestError(f"{name} takes {takes}, no {word}.", code="modality_unsupported", param=param)

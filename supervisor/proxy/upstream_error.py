@@ -19,6 +19,11 @@ from supervisor.proxy.error_response import error_body
 _TEXT_LIMIT: Final = 1000
 # As llama.cpp says it for prompts, and for inputs of embeddings; as vLLM does.
 _TOO_LONG: Final = re.compile(r"available context size|too large to process|maximum (context|model) length")
+_CLIENTS_FAULT: Final = re.compile(
+    rb'"message"\s*:\s*"((?:Failed to parse (?:messages|tools|tool call arguments)|\'messages\' is required'
+    rb'|(?:image|audio|video) input is not supported)(?:[^"\\]|\\.){0,1000}?)(?:; (?:tools|messages) = |")'
+)
+"""What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
 _TYPES: Final = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", "forbidden"),
@@ -38,6 +43,15 @@ class WorkerAnswerError(LlmuxError):
         except ValueError:  # a number of its own making
             self.status = HTTPStatus.BAD_GATEWAY
         self.type = kind
+
+
+def restated(status: int, data: bytes) -> tuple[int, bytes]:
+    """An error response's status and body, with 400 where llama.cpp says 500 for a mistake of the client."""
+    found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
+    if found is None:
+        return status, data
+    fields = b'"type":"invalid_request_error","param":null,"code":"invalid_request"'
+    return 400, b'{"error":{"message":"%b",%b}}' % (found[1], fields)
 
 
 def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect) -> bytes:

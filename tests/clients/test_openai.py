@@ -185,9 +185,10 @@ class TestOtherDialects:
         usage = site.chat("quick").json()["usage"]
         assert usage["prompt_tokens"] == counted
 
-    def test_rerank(self, site):
-        body = {"model": "rank", "query": "a", "documents": ["a", "b"], "top_n": 2}
-        results = site.post("/v1/rerank", json=body).json()["results"]
+    @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v1/reranking", "/v2/rerank"])
+    def test_rerank(self, site, path):
+        body = {"model": "rank", "query": "a", "documents": ["a", "b"], "top_n": 2, "max_tokens_per_doc": 4096}
+        results = site.post(path, json=body).json()["results"]
         assert {0, 1} == {row["index"] for row in results}
         assert all(isinstance(row["relevance_score"], float) for row in results)
 
@@ -198,11 +199,65 @@ class TestOtherDialects:
     def test_a_get_names_its_model_in_the_query(self, site):
         assert site.get("/props", params={"model": "quick"}).json()["model_alias"] == "chat"
         assert len(site.get("/slots?model=chat").json()) == 4
-        told = site.get("/props")
+        told = site.get("/slots")
         assert told.status_code == 400
-        assert "/props?model=NAME" in told.json()["error"]["message"]
+        assert "/slots?model=NAME" in told.json()["error"]["message"]
 
     def test_the_workers_own_refusal_comes_through(self, site):
         told = site.post("/infill", json={"model": "chat", "input_prefix": "a", "input_suffix": "b"})
         assert told.status_code == 501
         assert "Infill is not supported" in told.json()["error"]["message"]
+
+
+class TestMistakes:
+    """What a client sends wrongly is a 400 with a reason, never a 500."""
+
+    PICTURE = "data:image/png;base64,AAAA"
+
+    @pytest.mark.parametrize(
+        ("path", "fields"),
+        [
+            ("chat/completions", {"messages": [{"content": "x"}]}),
+            ("chat/completions", {"messages": [{"role": 3, "content": "x"}]}),
+            ("chat/completions", {"messages": "Hello"}),
+            ("chat/completions", {"messages": [*HELLO, {"role": "assistant", "tool_calls": "x"}]}),
+            ("chat/completions", {"messages": HELLO, "tools": "x"}),
+            ("chat/completions", {"messages": HELLO, "tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+            ("chat/completions", {"messages": HELLO, "tools": [{"type": "function", "function": {"parameters": {}}}]}),
+            (
+                "chat/completions",
+                {"messages": HELLO, "tools": [WEATHER | {"function": {"name": "f", "parameters": "x"}}]},
+            ),
+            ("chat/completions", {"messages": HELLO, "tools": [{"type": "web_search"}]}),
+            ("responses", {"input": 3}),
+            ("responses", {"input": "x", "tools": [{"type": "function", "parameters": {}}]}),
+            (
+                "responses",
+                {
+                    "input": [
+                        {
+                            "type": "function_call_output",
+                            "call_id": "1",
+                            "output": [{"type": "input_image", "image_url": PICTURE}],
+                        }
+                    ]
+                },
+            ),
+            ("messages", {"max_tokens": 5}),
+            ("messages/count_tokens", {}),
+            ("embeddings", {"model": "embed", "input": {}}),
+            ("rerank", {"model": "rank", "query": "a", "documents": "b"}),
+        ],
+    )
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_is_said(self, site, path, fields, stream):
+        told = site.post(f"/v1/{path}", json={"model": "quick", "stream": stream, **fields})
+        assert told.status_code == 400, told.text
+        error = told.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert 0 < len(error["message"]) < 500
+
+    def test_what_the_worker_takes_it_gets(self, site):
+        tools = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}]  # Codex offers them always
+        told = site.post("/v1/responses", json={"model": "quick", "input": "x", "tools": tools, "max_output_tokens": 5})
+        assert told.status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import subprocess
 import sys
 
@@ -95,6 +96,13 @@ class TestCredentials:
             told = guarded.get("/v1/models", headers=headers)
             assert told.status_code == 400
             assert told.json()["error"]["code"] == "conflicting_credentials"
+
+    def test_with_keys_this_machine_is_known_by_its_own_names(self, guarded):
+        name = socket.gethostname()
+        for host in (name, f"{name.upper()}:8081", f"{name.partition('.')[0]}.local"):
+            assert guarded.get("/v1/models", headers=bearer(USER) | {"host": host}).status_code == 200
+            assert guarded.get("/v1/models", headers={"host": host}).status_code == 401
+        assert guarded.get("/v1/models", headers=bearer(USER) | {"host": f"{name}.evil"}).status_code == 403
 
     def test_health_is_open(self, guarded):
         assert guarded.get("/health").status_code == 200

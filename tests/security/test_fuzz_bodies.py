@@ -280,7 +280,7 @@ class TestForms:
     def test_nothing_else_is_raised(self, body, content_type, size):
         async def gone_through(kind: bytes) -> None:
             found = await read_form(body, kind)
-            await found.check("m", None)
+            await found.check("m", None, Endpoint("/echo"))
             found.take_permission()
             await found.rewritten(
                 Rewrite.compile(upstream_model="n", strip=["image"]), Endpoint("/v1/audio/transcriptions")

@@ -216,7 +216,7 @@ class TestForms:
 
         async def work() -> None:
             found = await read_form(body, b"multipart/form-data; boundary=" + boundary)
-            await found.check("m", None)
+            await found.check("m", None, Endpoint("/echo"))
             await found.rewritten(REWRITE, Endpoint("/v1/audio/transcriptions"))
 
         await assert_quick(work)

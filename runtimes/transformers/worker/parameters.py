@@ -30,6 +30,12 @@ _SAMPLING: Final[Table] = {
     "safety_identifier": ignored("for the caller's own books"),
     "prompt_cache_key": ignored("prompts are read anew each time"),
     "prompt_cache_retention": ignored("prompts are read anew each time"),
+    **{
+        name: refused("use response_format in /v1/chat/completions")
+        for name in ("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
+    },
+    "min_tokens": refused("an answer ends where the model ends it", 0),
+    "ignore_eos": refused("an answer ends where the model ends it", False),
 }
 
 CHAT: Final[Table] = {

@@ -1,4 +1,4 @@
-"""Lists of speech models: `GET /v1/audio/voices` and `GET /v1/audio/models`, loaded or not.
+"""Lists of speech models: `GET /v1/audio/voices` and `GET /v1/audio/models`, also without `/v1`, loaded or not.
 
 Both are open to all, like `/health`: Open WebUI requests them without its key and without naming a model. They contain only
 names of voices and models.
@@ -18,7 +18,7 @@ from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.errors import NotFoundError
 
-PATHS: Final = frozenset({"/v1/audio/voices", "/v1/audio/models"})
+PATHS: Final = frozenset({"/v1/audio/voices", "/v1/audio/models", "/audio/voices", "/audio/models"})
 
 
 def routes(daemon: Daemon) -> list[Route]:
@@ -44,6 +44,8 @@ def routes(daemon: Daemon) -> list[Route]:
     return [
         Route("/v1/audio/voices", voices, methods=["GET"]),
         Route("/v1/audio/models", models, methods=["GET"]),
+        Route("/audio/voices", voices, methods=["GET"]),
+        Route("/audio/models", models, methods=["GET"]),
     ]
 
 

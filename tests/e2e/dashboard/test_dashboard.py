@@ -248,6 +248,27 @@ class TestKey:
             assert page.evaluate("sessionStorage.getItem('llmux.key')") == (None if kept else KEY)
 
 
+class TestConnect:
+    """The settings to copy are Open WebUI's own fields, with values that work."""
+
+    def test_open_webui(self, site, open_page):
+        page = open_page(site, "connect")
+        panel = page.get_by_role("region", name="Open WebUI Admin Settings")
+        for label, value in [
+            ("URL", f"{site.url}/v1"),
+            ("Advanced › Provider", "llama.cpp"),
+            ("docker run", "--add-host=host.docker.internal:host-gateway"),
+            ("STT Model", "whisper"),
+            ("TTS Model", "kokoro"),
+            ("TTS Voice", "default"),
+            ("Embedding Model Engine", "OpenAI"),
+            ("Embedding Model", "embedder"),
+        ]:
+            expect(panel.get_by_label(label, exact=True).first).to_have_text(value)
+        container = panel.get_by_label("URL", exact=True).nth(1)
+        expect(container).to_have_text(f"http://host.docker.internal:{site.port}/v1")
+
+
 class TestTrouble:
     def test_asks_again_and_again_where_there_are_no_events(self, empty, open_page):
         def absent(route):

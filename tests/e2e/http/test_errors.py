@@ -36,10 +36,20 @@ class TestPaths:
         [
             ("GET", CHAT, "POST"),
             ("DELETE", CHAT, "POST"),
-            ("POST", "/props", "GET"),
+            ("POST", "/props", "GET, HEAD"),
             ("POST", "/v1/models", "GET, HEAD"),
             ("GET", "/v1/admin/models/chat/unload", None),
             ("PUT", "/v1/admin/gpu-memory", "GET, HEAD"),
+            ("GET", "/v1/admin/reload", "POST"),
+            ("POST", "/v1/admin/requests/1", "DELETE"),
+            ("POST", "/v1/admin/events", "GET, HEAD"),
+            ("DELETE", "/ui/", "GET, HEAD"),
+            ("POST", "/ui/index.html", "GET, HEAD"),
+            ("PATCH", "/", "GET, HEAD"),
+            ("PUT", "/models", "GET, HEAD"),
+            ("OPTIONS", "/health", "GET, HEAD"),
+            ("OPTIONS", CHAT, "POST"),
+            ("HEAD", CHAT, "POST"),
         ],
     )
     def test_405(self, site, method, path, allowed):
@@ -49,7 +59,7 @@ class TestPaths:
             assert told.status_code == 404
             return
         assert told.status_code == 405
-        assert error_of(told)["code"] == "method_not_allowed"
+        assert method == "HEAD" or error_of(told)["code"] == "method_not_allowed"
         assert set(allowed.split(", ")) == set(told.headers["allow"].split(", "))
 
     def test_a_path_that_no_model_serves(self, site):
@@ -117,7 +127,7 @@ class TestBodies:
         assert (error["message"], error["type"]) == ("as told", "server_error")
 
     def test_llama_cpps_errors_are_completed(self, site):
-        told = site.post(CHAT, json={"model": "chat", "messages": "none"})
+        told = site.post(CHAT, json={"model": "chat", "messages": [{"role": "user", "content": 3}]})
         assert told.status_code in {400, 500}
         error = error_of(told)
         assert isinstance(error["code"], str)

@@ -170,7 +170,6 @@ class TestEmbeddings:
             ({"input": "a", "encoding_format": "int8"}, "one of float, base64"),
             ({"input": "a", "prompt_name": "nonsense"}, "one of query, document"),
             ({"input": "a", "input_type": "query"}, "prompt_name"),
-            ({"input": "a", "dimension": 3}, "Did you mean 'dimensions'"),
         ],
     )
     def test_what_it_refuses(self, daemon, body, clue):

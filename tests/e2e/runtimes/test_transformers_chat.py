@@ -549,7 +549,7 @@ class TestParameters:
         [
             ({"n": 2}, "n"),
             ({"response_format": {"type": "grammar"}}, "response_format"),
-            ({"temprature": 1}, "temprature"),
+            ({"grammar": "root ::= x"}, "grammar"),
             ({"reasoning_effort": "high"}, "reasoning_effort"),
             ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs"),
             ({"chat_template_kwargs": {"colour": 1}}, "chat_template_kwargs"),

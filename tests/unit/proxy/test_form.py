@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runtimes.base import Endpoint
+from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.form import read_form
 
@@ -82,3 +84,14 @@ class TestForms:
         again = await read_form(await form._changed(new), TYPE)
         assert ("whisper", form.names - {"tags[]"} | {"n"}) == (again.name, again.names)
         assert await form._changed({}) is body
+
+
+class TestPrivateFields:
+    """No worker gets a field whose name begins with `x_`."""
+
+    async def test_are_cut_out(self):
+        kept = [FORM % (b"model", b"m"), FILE % b"sound", FORM % (b"max_x_", b"1")]
+        body = FORM % (b"x_tenant", b"a") + kept[0] + FORM % (b"x_", b"b") + kept[1] + kept[2] + b"--X--\r\n"
+        form = await read_form(body, TYPE)
+        sent = await form.rewritten(Rewrite(), Endpoint("/v1/audio/transcriptions"))
+        assert bytes(sent) == b"".join(kept) + b"--X--\r\n"

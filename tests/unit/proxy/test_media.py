@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from runtimes.base import Endpoint
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import media
 from supervisor.proxy.json_body import JsonBody
@@ -43,7 +44,7 @@ def look(body):
 
 
 async def checked(body):
-    await (await JsonBody.open(body)).check("m", None)
+    await (await JsonBody.open(body)).check("m", None, Endpoint("/echo"))
 
 
 class TestReferences:

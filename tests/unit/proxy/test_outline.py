@@ -34,7 +34,7 @@ def restored(found: Outline, text: bytes) -> bytes:
 
 
 async def checked(body: bytes) -> None:
-    await (await JsonBody.open(body)).check("m", None)
+    await (await JsonBody.open(body)).check("m", None, Endpoint("/echo"))
 
 
 async def rewritten(body: bytes, rewrite: Rewrite, path: str) -> bytes:

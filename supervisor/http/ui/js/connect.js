@@ -1,21 +1,35 @@
 // Addresses, the key and settings, ready to copy for Open WebUI and the SDKs.
 
-import { html, useState } from "../vendor/htm-preact.js";
-import { address, key } from "./api.js";
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { address, get, key } from "./api.js";
 import { start, state } from "./live.js";
 import { Snippet } from "./parts.js";
 
 const HIDDEN = "••••••••";
+const CONTAINER_HOST = "host.docker.internal";
+// Open WebUI's own words for its fields.
 const OTHERS = [
-  { type: "asr", where: "Audio › Speech-to-Text, engine OpenAI" },
-  { type: "tts", where: "Audio › Text-to-Speech, engine OpenAI" },
-  { type: "image", where: "Images, engine OpenAI" },
-  { type: "embedding", where: "Documents › Embedding, engine OpenAI" },
+  { type: "asr", where: "Audio › Speech-to-Text", engine: "Speech-to-Text Engine", model: "STT Model" },
+  { type: "tts", where: "Audio › Text-to-Speech", engine: "Text-to-Speech Engine", model: "TTS Model" },
+  { type: "image", where: "Images", engine: "Image Generation Engine", model: "Model" },
+  { type: "embedding", where: "Documents", engine: "Embedding Model Engine", model: "Embedding Model" },
 ];
 
 function ofType(type) {
   const model = [...state.models.values()].find((found) => found.type === type);
   return model && (model.virtual_models[0] ?? model.name);
+}
+
+/** A voice that the model has. */
+function useVoice(model) {
+  const [voice, setVoice] = useState("default");
+  useEffect(() => {
+    if (model)
+      get(`/v1/audio/voices?model=${encodeURIComponent(model)}`)
+        .then(({ voices }) => voices.length && setVoice(voices[0].id))
+        .catch(() => {});
+  }, [model]);
+  return voice;
 }
 
 const Settings = ({ rows }) => html`<dl class="settings">
@@ -41,6 +55,9 @@ export function Connect() {
   const secret = key.get() ?? "none";
   const visible = key.get() && !shown ? HIDDEN : secret;
   const chat = ofType("llm") ?? "MODEL";
+  const voice = useVoice(ofType("tts"));
+  const fromContainer = new URL(base);
+  fromContainer.hostname = CONTAINER_HOST;
   const masked = (text) => (key.get() ? text.replaceAll(secret, visible) : text);
   const curl = `curl ${base}/chat/completions \\\n  -H 'Authorization: Bearer ${secret}' \\\n  -H 'Content-Type: application/json' \\\n  -d '{"model": "${chat}", "messages": [{"role": "user", "content": "Hello"}]}'`;
   const python = `from openai import OpenAI\n\nclient = OpenAI(base_url="${base}", api_key="${secret}")\nanswer = client.chat.completions.create(\n    model="${chat}",\n    messages=[{"role": "user", "content": "Hello"}],\n)\nprint(answer.choices[0].message.content)`;
@@ -52,10 +69,15 @@ export function Connect() {
     <section class="panel" aria-labelledby="webui-title">
       <h2 id="webui-title">Open WebUI <small>Admin Settings</small></h2>
       <h3>Connections › OpenAI API</h3>
-      <${Settings} rows=${[["URL", base], ["Key", secret, visible]]} />
-      <p class="hint">From a container on this machine, write <code>host.docker.internal</code> instead of <code>${location.hostname}</code>, and let llmux listen there (<code>server.host</code>). With the provider type llama.cpp and the URL ${address("/")} models can be loaded and ejected from Open WebUI itself.</p>
+      <${Settings} rows=${[["URL", base], ["API Key", secret, visible], ["Advanced › Provider", "llama.cpp"]]} />
+      <p class="hint">With the provider llama.cpp Open WebUI gets buttons that load and eject models; they need a key with the scope <code>admin</code> as well.</p>
+      <h3>From a container on this machine</h3>
+      <${Settings} rows=${[["URL", fromContainer.href], ["llmux.yaml", "server:\n  host: 0.0.0.0"], ["docker run", `--add-host=${CONTAINER_HOST}:host-gateway`]]} />
+      <p class="hint">llmux listens to others only once it has keys. It knows the name <code>${CONTAINER_HOST}</code>, and with keys this machine's own name; any other name goes into <code>server.allowed_hosts</code>.</p>
       <div class="columns">
-        ${OTHERS.filter(({ type }) => ofType(type)).map(({ type, where }) => html`<div><h3>${where}</h3><${Settings} rows=${[["URL", base], ["Model", ofType(type)]]} /></div>`)}
+        ${OTHERS.filter(({ type }) => ofType(type)).map(
+          ({ type, where, engine, model }) => html`<div><h3>${where}</h3><${Settings} rows=${[[engine, "OpenAI"], ["API Base URL", base], ["API Key", secret, visible], [model, ofType(type)], ["TTS Voice", type === "tts" && voice]]} /></div>`,
+        )}
       </div>
     </section>
     <div class="columns">

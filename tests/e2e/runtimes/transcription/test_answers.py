@@ -137,7 +137,6 @@ class TestParameters:
             ({"include[]": "logprobs"}, "include", "tokens"),
             ({"chunking_strategy": '{"type": "server_vad"}'}, "chunking_strategy", "can't be chosen"),
             ({"known_speaker_names[]": "Ada"}, "known_speaker_names", "speakers"),
-            ({"langauge": "en"}, "langauge", "Did you mean 'language'?"),
         ],
         ids=str,
     )

@@ -1,0 +1,36 @@
+"""What of a JSON request reaches a worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runtimes.base import Endpoint
+from supervisor.catalog.rewrite import Rewrite
+from supervisor.proxy.json_body import JsonBody
+
+CHAT = Endpoint("/v1/chat/completions")
+
+
+async def sent(body: bytes) -> bytes:
+    opened = await JsonBody.open(body)
+    opened.take_permission()
+    return bytes(await opened.rewritten(Rewrite(), CHAT))
+
+
+class TestPrivateFields:
+    """No worker gets a field whose name begins with `x_`."""
+
+    @pytest.mark.parametrize("padding", ["", "x" * 300_000])
+    async def test_go_nowhere(self, padding):
+        body = {"model": "m", "x_priority": 3, "messages": [{"x_in": 1}], "x_": {"a": [padding]}, "max_x_": padding}
+        assert json.loads(await sent(json.dumps(body).encode())) == {
+            "model": "m",
+            "messages": [{"x_in": 1}],
+            "max_x_": padding,
+        }
+
+    async def test_without_any_the_bytes_stay(self):
+        body = b'{ "model" :"m", "brand_new": 1,"messages":[{"content": "\\u0041 x_a"}] }'
+        assert await sent(body) == body

@@ -1,0 +1,52 @@
+"""llama.cpp's 500 for a mistake of the client is a 400; a server's own failure stays one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from supervisor.dialects.openai import OPENAI
+from supervisor.proxy.upstream_error import error_answer, restated
+
+
+def failure(message: str, status: int = 500) -> bytes:
+    """As llama.cpp writes it."""
+    return json.dumps({"error": {"code": status, "message": message, "type": "server_error"}}).encode()
+
+
+class TestRestated:
+    """By the words that begin its message."""
+
+    @pytest.mark.parametrize(
+        ("message", "told"),
+        [
+            ("Failed to parse messages: Missing 'role' in message: {}; messages = [ {} ]", None),
+            (
+                'Failed to parse tools: Missing tool type: "x"; tools = ' + "[0]" * 90_000,
+                'Failed to parse tools: Missing tool type: "x"',
+            ),
+            ("Failed to parse tool call arguments as JSON: at line 1\ncolumn 3", None),
+            ("'messages' is required", None),
+            ("audio input is not supported - hint: you may need to provide the mmproj", None),
+        ],
+    )
+    def test_a_clients_mistake(self, message, told):
+        status, data = restated(500, failure(message)[: 64 * 1024])
+        error = json.loads(error_answer(status, b"application/json", data, OPENAI))["error"]
+        assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_request")
+        assert error["message"] == (told or message.partition("; messages = ")[0])
+
+    @pytest.mark.parametrize(
+        ("status", "data"),
+        [
+            (500, failure("CUDA error: out of memory")),
+            (500, failure("it said: Failed to parse tools: x")),
+            (500, b"Failed to parse tools: x"),
+            (500, b""),
+            (503, failure("Failed to parse tools: x")),
+            (400, failure("'messages' is required")),
+        ],
+    )
+    def test_anything_else_stays(self, status, data):
+        assert restated(status, data) == (status, data)
