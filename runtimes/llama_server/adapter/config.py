@@ -78,8 +78,9 @@ class LlamaServerConfig(ModelConfig):
     image_min_tokens: int | None = Field(default=None, ge=1, description="Least tokens an image takes.")
     image_max_tokens: int | None = Field(default=None, ge=1, description="Most tokens an image takes.")
     draft_model: FilePath | None = Field(default=None, description="Draft model for speculative decoding.")
-    spec_type: SpecType | None = Field(
-        default=None, description="Kind of speculative decoding. Default: draft-simple with a draft_model, else none."
+    spec_type: SpecType | Annotated[list[SpecType], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Kind of speculative decoding, or several. Default: draft-simple with a draft_model, else none.",
     )
     spec_draft_n_max: int | None = Field(default=None, ge=0, description="Most tokens drafted at once (3).")
     spec_draft_p_min: float | None = Field(
