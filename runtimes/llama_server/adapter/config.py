@@ -206,13 +206,14 @@ def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) ->
     """
     kind = serves(config)
     draft_layers = layers("all" if config.spec_draft_ngl is None else config.spec_draft_ngl)
+    given = config.model_dump(mode="json", include=set(FLAGS))
     values: dict[str, JsonValue] = {
-        **config.model_dump(mode="json", include=set(FLAGS)),
+        **given,
         "model": str(config.path),
         "n_gpu_layers": layers(config.n_gpu_layers) if on_gpu else 0,
         "metrics": True,
         "mmproj_offload": (config.mmproj_offload and on_gpu) if config.mmproj else None,
-        "spec_type": config.spec_type or ("draft-simple" if config.draft_model else None),
+        "spec_type": given["spec_type"] or ("draft-simple" if config.draft_model else None),
         "spec_draft_ngl": (draft_layers if on_gpu else 0) if config.draft_model else None,
         "embeddings": True if kind == "embeddings" else None,
         "rerank": True if kind == "rerank" else None,
