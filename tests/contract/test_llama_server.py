@@ -195,7 +195,7 @@ class TestAnswers:
             "rope_freq_base": 10000.0,
             "rope_freq_scale": 0.5,
             "yarn_orig_ctx": 1024,
-            "spec_type": "ngram-simple",
+            "spec_type": ["ngram-simple", "ngram-mod"],
             "reasoning": "on",
             "reasoning_budget": 8,
             "n_gpu_layers": 0,

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from pydantic import JsonValue
 
@@ -38,6 +38,7 @@ from runtimes.llama_server.adapter.config import (
     OWN_OPTIONS,
     SLOTS,
     LlamaServerConfig,
+    SpecType,
     command_line,
     serves,
     settings,
@@ -146,8 +147,12 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         )
 
     def overridable(self, config: LlamaServerConfig) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Drafts of 1 to 6 tokens only: an override has a narrower range than the file."""
-        return {**super().overridable(config), "spec_draft_n_max": {"type": "integer", "minimum": 1, "maximum": 6}}
+        """One kind of drafts of 1 to 6 tokens: an override has a narrower range than the file."""
+        return {
+            **super().overridable(config),
+            "spec_draft_n_max": {"type": "integer", "minimum": 1, "maximum": 6},
+            "spec_type": {"type": "string", "enum": [*get_args(SpecType)]},
+        }
 
     def endpoints(self, config: LlamaServerConfig) -> frozenset[Endpoint]:
         """What llama.cpp serves in this mode, except its model management and what changes the worker for all clients."""
@@ -291,7 +296,7 @@ def _key_problems(config: LlamaServerConfig) -> Iterator[str]:
         yield "chat_template_file: chat_template is set as well; keep one"
     if config.cache_type_v not in ("f32", "f16", "bf16") and config.flash_attn == "off":
         yield f"cache_type_v: {config.cache_type_v} needs flash_attn on or auto"
-    if config.spec_type == "draft-simple" and config.draft_model is None:
+    if "draft-simple" in (config.spec_type or ()) and config.draft_model is None:
         yield "spec_type: draft-simple needs draft_model"
     if config.program == "embedded" and config.binary is not None:
         yield "binary: program is embedded; remove one of them"

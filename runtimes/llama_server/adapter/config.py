@@ -85,8 +85,9 @@ class LlamaServerConfig(ModelConfig):
     image_min_tokens: int | None = Field(default=None, ge=1, description="Least tokens an image takes.")
     image_max_tokens: int | None = Field(default=None, ge=1, description="Most tokens an image takes.")
     draft_model: FilePath | None = Field(default=None, description="Draft model for speculative decoding.")
-    spec_type: SpecType | None = Field(
-        default=None, description="Kind of speculative decoding. Default: draft-simple with a draft_model, else none."
+    spec_type: SpecType | Annotated[list[SpecType], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Kind of speculative decoding, or several. Default: draft-simple with a draft_model, else none.",
     )
     spec_draft_n_max: int | None = Field(default=None, ge=0, description="Most tokens drafted at once (3).")
     spec_draft_p_min: float | None = Field(
@@ -224,13 +225,14 @@ def settings(config: LlamaServerConfig, *, on_gpu: bool, pooling: str | None) ->
     """
     kind = serves(config)
     draft_layers = layers("all" if config.spec_draft_ngl is None else config.spec_draft_ngl)
+    given = config.model_dump(mode="json", include=set(FLAGS))
     values: dict[str, JsonValue] = {
-        **config.model_dump(mode="json", include=set(FLAGS)),
+        **given,
         "model": str(config.path),
         "n_gpu_layers": layers(config.n_gpu_layers) if on_gpu else 0,
         "metrics": True,
         "mmproj_offload": (config.mmproj_offload and on_gpu) if config.mmproj else None,
-        "spec_type": config.spec_type or ("draft-simple" if config.draft_model else None),
+        "spec_type": given["spec_type"] or ("draft-simple" if config.draft_model else None),
         "spec_draft_ngl": (draft_layers if on_gpu else 0) if config.draft_model else None,
         "embeddings": True if kind == "embeddings" else None,
         "rerank": True if kind == "rerank" else None,

@@ -70,7 +70,10 @@ def apply(params: Any, key: str, value: Any) -> None:
     """Set one of llama.cpp's parameters. Raises KeyError for an unknown setting."""
     match key:
         case "spec_type":
-            params.speculative.types = [member("common_speculative_type", "COMMON_SPECULATIVE_TYPE_", value)]
+            kinds = [value] if isinstance(value, str) else value
+            params.speculative.types = [
+                member("common_speculative_type", "COMMON_SPECULATIVE_TYPE_", kind) for kind in kinds
+            ]
         case "reasoning":
             params.enable_reasoning = {"on": 1, "off": 0}[value]
             params.default_template_kwargs = {"enable_thinking": "true" if value == "on" else "false"}

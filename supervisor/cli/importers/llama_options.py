@@ -145,8 +145,9 @@ class Options:
             self.keys[key] = _SPOKEN.get(str(value), value)
         elif (key, value) in {("n_gpu_layers", "auto"), ("spec_draft_ngl", "auto"), ("parallel", "-1")}:
             self.lost.append((option, f"{value}: llmux has to know how much memory it takes"))
-        elif (key, value) == ("spec_type", "draft"):
-            self.keys[key] = "draft-simple"
+        elif key == "spec_type":
+            kinds: list[JsonValue] = ["draft-simple" if kind == "draft" else kind for kind in str(value).split(",")]
+            self.keys[key] = kinds if len(kinds) > 1 else kinds[0]
         elif isinstance(value, str) and {int, float} & set(types_at(LlamaServerConfig, (key,))):
             self.keys[key] = scalar(value)
         else:

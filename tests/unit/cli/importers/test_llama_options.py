@@ -30,6 +30,8 @@ class TestLlamaServerOptions:
             ("-np -1 -ngl auto", {}),
             ("--n-cpu-moe 3 --no-warmup", {"extra_args": ["--n-cpu-moe", "3", "--no-warmup"]}),
             ("--draft-max 16 --draft-min 4", {"spec_draft_n_max": 16, "extra_args": ["--spec-draft-n-min", "4"]}),
+            ("--spec-type draft", {"spec_type": "draft-simple"}),
+            ("--spec-type draft-mtp,ngram-mod", {"spec_type": ["draft-mtp", "ngram-mod"]}),
             ("--ctx-size-draft 9 --slots", {"extra_args": ["--slots"]}),
             ("--override-kv -1", {"extra_args": ["--override-kv", "-1"]}),
         ],

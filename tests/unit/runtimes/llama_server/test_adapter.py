@@ -127,6 +127,11 @@ class TestArguments:
         assert option(spec, "--reasoning-format") == "none"
         assert spec.argv[-1] == "--no-warmup"
 
+    def test_several_kinds_of_speculative_decoding(self, path_with, installed):
+        path_with("llama-server")
+        assert option(launch(installed, spec_type=["draft-mtp", "ngram-mod"]), "--spec-type") == "draft-mtp,ngram-mod"
+        assert ADAPTER.overridable(config())["spec_type"]["enum"][:2] == ["none", "draft-simple"]
+
     def test_a_card_is_given_by_its_uuid_and_nothing_else_is_seen(self, path_with, installed):
         env = launch(installed, device=CARD).env
         assert env["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
@@ -207,6 +212,7 @@ class TestCheck:
             ({"chat_template": "chatml", "chat_template_file": __file__}, "chat_template_file"),
             ({"cache_type_v": "q8_0", "flash_attn": False}, "cache_type_v"),
             ({"spec_type": "draft-simple"}, "spec_type"),
+            ({"spec_type": ["ngram-mod", "draft-simple"]}, "spec_type"),
             ({"program": "embedded", "binary": "/bin/true"}, "binary"),
             ({"env": {"LLAMA_API_KEY": "x"}}, "env"),
         ],
@@ -222,6 +228,7 @@ class TestCheck:
             ("spec_draft_p_min", -0.1),
             ("spec_draft_p_min", 1.1),
             ("spec_type", "draft"),
+            ("spec_type", []),
             ("n_gpu_layers", -2),
             ("n_gpu_layers", "some"),
             ("cache_type_k", "q3"),
