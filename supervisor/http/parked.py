@@ -134,6 +134,6 @@ async def _skip_head(answers: asyncio.StreamReader, client: asyncio.StreamWriter
     if length is None:
         return
     error = worker_error(int(head.split(b" ", 2)[1]), b"application/json", await answers.readexactly(int(length[1])))
-    event = error_event(error, dialect_of(path))
+    event = error_event(error, dialect_of({"path": path, "headers": ()}))
     client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
     await client.drain()
