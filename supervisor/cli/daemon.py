@@ -131,7 +131,8 @@ async def serve(
         holdings = _holdings(catalog, lock, listener, launcher, stores)
         resuming = [asyncio.create_task(resume(left, *holdings.answers_at)) for left in parked]
         await _run(configuration, daemon, holdings, listener, on_listening)
-        del resuming
+        for task in resuming:
+            task.cancel()
 
 
 async def take_over(
