@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, SMALLEST, Meaning, meaning_of
 from runtimes.shared.kernel import Kernel
+from runtimes.sizing import Room, Sizing
 
 MIB: Final = 1 << 20
 
@@ -299,6 +300,13 @@ class Adapter(abc.ABC, Generic[C]):
     def estimate(self, config: C) -> Estimate | None:
         """Memory it will take, from metadata or file sizes; None when nothing can be told."""
         return None
+
+    def sized(self, config: C, room: Room | None) -> tuple[C, Sizing | None]:
+        """The configuration with the context and slots that it leaves open, and why; None: the runtime has neither.
+
+        The same for the same files and room. Blocks on reading metadata. Without a room, as for an unknown device.
+        """
+        return config, None
 
     def gpus(self, config: C) -> int:
         """GPUs that share one of its workers; on host memory that has no meaning."""

@@ -11,16 +11,17 @@ A virtual model may have the name of the model it refers to; it then takes its p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import PATIENCE, Capabilities, ModelConfig
+from runtimes.base import PATIENCE, Capabilities, Estimate, ModelConfig
 from runtimes.device_kind import DeviceWanted
 from runtimes.registry import AnyAdapter
+from runtimes.sizing import Room, Sizing
 from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
@@ -46,6 +47,29 @@ class CatalogModel:
     config: ModelConfig
     adapter: AnyAdapter
     rewrite: Rewrite  # for requests that name the model itself
+    sizing: Sizing | None = None  # what `sized` chose
+    _written: ModelConfig | None = None  # the configuration before that
+    _devices: tuple[DeviceSpec, ...] = ()
+
+    def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
+        """With the context and slots that its configuration leaves open, chosen for these devices. Blocks on its files."""
+        written = self._written or self.config
+        config, sizing = self.adapter.sized(written, _room(written, self.adapter.gpus(written), devices))
+        return replace(self, config=config, sizing=sizing, _written=written, _devices=tuple(devices))
+
+    def configured(self, config: ModelConfig) -> CatalogModel:
+        """The same with another configuration, for the same devices. Blocks on its files."""
+        return replace(self, _written=config).sized(self._devices)
+
+    @property
+    def written(self) -> ModelConfig:
+        """Its configuration, with open what is open in the file."""
+        return self._written or self.config
+
+    @cached_property
+    def estimate(self) -> Estimate | None:
+        """What the runtime computes that it takes. The first call blocks on its files."""
+        return self.adapter.estimate(self.config)
 
     @cached_property
     def definition(self) -> str:
@@ -88,7 +112,7 @@ class CatalogModel:
             if key == self.footprint_key
         }
         remote = self.adapter.remote
-        estimate = self.adapter.estimate(config) if config.vram_mib is None else None
+        estimate = self.estimate
         computed = Footprint(estimate.mib, FootprintSource(estimate.source), estimate.detail) if estimate else None
         return ModelSpec(
             id=self.id,
@@ -107,6 +131,21 @@ class CatalogModel:
             definition=self.definition,
             footprint_key=self.footprint_key,
         )
+
+
+def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room | None:
+    """The largest place that it may have: GPUs before host memory, and never more than `vram_mib`. None: no device is known."""
+    allowed = [device for device in devices if not config.devices or device.id in config.devices]
+    shared = sorted((device for device in allowed if not device.takes_whole), key=lambda one: -one.usable_mib)
+    if len(shared) >= gpus:
+        room = Room(gpus * shared[gpus - 1].usable_mib, listed([device.id for device in shared[:gpus]]))
+    elif whole := [device for device in allowed if device.takes_whole]:
+        room = Room(whole[0].usable_mib, whole[0].id, accelerates=False)
+    else:
+        return None
+    if config.vram_mib is not None and config.vram_mib <= room.mib:
+        return replace(room, mib=config.vram_mib, name="vram_mib", is_own=True)
+    return room
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +175,12 @@ class Catalog:
     limits: LimitsConfig
     devices: tuple[DeviceConfig, ...] | Literal["auto"]
     origins: Mapping[Trail, Place] = field(default_factory=dict, repr=False)
+
+    def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
+        """With every model's context and slots chosen for these devices. Blocks on reading model files."""
+        models = {name: model.sized(devices) for name, model in self.models.items()}
+        virtual = {name: replace(one, model=models[one.model.id]) for name, one in self.virtual.items()}
+        return replace(self, models=models, virtual=virtual)
 
     def model_specs(self, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
         """Every model for the core, in the order of the file. Blocks on reading model files: call it in a thread."""

@@ -7,7 +7,7 @@ validated and checked like one from a file, so that an override can't say what t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -36,18 +36,18 @@ def overridden(model: CatalogModel, values: Mapping[str, JsonValue], *, runtimes
 
     Raises InvalidRequestError that names every problem.
     """
-    allowed = model.adapter.overridable(model.config)
+    allowed = model.adapter.overridable(model.written)
     problems = [
         f"overrides.{key}: can't be set for a load{suggestion(key, allowed, what='what can')}"
         for key in values
         if key not in allowed
     ]
-    document = model.config.model_dump(mode="json", exclude_unset=True)
+    document = model.written.model_dump(mode="json", exclude_unset=True)
     document |= {key: value for key, value in values.items() if key in allowed}
-    config, wrong = validate(type(model.config), tree_of(document, _PLACE), ())
+    config, wrong = validate(type(model.written), tree_of(document, _PLACE), ())
     problems += [f"{dotted(('overrides', *problem.trail))}: {problem.message}" for problem in wrong]
     if config is not None:
         problems += [f"overrides: {found}" for found in model.adapter.check(config, runtimes_dir=runtimes_dir)]
         if not problems:
-            return replace(model, config=config)
+            return model.configured(config)
     raise InvalidRequestError("; ".join(problems), code="invalid_override", param="overrides", detail=tuple(problems))

@@ -111,6 +111,7 @@ async def serve(
     _cancel_on_signals()
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
     async with _closing(stores):
+        catalog = await _sized(catalog, opened)
         daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
@@ -127,6 +128,7 @@ async def take_over(
     """As `serve`, with the lock, the socket and the workers of a daemon that runs. Raises LlmuxError; then that goes on."""
     _cancel_on_signals()
     opened = await _open_devices(catalog)
+    catalog = await _sized(catalog, opened)
     await _check_models(catalog, opened)
     takeover = Takeover(predecessor)
     inherited = await takeover.ask((catalog.server.host, catalog.server.port))
@@ -214,6 +216,10 @@ def _reachable(host: str) -> str:
 
 def _url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def _sized(catalog: Catalog, opened: Opened) -> Catalog:
+    return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
 
 
 async def _check_models(catalog: Catalog, opened: Opened, learned: Learned | None = None) -> tuple[ModelSpec, ...]:

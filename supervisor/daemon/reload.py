@@ -197,7 +197,8 @@ class Reloader:
         fixed = [key for key in _different(running.server, wanted.server) if key not in LIVE]
         server = wanted.server.model_copy(update={key: getattr(running.server, key) for key in fixed})
         needs_restart = [f"server.{key}" for key in fixed] + ["devices"] * (wanted.devices != running.devices)
-        catalog = replace(wanted, server=server, devices=running.devices)
+        devices = [device.spec for device in self._daemon.sampler.devices()]
+        catalog = replace(wanted, server=server, devices=running.devices).sized(devices)
         problems: list[str] = []
         keyring = Keyring()
         if server.api_keys is not None:
@@ -210,7 +211,7 @@ class Reloader:
         elif not problems and not force:
             problems += self._losses(catalog, keyring)
         specs = catalog.model_specs(learned)
-        problems += check_devices(catalog, [device.spec for device in self._daemon.sampler.devices()], specs)
+        problems += check_devices(catalog, devices, specs)
         if problems:
             raise ConfigError(tuple(problems))
         for model in catalog.models.values():

@@ -32,15 +32,17 @@ from runtimes.base import (
     in_order,
 )
 from runtimes.device_kind import visibility, visibility_variables
-from runtimes.llama_server.adapter import estimate, gguf_meta
+from runtimes.llama_server.adapter import estimate, gguf_meta, size
 from runtimes.llama_server.adapter.config import (
     KEY_OF_OPTION,
     OWN_OPTIONS,
+    SLOTS,
     LlamaServerConfig,
     command_line,
     serves,
     settings,
 )
+from runtimes.sizing import Room, Sizing
 
 HERE: Final = Path(__file__).parents[1]
 PROGRAM: Final = "llama-server"
@@ -112,6 +114,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
 
     def launch(self, config: LlamaServerConfig, context: LaunchContext) -> LaunchSpec:
         """Raises RuntimeNotInstalledError without any program, ModelUnusableError for a missing program or model."""
+        config = size.complete(config)
         on_gpu = context.device.kind.accelerates and config.n_gpu_layers != 0
         values: dict[str, JsonValue] = {
             **settings(config, on_gpu=on_gpu, pooling=_pooling(config)),
@@ -154,13 +157,17 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     def estimate(self, config: LlamaServerConfig) -> Estimate | None:
         """Weights, KV cache and buffers from the files' metadata; None if the file is missing or not GGUF."""
         try:
-            return estimate.footprint(config)
+            return estimate.footprint(size.complete(config))
         except ModelUnusableError:
             return None
 
     def target_inflight(self, config: LlamaServerConfig) -> int:
         """One request per slot."""
-        return config.parallel if config.target_inflight is None else config.target_inflight
+        return config.target_inflight if config.target_inflight is not None else size.complete(config).parallel or SLOTS
+
+    def sized(self, config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing | None]:
+        """Context, slots and batches by the file's metadata."""
+        return size.sized(config, room)
 
     def thinking(self, config: LlamaServerConfig) -> Thinking | None:
         """By a chat template argument, for models that generate text."""
@@ -182,6 +189,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     def capabilities(self, config: LlamaServerConfig) -> Capabilities:
         """From the model's metadata; tools and thinking from words in its chat template."""
         found = in_order(self.inputs(config))
+        config = size.complete(config)
         try:
             metadata = gguf_meta.read(config.path)
             template = _chat_template(config)
@@ -190,7 +198,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         trained = metadata.number("context_length") or None
         context = config.n_ctx or trained
         if context is not None and not config.kv_unified:
-            context //= config.parallel
+            context //= config.parallel or SLOTS
         text = serves(config) == "text"
         return Capabilities(
             modalities=found,

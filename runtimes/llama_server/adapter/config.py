@@ -17,6 +17,9 @@ from runtimes.adapters import options
 from runtimes.adapters.options import Options, keys_of, of_keys
 from runtimes.base import ModelConfig
 
+SLOTS = 4
+"""Requests generated at once, where nothing else is said."""
+
 ALL_LAYERS = 999
 """More layers than any model has: older programs don't know `all`, every one takes a large number."""
 
@@ -57,8 +60,12 @@ class LlamaServerConfig(ModelConfig):
     library_path: list[FilePath] = Field(
         default_factory=list, description="Folders put before LD_LIBRARY_PATH, for builds with their own CUDA or GGML."
     )
-    n_ctx: int = Field(
-        default=8192, ge=0, description="Context in tokens, shared by all slots; 0: what the model was trained with."
+    n_ctx: int | None = Field(
+        default=None,
+        ge=0,
+        description="Context in tokens, shared by all slots; 0: what the model was trained with. "
+        "Default: up to 32768, as the device has room; more where half of a GPU stays free.",
+        examples=[32768],
     )
     n_gpu_layers: Layers = Field(
         default="all", description="Layers on the GPU; all or -1: every layer; 0: none. Host devices ignore it."
@@ -88,12 +95,22 @@ class LlamaServerConfig(ModelConfig):
     reasoning_budget: int | None = Field(default=None, ge=-1, description="Most tokens of thinking; -1: no limit.")
     threads: int | None = Field(default=None, ge=1, description="CPU threads for generation.")
     threads_batch: int | None = Field(default=None, ge=1, description="CPU threads for prompts.")
-    parallel: int = Field(default=4, ge=1, le=256, description="Slots: requests generated at once.")
+    parallel: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="Slots: requests generated at once. Default: 4; fewer where less than 8192 tokens of a default `n_ctx` are there for each.",
+        examples=[4],
+    )
     kv_unified: bool = Field(
         default=True, description="Slots share one context; false: each slot has n_ctx / parallel tokens of its own."
     )
-    batch_size: int | None = Field(default=None, ge=1, description="Logical batch size (2048).")
-    ubatch_size: int | None = Field(default=None, ge=1, description="Physical batch size (512); decides buffer sizes.")
+    batch_size: int | None = Field(default=None, ge=1, description="Logical batch size (2048; of embeddings and reranking, the physical one).")
+    ubatch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Physical batch size; decides buffer sizes. Default: 512; the context, where a text must be read in one piece.",
+    )
     load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] = Field(
         default="auto", description="How the file gets into memory."
     )

@@ -18,7 +18,7 @@ from typing import Final
 
 from runtimes.base import MIB, Estimate
 from runtimes.llama_server.adapter import gguf_meta
-from runtimes.llama_server.adapter.config import LlamaServerConfig, layers, serves
+from runtimes.llama_server.adapter.config import SLOTS, LlamaServerConfig, layers, serves
 
 CELL_STEP: Final = 256  # llama.cpp rounds the cells of a cache up to this
 DEFAULT_UBATCH: Final = 512
@@ -68,7 +68,7 @@ def footprint(config: LlamaServerConfig) -> Estimate:
         "program": PROGRAM_MIB * config.gpus * MIB,  # each GPU has its own, as it has of the buffers
     }
     context = _context(config, main)
-    return Estimate.of(parts, f"{main.architecture}, {context} tokens of context, {config.parallel} slots")
+    return Estimate.of(parts, f"{main.architecture}, {context} tokens of context, {_slots(config)} slots")
 
 
 def _context(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:
@@ -76,7 +76,11 @@ def _context(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:
     context = config.n_ctx or metadata.number("context_length", 4096)
     if config.kv_unified:
         return _padded(context)
-    return _padded(-(-context // config.parallel)) * config.parallel
+    return _padded(-(-context // _slots(config))) * _slots(config)
+
+
+def _slots(config: LlamaServerConfig) -> int:
+    return config.parallel or SLOTS
 
 
 def _padded(cells: int) -> int:
@@ -109,7 +113,7 @@ def _cache_bytes(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int
     total = 0
     for layer in range(count):
         if layer in recurrent:
-            total += _state_bytes(metadata) * config.parallel
+            total += _state_bytes(metadata) * _slots(config)
             continue
         cells = window if layer in windowed else context
         keys = kv_heads[layer] * key_length * BYTES_PER_32[config.cache_type_k] // 32
@@ -131,7 +135,7 @@ def _windowed_layers(metadata: gguf_meta.Metadata, count: int) -> frozenset[int]
 
 
 def _window_cells(config: LlamaServerConfig, metadata: gguf_meta.Metadata, context: int) -> int:
-    slots = config.parallel
+    slots = _slots(config)
     window = metadata.number("attention.sliding_window")
     ubatch = config.ubatch_size or DEFAULT_UBATCH
     if config.kv_unified:
@@ -170,7 +174,7 @@ def _compute_bytes(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> i
         metadata.number("ssm.inner_size") * 2,
     )
     attention = width + 2 * heads * metadata.number("attention.key_length", width // heads)
-    outputs = batch if serves(config) != "text" else config.parallel
+    outputs = batch if serves(config) != "text" else _slots(config)
     logits = 4 * outputs * (metadata.vocabulary if serves(config) == "text" else width)
     cells = _context(config, metadata)
     flash = config.flash_attn != "off"

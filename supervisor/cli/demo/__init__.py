@@ -14,9 +14,9 @@ from supervisor.cli.demo import tiny
 CONFIG_NAME: Final = "llmux.yaml"
 
 MODELS: Final = (
-    tiny.Tiny(name="tiny-chat"),
-    tiny.Tiny(name="tiny-other", answer="Greetings from the other tiny model", seed=1),
-    tiny.Tiny(name="tiny-embed", seed=2),
+    tiny.Tiny(name="tiny-chat", layers=1),
+    tiny.Tiny(name="tiny-other", layers=1, answer="Greetings from the other tiny model", seed=1),
+    tiny.Tiny(name="tiny-embed", layers=1, seed=2),
 )
 
 

@@ -8,6 +8,9 @@ after *a* comes *b*, with all other logits far below. Every engine therefore giv
 The chat template steers by the prompt's last token: `\n` after `assistant` thinks and answers, an empty thought
 (`enable_thinking: false`) answers at once, and `<|plan|>`, which stands there when its one tool is offered and the user
 spoke last, calls that tool. It is shaped like Qwen3's, so that llama.cpp recognises reasoning and tool calls.
+
+The vocabulary has the most frequent parts of English and JSON (merges.txt), so that a long prompt, such as a chat program's
+many tools, is some thousands of tokens as with other models, and read in a second.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Final
 from supervisor.cli.demo import gguf
 
 TEMPLATE: Final = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
+MERGES: Final = (Path(__file__).parent / "merges.txt").read_text(encoding="utf-8").splitlines()
 ANSWER: Final = "Hello from a tiny model"
 THOUGHT: Final = "pondering"
 TOOL_CALL: Final[Mapping[str, object]] = {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -32,6 +36,7 @@ TOOL_CALL: Final[Mapping[str, object]] = {"name": "get_weather", "arguments": {"
 CONTROL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|plan|>")
 MARKS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _NORMAL_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 3, 4
+_SIGNS: Final = bytes.maketrans(b"01", b"\xff\x01")  # as signed bytes: -1 and 1
 _NEWLINE, _SPACE = "\u010a", "\u0120"  # how GPT-2 vocabularies spell them
 
 
@@ -55,7 +60,7 @@ class Tiny:
 
 def write(path: Path, tiny: Tiny = Tiny()) -> None:
     """Write the model; about 50 ms, whatever its size. Raises OSError."""
-    tokens, types, chains = _vocabulary(tiny)
+    tokens, types, merges, chains = _vocabulary(tiny)
     layers, inner = _dimensions(tiny, len(tokens))
     keys: dict[str, gguf.Scalar | Sequence[gguf.Scalar]] = {
         "general.architecture": "llama",
@@ -74,7 +79,7 @@ def write(path: Path, tiny: Tiny = Tiny()) -> None:
         "tokenizer.ggml.pre": "qwen2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": [f"{_NEWLINE} {_NEWLINE}"],
+        "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.bos_token_id": tokens.index("<|endoftext|>"),
         "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
         "tokenizer.ggml.padding_token_id": tokens.index("<|endoftext|>"),
@@ -102,18 +107,25 @@ def _words(text: str) -> list[str]:
     return [_spelt(word if i == 0 else " " + word) for i, word in enumerate(text.split())]
 
 
-def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[list[str]]]:
-    """Tokens, their types, and the scripts as chains of tokens."""
+def _vocabulary(tiny: Tiny) -> tuple[list[str], list[int], list[str], list[list[str]]]:
+    """Tokens, their types, their merges, and the scripts as chains of tokens."""
     call = _spelt("\n" + json.dumps(tiny.tool_call) + "\n")
     # a token follows the one before it wherever it stands, so no token may be in two places of the scripts
     answer = [_NEWLINE * 2, *_words(tiny.answer), "<|im_end|>"]
     think = [_NEWLINE, "<think>", *_words(tiny.thought), "</think>", _NEWLINE * 2]
     chains = [think, answer, ["<|plan|>", "<tool_call>", call, "</tool_call>", "<|im_end|>"]]
-    tokens = _byte_alphabet()
+    tokens = dict.fromkeys(_byte_alphabet())
     special = {*CONTROL, *MARKS}
-    tokens += sorted({token for chain in chains for token in chain} - special - set(tokens))
+    scripted = {token for chain in chains for token in chain} - special - set(tokens)
+    merges = [f"{_NEWLINE} {_NEWLINE}"]
+    for merge in MERGES:
+        left, right = merge.split(" ")
+        if left in tokens and right in tokens and left + right not in scripted:  # a prompt has no scripted token
+            merges.append(merge)
+            tokens[left + right] = None
+    tokens |= dict.fromkeys(sorted(scripted))
     types = [_NORMAL_TYPE] * len(tokens) + [_CONTROL_TYPE] * len(CONTROL) + [_USER_DEFINED_TYPE] * len(MARKS)
-    return [*tokens, *CONTROL, *MARKS], types, chains
+    return [*tokens, *CONTROL, *MARKS], types, merges, chains
 
 
 def _follows(tokens: list[str], chains: list[list[str]]) -> dict[int, list[int]]:
@@ -145,8 +157,8 @@ def _embedding(tiny: Tiny, vocabulary: int) -> list[array[float]]:
     source = random.Random(tiny.seed)  # noqa: S311 - a fixture, not a secret
     rows = []
     for _ in range(vocabulary):
-        bits = source.getrandbits(tiny.dim)
-        rows.append(array("f", [1.0 if bits >> i & 1 else -1.0 for i in range(tiny.dim)]))
+        bits = f"{source.getrandbits(tiny.dim):0{tiny.dim}b}".encode().translate(_SIGNS)
+        rows.append(array("f", array("b", bits)))
     return rows
 
 

@@ -119,11 +119,11 @@ class TestTerms:
         path = str(tiny.model())
         text = ADAPTER.estimate(config(path=path, draft_model=path, mmproj=path, cache_ram_mib=64)).detail
         for term in (
-            "model weights 3",
-            "draft weights 3",
+            "model weights 5",
+            "draft weights 5",
             "KV cache",
             "compute",
-            "mmproj 6",
+            "mmproj 10",
             "prompt cache 64",
             "4 slots",
         ):

@@ -1,0 +1,73 @@
+"""What a configuration leaves open of context, slots and batch: chosen by the model's file and the device (runtimes/sizing.py).
+
+All slots share one context (`kv_unified`), so one of them may use all of it; there is a slot for each `SLOT` tokens, so that
+a chat program's first request, with its tools, finds room beside others. With `kv_unified: false` each slot has enough.
+Where a text must be read in one piece, as by most embedding models, the physical batch is as large as the context.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from runtimes.base import ModelUnusableError
+from runtimes.llama_server.adapter import estimate, gguf_meta
+from runtimes.llama_server.adapter.config import SLOTS, LlamaServerConfig, serves
+from runtimes.sizing import ENOUGH, STEPS, Room, Size, Sizing, choose, contexts
+
+SLOT: Final = 8192
+PIECE: Final = 8192
+"""The longest text that is read in one piece, unless configured: buffers grow with the square of it."""
+_LAST: Final = 3  # llama_pooling_type
+
+
+def sized(config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing | None]:
+    """See Adapter.sized. None where the file can't be read."""
+    try:
+        metadata = gguf_meta.read(config.path)
+    except ModelUnusableError:
+        return _filled(config, Size(ENOUGH, SLOTS), in_one_piece=False), None
+    in_one_piece = _in_one_piece(config, metadata)
+    trained = metadata.number("context_length")
+    longest = trained or STEPS[-1]
+
+    def takes(size: Size) -> int:
+        return estimate.footprint(_filled(config, size, in_one_piece=in_one_piece)).mib
+
+    if config.n_ctx is not None:
+        size, why = Size(config.n_ctx or longest, config.parallel or SLOTS), "as configured"
+    else:
+        steps = contexts(longest, PIECE if in_one_piece else STEPS[0])
+        sizes = [Size(step, _slots(config, step, in_one_piece=in_one_piece), step > ENOUGH) for step in steps]
+        size, why = choose(sizes, room, takes)
+    return _filled(config, size, in_one_piece=in_one_piece), Sizing(size.context, size.slots, trained, why)
+
+
+def complete(config: LlamaServerConfig) -> LlamaServerConfig:
+    """With nothing left open; what is open is chosen as for an unknown device."""
+    open_keys = {"n_ctx", "parallel", *(["ubatch_size"] if serves(config) != "text" else [])}
+    return sized(config, None)[0] if any(getattr(config, key) is None for key in open_keys) else config
+
+
+def _in_one_piece(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> bool:
+    """Whether llama.cpp can't read a text part by part: it does for text, and for embeddings that are the last token's."""
+    if serves(config) != "embeddings":
+        return serves(config) == "rerank"
+    if config.pooling is not None:
+        return config.pooling != "last"
+    return metadata.number("pooling_type") != _LAST
+
+
+def _slots(config: LlamaServerConfig, context: int, *, in_one_piece: bool) -> int:
+    if config.parallel is not None:
+        return config.parallel
+    if in_one_piece and config.kv_unified:
+        return SLOTS  # a text that is read holds its context only until then
+    return max(1, min(SLOTS, context // (SLOT if config.kv_unified else ENOUGH)))
+
+
+def _filled(config: LlamaServerConfig, size: Size, *, in_one_piece: bool) -> LlamaServerConfig:
+    chosen = {"n_ctx": size.context, "parallel": size.slots}
+    if in_one_piece:
+        batch = config.ubatch_size or size.context
+        chosen |= {"ubatch_size": batch, "batch_size": batch}
+    return config.model_copy(update={key: value for key, value in chosen.items() if getattr(config, key) is None})
