@@ -36,7 +36,8 @@ Learned = Mapping[tuple[str, DeviceId], int]
 """(footprint key, device) → MiB measured there."""
 
 _ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
-_GUESSES = frozenset({FootprintSource.NAME, FootprintSource.DEFAULT})
+TOO_LARGE = "vram_mib"
+"""The key that `misplaced` names for a model that is larger than its devices."""
 
 
 @dataclass(frozen=True)
@@ -229,22 +230,43 @@ class Catalog:
 
 
 def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[str, ...]:
-    """Problems that show only once the devices are known: unknown devices, and models that no device can hold.
+    """Problems that show only once the devices are known: unknown devices, and too few of them. `specs`: from `model_specs()`.
 
-    A footprint that is only guessed refuses nothing: the first load measures it. `specs`: from `model_specs()`.
+    A model that is too large is none of them: the others can be served. See `memory_warnings`.
     """
     problems: list[Problem] = []
     for spec in specs:
         found = misplaced(spec, devices)
-        if found is None:
-            continue
-        key, message = found
-        footprints = (device.need(spec) for way in device_sets(spec, devices) for device in way)
-        if key != "vram_mib" or any(footprint.source not in _GUESSES for footprint in footprints):
+        if found is not None and found[0] != TOO_LARGE:
+            key, message = found
             at: Trail = ("models", spec.id, key)
             at = at if at in catalog.origins else at[:2]
             problems.append(Problem(catalog.origins[at], at, message))
     return tuple(str(problem) for problem in problems)
+
+
+def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:
+    """What is wrong with a model's memory, in sentences: it is larger than its devices, or than `vram_mib` says.
+
+    `spec`: what the core knows about it now, with what was measured. Blocks on the model's files, once.
+    """
+    found: list[str] = []
+    problem = misplaced(spec, devices)
+    if problem is not None and problem[0] == TOO_LARGE:
+        found.append(f"{problem[1]}; choose a smaller quantisation or context, or other devices")
+    given = model.config.vram_mib
+    if given is not None and not spec.remote:
+        parts = {device.id: 1 if device.takes_whole else spec.gpus for device in devices}
+        taken = [parts[device] * footprint.mib for device, footprint in spec.learned.items() if device in parts]
+        measured = max(taken, default=None)
+        if measured is not None and given < measured:
+            found.append(f"vram_mib is {given}, but {measured} MiB were measured; raise or remove it")
+        elif measured is None and (computed := model.estimate) is not None and given < computed.mib:
+            found.append(
+                f"vram_mib is {given}, but its files need {computed.mib} MiB ({computed.detail}); raise or remove it, or "
+                "choose a smaller context"
+            )
+    return tuple(found)
 
 
 def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
@@ -269,8 +291,8 @@ def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str]
     need = roomiest.need(spec)
     if enough := [device.id for device in mine if fits(spec, (device,))]:
         part = f"{need.mib} MiB ({need.source}: {need.detail})"
-        return "vram_mib", f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
-    return "vram_mib", (
+        return TOO_LARGE, f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
+    return TOO_LARGE, (
         f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
         f"{roomiest.id} has {max(0, roomiest.usable_mib)} MiB after its margin"
     )

@@ -37,6 +37,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
+from supervisor.daemon.sizes import tell_sizes
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
@@ -48,7 +49,7 @@ from supervisor.io.fd_channel import connect, goes_on_listening
 from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
-from supervisor.io.store import Footprints, Store
+from supervisor.io.store import FOOTPRINTS, Footprints, Store
 from supervisor.io.venvs import sweep_aside
 
 log = structlog.get_logger("llmux.daemon")
@@ -176,7 +177,7 @@ async def _open_devices(catalog: Catalog) -> Opened:
 
 async def _open_stores(catalog: Catalog) -> tuple[Footprints, Store]:
     folder = catalog.server.state_dir
-    return await asyncio.gather(Footprints.open(folder / "llmux.sqlite3"), Store.open(folder / "state.sqlite3"))
+    return await asyncio.gather(Footprints.open(folder / FOOTPRINTS), Store.open(folder / "state.sqlite3"))
 
 
 def _holdings(
@@ -248,6 +249,7 @@ async def _assemble(
         await footprints.learn(found.footprint_key, keys[found.device], found.mib)
 
     models = await _check_models(catalog, opened, learned())
+    tell_sizes(catalog, models, specs)
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
     launcher = LocalLauncher(

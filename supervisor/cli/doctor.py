@@ -23,7 +23,7 @@ from runtimes.device_kind import CUDA, HOST, DeviceAssignment
 from supervisor.catalog import Catalog, find_config, load
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.cli import environments, output, service
+from supervisor.cli import environments, output, service, sizes
 from supervisor.cli.client import Client
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import distribution, venvs
@@ -134,6 +134,8 @@ def _gpus(catalog: Catalog | None) -> Iterator[Check]:
 
 def _models(catalog: Catalog) -> Iterator[Check]:
     launchable = 0
+    here = sizes.on_this_machine(catalog)
+    yield from (Check("memory", "warn", warning, "llmux config check shows the sizes") for warning in here.warnings)
     for model in catalog.models.values():
         context = LaunchContext(
             model=model.id,

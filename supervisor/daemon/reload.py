@@ -31,6 +31,7 @@ from supervisor.core.events import Configured
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.types import ModelId, ModelSpec, WorkerState
 from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.sizes import tell_sizes
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
 from supervisor.io import notify
@@ -74,6 +75,7 @@ class Difference:
     unchanged: int
     settings: tuple[str, ...]  # changed, and in effect
     needs_restart: tuple[str, ...]  # changed in the file, and not in effect
+    warnings: tuple[str, ...]  # of models' memory
 
     def view(self) -> Json:
         """For the API."""
@@ -86,6 +88,7 @@ class _Prepared:
     keyring: Keyring
     specs: tuple[ModelSpec, ...]
     needs_restart: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 class Reloader:
@@ -216,7 +219,8 @@ class Reloader:
             raise ConfigError(tuple(problems))
         for model in catalog.models.values():
             _ = model.capabilities  # for the views
-        return _Prepared(catalog, keyring, specs, tuple(needs_restart))
+        warnings = tell_sizes(catalog, specs, devices, running)
+        return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings)
 
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """What is rather an accident with a file than meant."""
@@ -267,6 +271,7 @@ class Reloader:
             unchanged=sum(old.get(name) == about for name, about in new.items()),
             settings=tuple(settings),
             needs_restart=prepared.needs_restart,
+            warnings=prepared.warnings,
         )
 
     def _stops(self, prepared: _Prepared) -> Iterator[Stop]:

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from runtimes.base import ModelConfig
 from supervisor.catalog import CatalogModel
+from supervisor.catalog.catalog import memory_warnings
 from supervisor.catalog.masking import masked
 from supervisor.core.decisions import Decision
 from supervisor.core.types import DeviceId, Footprint, ModelId
@@ -51,6 +52,8 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         **_devices(status),
         "remote": status.spec.remote,
         "memory": _memory(status),
+        "sizing": _sizing(effective),
+        "warnings": list(memory_warnings(effective, status.spec, [one.spec for one in daemon.sampler.devices()])),
         "worker": worker,
         "replicas": [_replica(status, worker)] if status.has_worker else [],
         "generation": status.generation,
@@ -78,6 +81,14 @@ def _memory(status: ModelStatus) -> Json:
         "estimate": _footprint(status.spec.footprint),
         "learned": {device: footprint.mib for device, footprint in status.spec.learned.items()},
     }
+
+
+def _sizing(model: CatalogModel) -> Json | None:
+    """Context and slots, and why; None for a runtime that has neither, and while the file can't be read."""
+    sizing = model.sizing
+    if sizing is None:
+        return None
+    return {"context": sizing.context, "slots": sizing.slots, "trained": sizing.trained or None, "text": str(sizing)}
 
 
 def _held(status: ModelStatus) -> Json:

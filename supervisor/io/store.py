@@ -13,6 +13,7 @@ import contextlib
 import json
 import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,8 @@ MIGRATIONS: Final = (
 
 # SQLITE_ERROR: a sound file with other tables than its schema version says.
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+FOOTPRINTS: Final = "llmux.sqlite3"
+"""The name of the file of `Footprints`."""
 MOST_MIB: Final = 1 << 30
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
@@ -266,6 +269,18 @@ class Footprints(Store):
             await self.put(device, key, mib)
         except NotSavedError as error:
             log.warning("store.not_saved", what="footprint", device=device, mib=mib, reason=error.message)
+
+
+def learned_footprints(path: Path) -> dict[FootprintKey, int]:
+    """What a file of `Footprints` has, also while a daemon has locked it; nothing where it can't be read. Changes nothing."""
+    with tempfile.TemporaryDirectory(prefix="llmux-") as folder, contextlib.suppress(OSError, sqlite3.Error, ValueError):
+        copy = Path(shutil.copy(path, folder))
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(f"{path}-wal", folder)
+        with contextlib.closing(sqlite3.connect(copy)) as file:
+            rows = file.execute("SELECT key, collection, value FROM entries").fetchall()
+        return {(key, device): int(text) for key, device, text in rows}
+    return {}
 
 
 def _begun(path: Path) -> bool:

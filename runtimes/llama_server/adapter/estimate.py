@@ -68,7 +68,8 @@ def footprint(config: LlamaServerConfig) -> Estimate:
         "program": PROGRAM_MIB * config.gpus * MIB,  # each GPU has its own, as it has of the buffers
     }
     context = _context(config, main)
-    return Estimate.of(parts, f"{main.architecture}, {context} tokens of context, {_slots(config)} slots")
+    slots = f"{_slots(config)} slot{'s' if _slots(config) > 1 else ''}"
+    return Estimate.of(parts, f"{main.architecture}, {context} tokens of context, {slots}")
 
 
 def _context(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:

@@ -9,7 +9,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -179,6 +179,8 @@ async def _all(
     for signum in (signal.SIGTERM, signal.SIGHUP):  # asyncio.run does the same for SIGINT
         asyncio.get_running_loop().add_signal_handler(signum, this.cancel)
     opened = await open_devices(catalog)
+    model = await asyncio.to_thread(route.model.sized, [device.spec for device in opened.devices])
+    route = replace(route, model=model)
     results = [Result(device) for device in await choose_devices(opened, route.model, options.devices)]
     current = [""]
 

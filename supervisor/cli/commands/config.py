@@ -30,8 +30,8 @@ def config() -> None:
 @config_path
 @json_option
 def config_check(config: Path | None, as_json: bool) -> None:
-    """Report every mistake of the configuration that `serve` would use."""
-    from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
+    """Report every mistake of the configuration that `serve` would use, and what its models take on this machine."""
+    from supervisor.cli import configuration, sizes  # noqa: PLC0415  # not for declaring
 
     try:
         catalog = configuration.checked(config)
@@ -41,10 +41,25 @@ def config_check(config: Path | None, as_json: bool) -> None:
         print_json({"ok": False, "problems": list(error.problems)})
         sys.exit(exit_code_of(error))
     models, names = list(catalog.models), [entry.name for entry in catalog.listing()]
+    here = sizes.on_this_machine(catalog)
+    warnings = [*here.problems, *here.warnings]
     if as_json:
-        print_json({"ok": True, "problems": [], "models": models, "public_names": names})
-    else:
-        click.echo(f"No mistakes: {counted(len(models), 'model')}, {counted(len(names), 'public name')}.")
+        print_json(
+            {
+                "ok": True,
+                "problems": [],
+                "warnings": warnings,
+                "sizes": here.sizes,
+                "models": models,
+                "public_names": names,
+            }
+        )
+        return
+    click.echo(f"No mistakes: {counted(len(models), 'model')}, {counted(len(names), 'public name')}.")
+    for model, size in here.sizes.items():
+        click.echo(f"{model}: {size}.")
+    for warning in warnings:
+        click.echo(f"warning: {warning}")
 
 
 @config.command("show")
@@ -186,3 +201,6 @@ def _show_difference(answer: Json, stops: list[Json]) -> None:
         ends = f"; {requests} {output.duration(stop.get('drain_s'))}" if requests else ""
         click.echo(f"{'stops:':15}{output.clean(str(stop.get('model')))} ({about}){ends}")
     click.echo(f"{'unchanged:':15}{answer.get('unchanged')}")
+    warnings = answer.get("warnings")
+    for warning in warnings if isinstance(warnings, list) else []:
+        click.echo(f"warning: {output.clean(str(warning))}")

@@ -15,7 +15,7 @@ from supervisor.cli.options import answer, daemon_options, model_argument
 from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
 
 HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP")
-WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "ALSO")
+WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "CONTEXT", "ALSO")
 
 
 def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | str:
@@ -24,6 +24,12 @@ def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | st
     rows: list[output.Row] = [(*HEAD, *(WIDE if wide else ()), "REASON")]
     rows += [(*_row(model), *(_wide(model) if wide else ()), output.text(model.get("reason"))) for model in models]
     return output.Table(rows, whole=wide)
+
+
+def warnings_of(models: Sequence[Json]) -> list[str]:
+    """What is wrong with their memory, a line for each."""
+    told = ((model.get("name"), model.get("warnings")) for model in models)
+    return [f"warning: {name}: {one}" for name, all_ in told if isinstance(all_, list) for one in all_]
 
 
 def overrides(settings: Sequence[str]) -> Json:
@@ -81,6 +87,7 @@ def _wide(model: Json) -> output.Row:
         output.text(worker.get("pid")),
         output.text(worker.get("port")),
         output.duration(model.get("load_s")),
+        output.text(client.part(model, "sizing").get("text")).removeprefix("context "),
         ", ".join(map(str, names)) if isinstance(names, list) and names else "-",
     )
 
@@ -91,7 +98,8 @@ def _wide(model: Json) -> output.Row:
 def ps(wide: bool, daemon: Client, as_json: bool) -> None:
     """Show every model: state, device, memory, requests, and the reason of the last change."""
     found = daemon.get("/v1/admin/models")
-    answer(found, table_of(client.rows(found), wide=wide), as_json=as_json)
+    models = client.rows(found)
+    answer(found, table_of(models, wide=wide), *warnings_of(models), as_json=as_json)
 
 
 @click.command()

@@ -1,0 +1,63 @@
+"""What a configuration's models take on this machine, for commands that run without a daemon: `config check`, `doctor`.
+
+The same sizes as the daemon's, and the same warnings: by the devices that there are, and what daemons measured on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from supervisor.catalog import Catalog, check_devices
+from supervisor.catalog.catalog import Learned, memory_warnings
+from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
+from supervisor.errors import ConfigError
+from supervisor.io.devices import open_sampler
+from supervisor.io.store import FOOTPRINTS, learned_footprints
+
+if TYPE_CHECKING:
+    from supervisor.io.memory import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class OnThisMachine:
+    """The configuration, sized for the devices that there are. `problems`: what `serve` would refuse because of them."""
+
+    catalog: Catalog
+    devices: tuple[DeviceSpec, ...]
+    specs: tuple[ModelSpec, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the models' memory, each with the model's name."""
+        models = self.catalog.models
+        return tuple(
+            f"{spec.id}: {warning}"
+            for spec in self.specs
+            for warning in memory_warnings(models[spec.id], spec, self.devices)
+        )
+
+    @property
+    def sizes(self) -> dict[str, str]:
+        """Context and slots by model, in words."""
+        return {str(model.id): str(model.sizing) for model in self.catalog.models.values() if model.sizing is not None}
+
+
+def on_this_machine(catalog: Catalog) -> OnThisMachine:
+    """Look at the devices and the models' files. Takes seconds where a GPU has to be woken; never fails."""
+    try:
+        devices = asyncio.run(open_sampler(catalog.wanted_devices)).devices
+    except ConfigError as error:
+        return OnThisMachine(catalog, (), (), error.problems)
+    known = tuple(device.spec for device in devices)
+    sized = catalog.sized(known)
+    specs = sized.model_specs(_learned(catalog, devices))
+    return OnThisMachine(sized, known, specs, check_devices(sized, known, specs))
+
+
+def _learned(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:
+    names = {device.key: DeviceId(device.id) for device in devices}
+    found = learned_footprints(catalog.server.state_dir / FOOTPRINTS)
+    return {(model, names[key]): mib for (model, key), mib in found.items() if key in names}
