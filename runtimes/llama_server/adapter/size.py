@@ -39,6 +39,8 @@ def sized(config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConf
         steps = contexts(longest, PIECE if in_one_piece else STEPS[0])
         sizes = [Size(step, _slots(config, step, in_one_piece=in_one_piece), step > ENOUGH) for step in steps]
         size, why = choose(sizes, room, takes)
+        if in_one_piece and size.context == PIECE < longest:
+            why = "a text is read in one piece, which takes memory; set n_ctx for longer ones"
     return _filled(config, size, in_one_piece=in_one_piece), Sizing(size.context, size.slots, trained, why)
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +14,11 @@ from supervisor.cli.demo import tiny
 
 CONFIG_NAME: Final = "llmux.yaml"
 
+_QUICK = tiny.Tiny(layers=1, heads=1, kv_heads=1, head=32)  # reads a chat program's 25 kB of tools in a second
 MODELS: Final = (
-    tiny.Tiny(name="tiny-chat", layers=1),
-    tiny.Tiny(name="tiny-other", layers=1, answer="Greetings from the other tiny model", seed=1),
-    tiny.Tiny(name="tiny-embed", layers=1, seed=2),
+    replace(_QUICK, name="tiny-chat"),
+    replace(_QUICK, name="tiny-other", answer="Greetings from the other tiny model", seed=1),
+    replace(_QUICK, name="tiny-embed", seed=2),
 )
 
 

@@ -53,6 +53,7 @@ class Tiny:
     layers: int = 2
     heads: int = 4
     kv_heads: int = 2
+    head: int = 64  # values of a head; reading a long prompt takes time in proportion
     feed_forward: int = 128
     seed: int = 0
     size_mib: int = 0
@@ -72,7 +73,9 @@ def write(path: Path, tiny: Tiny = Tiny()) -> None:
         "llama.feed_forward_length": inner,
         "llama.attention.head_count": tiny.heads,
         "llama.attention.head_count_kv": tiny.kv_heads,
-        "llama.rope.dimension_count": tiny.dim // tiny.heads,
+        "llama.attention.key_length": tiny.head,
+        "llama.attention.value_length": tiny.head,
+        "llama.rope.dimension_count": tiny.head,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.vocab_size": len(tokens),
         "tokenizer.ggml.model": "gpt2",
@@ -145,8 +148,7 @@ def _dimensions(tiny: Tiny, vocabulary: int) -> tuple[int, int]:
     wanted = tiny.size_mib * (1 << 18) - 2 * vocabulary * tiny.dim  # f32 values left for the blocks
     if wanted <= 0:
         return tiny.layers, tiny.feed_forward
-    kv = tiny.dim // tiny.heads * tiny.kv_heads
-    attention = 2 * tiny.dim * (tiny.dim + kv)
+    attention = 2 * tiny.dim * tiny.head * (tiny.heads + tiny.kv_heads)
     widest = 16 * tiny.dim
     layers = max(tiny.layers, math.ceil(wanted / (attention + 3 * tiny.dim * widest)))
     inner = max((wanted // layers - attention) // (3 * tiny.dim), 32)
@@ -165,7 +167,7 @@ def _embedding(tiny: Tiny, vocabulary: int) -> list[array[float]]:
 def _tensors(
     tiny: Tiny, layers: int, inner: int, embedding: list[array[float]], follows: Mapping[int, Sequence[int]]
 ) -> dict[str, gguf.Tensor]:
-    dim, kv = tiny.dim, tiny.dim // tiny.heads * tiny.kv_heads
+    dim, query, kv = tiny.dim, tiny.head * tiny.heads, tiny.head * tiny.kv_heads
     output = array("f", bytes(4 * dim * len(embedding)))
     for token, predecessors in follows.items():
         rows = zip(*(embedding[before] for before in predecessors), strict=True)
@@ -177,10 +179,10 @@ def _tensors(
     for i in range(layers):
         tensors |= {
             f"blk.{i}.attn_norm.weight": gguf.ones(dim),
-            f"blk.{i}.attn_q.weight": gguf.Tensor((dim, dim)),
+            f"blk.{i}.attn_q.weight": gguf.Tensor((query, dim)),
             f"blk.{i}.attn_k.weight": gguf.Tensor((kv, dim)),
             f"blk.{i}.attn_v.weight": gguf.Tensor((kv, dim)),
-            f"blk.{i}.attn_output.weight": gguf.Tensor((dim, dim)),
+            f"blk.{i}.attn_output.weight": gguf.Tensor((dim, query)),
             f"blk.{i}.ffn_norm.weight": gguf.ones(dim),
             f"blk.{i}.ffn_gate.weight": gguf.Tensor((inner, dim)),
             f"blk.{i}.ffn_up.weight": gguf.Tensor((inner, dim)),
