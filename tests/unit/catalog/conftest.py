@@ -8,6 +8,7 @@ from pydantic import Field
 
 from runtimes.base import Adapter, Endpoint, Estimate, LaunchSpec, ModelConfig, Thinking
 from runtimes.registry import Registry
+from runtimes.sizing import Sizing
 from supervisor.catalog import Catalog, load
 from supervisor.errors import ConfigError
 
@@ -29,6 +30,7 @@ class StubAdapter(Adapter[StubConfig]):
     summary = "for tests"
     config = StubConfig
     spreads = True
+    overridable_keys = ("layers",)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,6 +48,10 @@ class StubAdapter(Adapter[StubConfig]):
 
     def estimate(self, config):
         return Estimate(config.estimated_mib, "computed", "as told") if config.estimated_mib else None
+
+    def sized(self, config, room):
+        layers = config.layers if config.layers != "all" or room is None else room.mib
+        return config.model_copy(update={"layers": layers}), Sizing(config.n_ctx, 1, 0, str(room))
 
     def thinking(self, config):
         if not config.has_switch:

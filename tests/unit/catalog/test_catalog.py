@@ -2,8 +2,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import pytest
+
 from runtimes.base import Endpoint
+from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
+from supervisor.catalog.catalog import memory_warnings
+from supervisor.catalog.overrides import overridden
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import DeviceSpec, Eviction, Footprint, FootprintSource, Limits
 from supervisor.proxy.json_body import open_object
@@ -102,50 +107,44 @@ class TestSpecs:
         assert (policy.eviction, policy.max_loaded) == (Eviction.STRICT, {"llm": 1})
 
 
-class TestCheckDevices:
-    """A model that no device can hold is refused at once, unless its size is only a guess."""
+class TestMemoryWarnings:
+    """A model larger than its devices, or than `vram_mib` says, is warned of."""
 
-    HOST = DeviceSpec("host", total_mib=1000, margin_mib=100)
+    HOST = DeviceSpec("host", total_mib=1000, margin_mib=100, takes_whole=True)
     GPU = DeviceSpec("gpu0", total_mib=2000, margin_mib=512)
+
+    def warnings(self, catalog, devices, learned=None):
+        """Of every model, by name; and none of them keeps the rest from being served."""
+        specs = catalog.model_specs(learned)
+        assert check_devices(catalog, devices, specs) == ()
+        found = {spec.id: memory_warnings(catalog.models[spec.id], spec, devices) for spec in specs}
+        return {name: told for name, told in found.items() if told}
 
     def test_too_large(self, folder):
         catalog = folder.load("models:\n  fits: {cmd: x, vram_mib: 1488}\n  large: {cmd: x, vram_mib: 1489}\n")
-        assert check_devices(catalog, [self.HOST, self.GPU], catalog.model_specs()) == (
-            (
-                "llmux.yaml:3:19 models.large.vram_mib: takes 1489 MiB (explicit: vram_mib of the configuration), "
-                "more than any device it may run on; gpu0 has 1488 MiB after its margin"
-            ),
+        (told,) = self.warnings(catalog, [self.HOST, self.GPU])["large"]
+        assert told.startswith(
+            "takes 1489 MiB (explicit: vram_mib of the configuration), more than any device it may run on; "
+            "gpu0 has 1488 MiB after its margin; "
         )
 
     def test_only_where_it_may_run(self, folder):
         catalog = folder.load("models:\n  m: {cmd: x, estimated_mib: 1000, devices: [host]}\n")
-        (problem,) = check_devices(catalog, [self.HOST, self.GPU], catalog.model_specs())
-        assert problem.startswith("llmux.yaml:2:3 models.m: takes 1000 MiB (computed: as told)")
-        assert (
-            check_devices(catalog, [self.HOST], catalog.model_specs({(catalog.models["m"].footprint_key, "host"): 5}))
-            == ()
-        )
-
-    def test_guesses_refuse_nothing(self, folder):
-        catalog = folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}")
-        assert check_devices(catalog, [self.HOST], catalog.model_specs()) == ()
+        (told,) = self.warnings(catalog, [self.HOST, self.GPU])["m"]
+        assert told.startswith("takes 1000 MiB (computed: as told)")
+        assert self.warnings(catalog, [self.HOST], {(catalog.models["m"].footprint_key, "host"): 5}) == {}
 
     def test_parts_that_fit_on_too_few(self, folder):
         catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 2900}\n")
         one, two = replace(self.GPU, id="gpu1", total_mib=1000), replace(self.GPU, id="gpu2")
-        assert check_devices(catalog, [self.GPU, two], catalog.model_specs()) == ()
-        assert check_devices(catalog, [self.GPU], catalog.model_specs()) == (
-            "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and it may run on 1",
-        )
-        assert check_devices(catalog, [self.GPU, one], catalog.model_specs()) == (
-            (
-                "llmux.yaml:3:23 models.m.vram_mib: 2 GPUs share the model; its part, 1450 MiB (explicit: one of 2 parts of "
-                "2900 MiB: vram_mib of the configuration), fits on gpu0 only"
-            ),
+        assert self.warnings(catalog, [self.GPU, two]) == {}
+        (told,) = self.warnings(catalog, [self.GPU, one])["m"]
+        assert told.startswith(
+            "2 GPUs share the model; its part, 1450 MiB (explicit: one of 2 parts of 2900 MiB: vram_mib of the "
+            "configuration), fits on gpu0 only"
         )
         three = folder.load("models:\n  m:\n    {cmd: x, gpus: 3, vram_mib: 4350}\n")
-        (problem,) = check_devices(three, [self.GPU, one, two], three.model_specs())
-        assert problem.endswith("fits on gpu0 and gpu2 only")
+        assert "fits on gpu0 and gpu2 only" in self.warnings(three, [self.GPU, one, two])["m"][0]
 
     def test_a_measurement_never_makes_it_too_large(self, folder):
         """It was made where the model ran, beyond the margin, and on the larger of two cards beyond the smaller one."""
@@ -155,7 +154,75 @@ class TestCheckDevices:
         small = replace(self.GPU, id="gpu1", total_mib=1000)
         keys = {name: model.footprint_key for name, model in catalog.models.items()}
         learned = {(keys["m"], "gpu0"): 1500, (keys["s"], "gpu0"): 900, (keys["s"], "gpu1"): 300}
-        assert check_devices(catalog, [self.GPU, small], catalog.model_specs(learned)) == ()
+        assert self.warnings(catalog, [self.GPU, small], learned) == {}
+
+    def test_less_than_computed(self, folder):
+        catalog = folder.load("models: {m: {cmd: x, vram_mib: 700, estimated_mib: 800}}")
+        (told,) = self.warnings(catalog, [self.GPU])["m"]
+        assert told.startswith("vram_mib is 700, but its files need 800 MiB (as told); raise or remove it")
+        assert self.warnings(folder.load("models: {m: {cmd: x, vram_mib: 800, estimated_mib: 800}}"), [self.GPU]) == {}
+
+    def test_less_than_measured(self, folder):
+        """A measurement is better than what was computed, and of several GPUs each has a part."""
+        catalog = folder.load("models: {m: {cmd: x, vram_mib: 700, estimated_mib: 800}}")
+        key = catalog.models["m"].footprint_key
+        assert self.warnings(catalog, [self.GPU], {(key, "gpu0"): 650}) == {}
+        assert self.warnings(catalog, [self.GPU], {(key, "gpu0"): 900})["m"] == (
+            "vram_mib is 700, but 900 MiB were measured; raise or remove it",
+        )
+        spread = folder.load("models: {m: {cmd: x, vram_mib: 700, gpus: 2}}")
+        learned = {(spread.models["m"].footprint_key, "gpu0"): 400}
+        assert "800 MiB were measured" in self.warnings(spread, [self.GPU, replace(self.GPU, id="gpu1")], learned)["m"][0]
+
+
+class TestSized:
+    """What a model leaves open is chosen for the largest place it may have, and again for an override."""
+
+    HOST = DeviceSpec("host", total_mib=64000, margin_mib=0, takes_whole=True)
+    SMALL, LARGE = (DeviceSpec(f"gpu{i}", total_mib=mib, margin_mib=100) for i, mib in enumerate((8100, 16100)))
+
+    @pytest.mark.parametrize(
+        ("keys", "devices", "room"),
+        [
+            ("", (), None),
+            ("", (HOST,), Room(64000, "host", accelerates=False)),
+            ("", (SMALL, LARGE, HOST), Room(16000, "gpu1")),
+            (", devices: [gpu0]", (SMALL, LARGE), Room(8000, "gpu0")),
+            (", gpus: 2", (SMALL, LARGE, HOST), Room(16000, "gpu1 and gpu0")),
+            (", gpus: 3", (SMALL, LARGE, HOST), Room(64000, "host", accelerates=False)),
+            (", vram_mib: 5000", (SMALL,), Room(5000, "vram_mib", is_own=True)),
+            (", vram_mib: 9000", (SMALL,), Room(8000, "gpu0")),
+        ],
+    )
+    def test_room(self, folder, keys, devices, room):
+        catalog = folder.load(f"models: {{m: {{cmd: x{keys}}}}}\nvirtual_models: {{v: {{model: m}}}}")
+        sized = catalog.sized(devices)
+        assert sized.models["m"].sizing.why == str(room)
+        assert sized.virtual["v"].model is sized.models["m"]
+
+    def test_an_override_is_sized_again(self, folder, tmp_path):
+        model = folder.load("models: {m: {cmd: x}}").sized([self.LARGE]).models["m"]
+        assert (model.config.layers, model.written.layers) == (16000, "all")
+        changed = overridden(model, {"vram_mib": 5000}, runtimes_dir=tmp_path)
+        assert changed.config.layers == 5000
+        assert overridden(model, {"layers": 7}, runtimes_dir=tmp_path).config.layers == 7
+
+
+class TestCheckDevices:
+    """What keeps the whole from being served."""
+
+    HOST = DeviceSpec("host", total_mib=1000, margin_mib=100)
+    GPU = DeviceSpec("gpu0", total_mib=2000, margin_mib=512)
+
+    def test_guesses_refuse_nothing(self, folder):
+        catalog = folder.load("models: {m-70b: {cmd: x}, n: {cmd: x}}")
+        assert check_devices(catalog, [self.HOST], catalog.model_specs()) == ()
+
+    def test_too_few(self, folder):
+        catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 2900}\n")
+        assert check_devices(catalog, [self.GPU], catalog.model_specs()) == (
+            "llmux.yaml:3:14 models.m.gpus: 2 GPUs share the model, and it may run on 1",
+        )
 
     def test_unknown_device(self, folder):
         catalog = folder.load("models:\n  m: {cmd: x, devices: [gpu7]}\n")
