@@ -273,7 +273,10 @@ class Footprints(Store):
 
 def learned_footprints(path: Path) -> dict[FootprintKey, int]:
     """What a file of `Footprints` has, also while a daemon has locked it; nothing where it can't be read. Changes nothing."""
-    with tempfile.TemporaryDirectory(prefix="llmux-") as folder, contextlib.suppress(OSError, sqlite3.Error, ValueError):
+    with (
+        tempfile.TemporaryDirectory(prefix="llmux-") as folder,
+        contextlib.suppress(OSError, sqlite3.Error, ValueError),
+    ):
         copy = Path(shutil.copy(path, folder))
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(f"{path}-wal", folder)

@@ -97,8 +97,11 @@ class TestConfiguration:
         assert "models.spread.gpus: 2 GPUs share the model, and it may run on 1" in problem
 
     def test_a_part_that_no_two_can_hold(self, tmp_path, cards):
-        problem = refused(tmp_path, {"devices": "auto", "models": {"spread": fake(vram_mib=40000, gpus=2)}}, cards)
-        assert "takes 20000 MiB (explicit: one of 2 parts of 40000 MiB: vram_mib of the configuration)" in problem
+        models = {"spread": fake(vram_mib=40000, gpus=2), "other": fake()}
+        with running(tmp_path, {"devices": "auto", "models": models}, env=cards.env) as daemon:
+            (warning,) = daemon.model("spread")["warnings"]
+            assert "takes 20000 MiB (explicit: one of 2 parts of 40000 MiB: vram_mib of the configuration)" in warning
+            assert daemon.chat("other").status_code == 200
 
     def test_a_runtime_that_uses_one(self, tmp_path, cards):
         problem = refused(

@@ -23,7 +23,9 @@ ANSWER, THOUGHT, TOOL_CALL = tiny.ANSWER, tiny.THOUGHT, tiny.TOOL_CALL
 @cache
 def _sources() -> bytes:
     folder = Path(tiny.__file__).parent
-    return b"".join((folder / name).read_bytes() for name in ("gguf.py", "tiny.py", "chat_template.jinja", "merges.txt"))
+    return b"".join(
+        (folder / name).read_bytes() for name in ("gguf.py", "tiny.py", "chat_template.jinja", "merges.txt")
+    )
 
 
 def model(**parameters) -> Path:

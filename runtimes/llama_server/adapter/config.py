@@ -105,7 +105,9 @@ class LlamaServerConfig(ModelConfig):
     kv_unified: bool = Field(
         default=True, description="Slots share one context; false: each slot has n_ctx / parallel tokens of its own."
     )
-    batch_size: int | None = Field(default=None, ge=1, description="Logical batch size (2048; of embeddings and reranking, the physical one).")
+    batch_size: int | None = Field(
+        default=None, ge=1, description="Logical batch size (2048; of embeddings and reranking, the physical one)."
+    )
     ubatch_size: int | None = Field(
         default=None,
         ge=1,

@@ -115,7 +115,11 @@ class _Conversion:
             options.keys["binary"] = program
         options.give(self.draft, name, f"{where}.cmd")
         if "n_ctx" not in model:
-            self.draft.look(f"{where}.cmd", "names no --ctx-size: n_ctx is 8192 unless you say otherwise", model=name)
+            self.draft.look(
+                f"{where}.cmd",
+                "names no --ctx-size: n_ctx is chosen to fit the device; llmux config check says how",
+                model=name,
+            )
         if filled.get("useModelName"):
             model["alias"] = filled["useModelName"]
         if filled.get("checkEndpoint", "/health") != "/health":

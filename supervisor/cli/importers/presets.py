@@ -80,7 +80,11 @@ def _model(draft: Draft, theirs: str, entries: Section) -> None:
         options.lost = [(option.lstrip("-"), why) for option, why in options.lost]
         options.give(draft, name, theirs)
         if "n_ctx" not in model:
-            draft.look(f"{theirs}.ctx-size", "is not set: n_ctx is 8192 unless you say otherwise", model=name)
+            draft.look(
+                f"{theirs}.ctx-size",
+                "is not set: n_ctx is chosen to fit the device; llmux config check says how",
+                model=name,
+            )
     else:
         if not options.is_remote:
             words = ["--hf-repo", theirs, *words]

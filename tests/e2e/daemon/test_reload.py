@@ -68,6 +68,7 @@ NOTHING = {
     "unchanged": 4,
     "settings": [],
     "needs_restart": [],
+    "warnings": [],
 }
 
 
@@ -198,9 +199,12 @@ class TestMistakes:
 
     def test_models_that_fit_nowhere(self, daemon):
         write(daemon, models={"huge": fake(vram_mib=5000)})
-        answer = daemon.post("/v1/admin/reload")
-        assert "takes 5000 MiB" in answer.json()["error"]["detail"][0]
-        assert daemon.chat("huge").status_code == 404
+        (warning,) = daemon.post("/v1/admin/reload").json()["warnings"]
+        assert warning.startswith("huge: takes 5000 MiB")
+        (logged,) = daemon.events("model.memory")
+        assert f"huge: {logged['reason']}" == warning
+        answer = daemon.chat("huge")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "insufficient_memory")
 
 
 class TestCauses:

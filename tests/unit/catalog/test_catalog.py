@@ -172,7 +172,9 @@ class TestMemoryWarnings:
         )
         spread = folder.load("models: {m: {cmd: x, vram_mib: 700, gpus: 2}}")
         learned = {(spread.models["m"].footprint_key, "gpu0"): 400}
-        assert "800 MiB were measured" in self.warnings(spread, [self.GPU, replace(self.GPU, id="gpu1")], learned)["m"][0]
+        assert (
+            "800 MiB were measured" in self.warnings(spread, [self.GPU, replace(self.GPU, id="gpu1")], learned)["m"][0]
+        )
 
 
 class TestSized:

@@ -72,7 +72,9 @@ class TestText:
 class TestInOnePiece:
     """Embeddings and reranking: the physical batch is the context, unless the last token is the text's embedding."""
 
-    @pytest.mark.parametrize("keys", [{"type": "embedding"}, {"type": "embedding", "pooling": "mean"}, {"rerank": True}])
+    @pytest.mark.parametrize(
+        "keys", [{"type": "embedding"}, {"type": "embedding", "pooling": "mean"}, {"rerank": True}]
+    )
     def test_batches(self, keys):
         chosen, sizing = sized(str(tiny.model()), 8, **keys)
         assert (chosen.n_ctx, chosen.ubatch_size, chosen.batch_size, chosen.parallel) == (8192, 8192, 8192, 4)
