@@ -229,7 +229,10 @@ def _weight_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int
     if config.quantization == "none" and stored is not None:
         return int(size * 16 / stored)
     if config.quantization in SHRUNK_BITS and folder.config.quantization is None:
-        return int(size * SHRUNK_BITS[config.quantization] / (8 * _value_bytes(config, folder)))
+        width, model = _value_bytes(config, folder), folder.config
+        tables = 1 if model.text.get("tie_word_embeddings", model.values.get("tie_word_embeddings")) else 2
+        whole = min(size, tables * model.vocabulary * model.width * width)  # embeddings and output aren't quantised
+        return whole + int((size - whole) * SHRUNK_BITS[config.quantization] / (8 * width))
     return size
 
 

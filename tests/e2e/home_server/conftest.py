@@ -24,7 +24,7 @@ from tests.support.clients import Gpu
 from tests.support.daemon import REPOSITORY, Daemon, wait_until
 
 FOLDER = REPOSITORY / "config" / "examples" / "home-16gb"
-CONTEXT = 8192
+CONTEXT = 16384
 
 
 def filled_in(text: str) -> str:

@@ -34,8 +34,8 @@ class TestTogether:
         before = home.given(HEARING, VOICE)
         chat(home.sdk, "Qwen3.5-4B-Instruct")
         told = became(before, HEARING, VOICE, SMALL)
-        assert f"{SMALL}: admit: needs 4096 MiB on gpu0, 9728 free" in told
-        assert home.used_mib() == 10240
+        assert f"{SMALL}: admit: needs 5376 MiB on gpu0, 6784 free" in told
+        assert home.used_mib() == 14464
 
     def test_a_spoken_conversation_waits_for_no_model(self, home, became):
         before = home.given(HEARING, VOICE, SMALL)
@@ -57,49 +57,42 @@ class TestTogether:
         before = home.given(HEARING, SMALL)
         speak(home.sdk, "Chatterbox-Multilingual")
         told = became(before, HEARING, SMALL, VOICE)
-        assert f"{VOICE}: admit: needs 2048 MiB on gpu0, 7680 free" in told
+        assert f"{VOICE}: admit: needs 4480 MiB on gpu0, 5888 free" in told
 
 
 class TestTurns:
     """What doesn't fit makes room, the least important first."""
 
-    def test_a_medium_language_model_takes_the_place_of_the_small_one(self, home, became):
+    @pytest.mark.parametrize(
+        ("model", "name", "mib"), [(MEDIUM, "Qwen3.5-9B-FP8-Thinking", 13312), (LARGE, "GPT-OSS-20B-Low", 14080)]
+    )
+    def test_a_larger_language_model_is_alone(self, home, became, model, name, mib):
         before = home.given(HEARING, VOICE, SMALL)
-        chat(home.sdk, "Qwen3.5-9B-FP8-Thinking")
-        became(before, HEARING, VOICE, MEDIUM)
-        assert home.used_mib() == 15360
-        reason = home.reason(MEDIUM, "evict")
+        chat(home.sdk, name)
+        became(before, model)
+        reason = home.reason(model, "evict")
         assert reason.startswith(
-            "needs 9216 MiB on gpu0, 5632 free, max_loaded allows 1 llm; evicting qwen3.5-4b (llm, 4096 MiB"
+            f"needs {mib} MiB on gpu0, 1408 free, max_loaded allows 1 llm; as a last resort evicting"
         )
-        assert VOICE not in reason
-        assert HEARING not in reason
-
-    def test_and_back_again(self, home, became):
-        before = home.given(HEARING, VOICE, MEDIUM)
-        chat(home.sdk, "Qwen3.5-4B-Instruct")
-        became(before, HEARING, VOICE, SMALL)
-        assert f"evicting {MEDIUM} (llm, 9216 MiB" in home.reason(SMALL, "evict")
-
-    def test_a_large_language_model_is_alone(self, home, became):
-        before = home.given(HEARING, VOICE, SMALL)
-        chat(home.sdk, "GPT-OSS-20B-Low")
-        became(before, LARGE)
-        reason = home.reason(LARGE, "evict")
-        assert reason.startswith(
-            "needs 13312 MiB on gpu0, 5632 free, max_loaded allows 1 llm; as a last resort evicting"
-        )
-        order = [reason.index(name) for name in (SMALL, VOICE, HEARING)]
+        order = [reason.index(other) for other in (SMALL, VOICE, HEARING)]
         assert order == sorted(order)
 
-    def test_a_voice_fits_beside_a_large_one(self, home, became):
+    def test_and_back_again(self, home, became):
+        before = home.given(MEDIUM)
+        chat(home.sdk, "Qwen3.5-4B-Instruct")
+        became(before, SMALL)
+        assert f"evicting {MEDIUM} (llm, 13312 MiB" in home.reason(SMALL, "evict")
+
+    def test_a_voice_takes_the_place_of_a_large_one(self, home, became):
         before = home.given(LARGE)
         speak(home.sdk, "Chatterbox-Multilingual")
-        became(before, LARGE, VOICE)
+        became(before, VOICE)
+        reason = home.reason(VOICE, "evict")
+        assert reason.startswith("needs 4480 MiB on gpu0, 1792 free; evicting gpt-oss-20b (llm, 14080 MiB")
 
     def test_hearing_takes_the_place_of_a_large_one(self, home, became):
         before = home.given(LARGE)
         transcribe(home.sdk, "en")
         became(before, HEARING)
         reason = home.reason(HEARING, "evict")
-        assert reason.startswith("needs 4096 MiB on gpu0, 2560 free; evicting gpt-oss-20b (llm, 13312 MiB")
+        assert reason.startswith("needs 4608 MiB on gpu0, 1792 free; evicting gpt-oss-20b (llm, 14080 MiB")
