@@ -63,8 +63,9 @@ def choose(sizes: Sequence[Size], room: Room | None, takes: Callable[[Size], int
     if room is None:
         return plain, ""
     why = ""
-    if not room.accelerates and plain != sizes[0]:
-        sizes, why = sizes[sizes.index(plain) :], "a processor would read more for minutes"
+    if not room.accelerates and sizes[0].context > ENOUGH:
+        sizes = [size for size in sizes if size.context <= ENOUGH] or sizes[-1:]
+        why = "a processor would read more for minutes"
     for size in sizes:
         need, (limit, share) = takes(size), _limit(size, room)
         if need <= limit:

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from runtimes.base import Adapter, Capabilities, Endpoint, Estimate, LaunchContext, LaunchSpec, Modality, Thinking
 from runtimes.shared.kernel import Kernel
+from runtimes.sizing import Room, Sizing
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
 from runtimes.transformers.adapter.language import Language
@@ -54,6 +55,10 @@ class TransformersAdapter(Adapter[TransformersConfig]):
     def estimate(self, config: TransformersConfig) -> Estimate | None:
         """From the files' headers; None if they don't suffice."""
         return KINDS[config.type].estimate(config)
+
+    def sized(self, config: TransformersConfig, room: Room | None) -> tuple[TransformersConfig, Sizing | None]:
+        """Of language models, by their folder."""
+        return KINDS[config.type].sized(config, room)
 
     def thinking(self, config: TransformersConfig) -> Thinking | None:
         """By type and model."""

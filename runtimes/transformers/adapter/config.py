@@ -23,7 +23,10 @@ class TransformersConfig(WorkerConfig):
     dtype: DType = Field(default="auto", description="Type of the weights in memory; auto: as they are in the files.")
 
     parallel: int = Field(
-        default=4, ge=1, le=64, description="Requests worked on at once. Default: 4; for speech recognition 1."
+        default=4,
+        ge=1,
+        le=64,
+        description="Requests worked on at once. Default: 4, or fewer for a longer default `n_ctx`; for speech recognition 1.",
     )
 
     # speech recognition
@@ -32,7 +35,9 @@ class TransformersConfig(WorkerConfig):
 
     # language models
     n_ctx: int | None = Field(
-        default=None, ge=16, description="Context of a request in tokens, prompt and answer. Default: 8192 at most."
+        default=None,
+        ge=16,
+        description="Context of a request in tokens, prompt and answer. Default: up to 32768, as the device has room; more where half of a GPU stays free.",
     )
     quantization: Quantization = Field(
         default="auto",

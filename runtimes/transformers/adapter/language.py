@@ -30,12 +30,13 @@ from runtimes.base import (
     in_order,
 )
 from runtimes.shared.kernel import Kernel
+from runtimes.sizing import ENOUGH, Room, Size, Sizing, choose, contexts
 from runtimes.transformers.adapter.config import TransformersConfig
 from runtimes.transformers.adapter.kind import Kind
 from runtimes.transformers.shared.quantised import KERNELS
 
 SWITCH: Final = "enable_thinking"
-MAX_CONTEXT: Final = 8192  # unless configured
+MAX_CONTEXT: Final = 8192  # unless configured, or chosen for a device
 PROGRAM_MIB: Final = 370  # interpreter, torch and transformers without a model
 GENERATING: Final = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 PLAIN_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -118,6 +119,32 @@ class Language(Kind):
         note = f"{folder.config.model_type}, {config.parallel} requests of {context} tokens"
         found = Estimate.of(parts, note)
         return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
+
+    def sized(self, config: TransformersConfig, room: Room | None) -> tuple[TransformersConfig, Sizing | None]:
+        """The context; and, where it isn't configured, `parallel`: each request has a context of its own."""
+        try:
+            folder = checkpoints.read(config.path)
+        except ModelUnusableError:
+            return config, None
+        trained = folder.config.context or 0
+        if config.n_ctx is not None or room is None:
+            why = "" if config.n_ctx is None else "as configured"
+            return config, Sizing(_context(config, folder), config.parallel, trained, why)
+        counts = (config.parallel,) if "parallel" in config.model_fields_set else (config.parallel, 2, 1)
+
+        def filled(size: Size) -> TransformersConfig:
+            return config.model_copy(update={"n_ctx": size.context, "parallel": size.slots})
+
+        def takes(size: Size) -> int:
+            estimate = self.estimate(filled(size))
+            assert estimate is not None, "the folder was just read"
+            return estimate.mib
+
+        steps = contexts(trained or MAX_CONTEXT)
+        sizes = [Size(step, counts[0], is_luxury=True) for step in steps if step > ENOUGH]
+        sizes += [Size(step, count, count > counts[-1]) for step in steps if step <= ENOUGH for count in counts]
+        size, why = choose(sizes, room, takes)
+        return filled(size), Sizing(size.context, size.slots, trained, why)
 
     def inputs(self, config: TransformersConfig) -> frozenset[Modality]:
         """Text; images too if the model has a vision encoder and the folder its preprocessor."""

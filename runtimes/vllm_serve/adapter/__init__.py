@@ -36,6 +36,7 @@ from runtimes.base import (
     in_order,
 )
 from runtimes.device_kind import visibility_variables
+from runtimes.sizing import Room, Sizing
 from runtimes.vllm_serve.adapter import memory
 from runtimes.vllm_serve.adapter.config import FLAGS, SPECULATIVE, VllmServeConfig, refused_options, settings
 
@@ -155,6 +156,10 @@ class VllmServeAdapter(Adapter[VllmServeConfig]):
     def estimate(self, config: VllmServeConfig) -> Estimate | None:
         """Weights, KV cache, activations, program; None if the model's files are missing."""
         return memory.estimate(config)
+
+    def sized(self, config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
+        """`max_model_len` of models that generate text; the cache has room for one request of so many tokens."""
+        return memory.sized(config, room) if kind(config) == "text" else (config, None)
 
     def gpus(self, config: VllmServeConfig) -> int:
         """One for each process that shares the layers."""

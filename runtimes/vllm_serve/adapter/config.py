@@ -73,7 +73,9 @@ class VllmServeConfig(ModelConfig):
         description="Generate text, or pool to embeddings, classes or scores; auto: as the model is made.",
     )
     max_model_len: int | None = Field(
-        default=None, ge=1, description="Context in tokens of one request. Default: the model's, at most 8192."
+        default=None,
+        ge=1,
+        description="Context in tokens of one request. Default: up to 32768, as the device has room; more where half of a GPU stays free.",
     )
     max_num_seqs: int = Field(default=8, ge=1, le=4096, description="Requests generated at once.")
     max_num_batched_tokens: int = Field(

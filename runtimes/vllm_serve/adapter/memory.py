@@ -25,12 +25,13 @@ from runtimes.adapters import checkpoints
 from runtimes.adapters.checkpoints import VALUE_BYTES, Config
 from runtimes.adapters.kv_cache import LayerCache, activation_bytes, layer_caches
 from runtimes.base import MIB, Estimate, ModelUnusableError
+from runtimes.sizing import ENOUGH, Room, Size, Sizing, choose, contexts
 from runtimes.vllm_serve.adapter.config import CACHE_BYTES, VllmServeConfig
 
 GIB: Final = 1 << 30
 PROGRAM_MIB: Final = 1600  # API server, engine core and one executor on the host, measured: 513, 477 and 610 MiB
 PROCESS_MIB: Final = 610  # each further executor
-USUAL_CONTEXT: Final = 8192
+USUAL_CONTEXT: Final = 8192  # unless configured, or chosen for a device
 ROUNDING: Final = 1.1  # blocks are rounded up, and pages of unlike layers made equal
 MIN_CACHE: Final = 16 * MIB
 IMAGE_PIXELS: Final = 4_000_000  # of one image, where neither the configuration nor the model limits them
@@ -132,6 +133,30 @@ def estimate(config: VllmServeConfig) -> Estimate | None:
         return None
     note = f"{found.context} tokens of context, {config.max_num_seqs} requests at once"
     return Estimate.of(dict(found.terms), note)
+
+
+def sized(config: VllmServeConfig, room: Room | None) -> tuple[VllmServeConfig, Sizing | None]:
+    """See Adapter.sized. None where the files are missing."""
+    try:
+        model = description(config)
+    except ModelUnusableError:
+        model = None
+    if model is None or estimate(config.model_copy(update={"vram_mib": None})) is None:
+        return config, None
+    trained = model.context or 0
+    if config.max_model_len is not None or room is None:
+        why = "" if config.max_model_len is None else "as configured"
+        return config, Sizing(context(config, model), config.max_num_seqs, trained, why)
+
+    def takes(size: Size) -> int:
+        found = estimate(config.model_copy(update={"max_model_len": size.context, "vram_mib": None}))
+        assert found is not None, "the files were just read"
+        return found.mib
+
+    steps = contexts(trained or USUAL_CONTEXT)
+    size, why = choose([Size(step, config.max_num_seqs, step > ENOUGH) for step in steps], room, takes)
+    chosen = config.model_copy(update={"max_model_len": size.context})
+    return chosen, Sizing(size.context, size.slots, trained, why)
 
 
 def context(config: VllmServeConfig, model: Config) -> int:

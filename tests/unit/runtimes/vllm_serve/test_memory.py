@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.base import ModelUnusableError
+from runtimes.sizing import Room
 from runtimes.vllm_serve.adapter import VllmServeAdapter, memory
 from tests.support import hf_folder
 
@@ -130,3 +131,34 @@ class TestEstimate:
         assert plain != definition(max_model_len=100)
         hf_folder.write(folder, size=400 * MIB)
         assert plain != definition()
+
+
+class TestContext:
+    """Where it isn't configured, what the device has room for."""
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        shape = {"max_position_embeddings": 131_072, "num_hidden_layers": 32, "num_key_value_heads": 16}
+        folder = hf_folder.write(tmp_path / "long", shape, size=300 * MIB)
+        return lambda **keys: ADAPTER.config(**{"runtime": "vllm_serve", "path": str(folder), **keys})
+
+    def test_by_the_device(self, config):
+        for_agents = ADAPTER.estimate(config(max_model_len=32_768)).mib
+        chosen, sizing = ADAPTER.sized(config(), Room(for_agents * 10 // 9 + 1, "gpu0"))
+        assert (chosen.max_model_len, sizing.context, sizing.trained) == (32_768, 32_768, 131_072)
+        assert ADAPTER.sized(config(), Room(for_agents, "gpu0"))[0].max_model_len == 16_384
+        assert ADAPTER.sized(config(), Room(80_000, "gpu0"))[0].max_model_len == 131_072
+
+    def test_vram_mib_is_filled(self, config):
+        given = ADAPTER.estimate(config(max_model_len=16_384)).mib
+        chosen, _ = ADAPTER.sized(config(vram_mib=given), Room(given, "vram_mib", is_own=True))
+        assert chosen.max_model_len == 16_384
+        assert memory.plan(chosen).total // MIB <= given
+
+    def test_what_is_configured_wins(self, config):
+        chosen, sizing = ADAPTER.sized(config(max_model_len=100), Room(80_000, "gpu0"))
+        assert (chosen.max_model_len, sizing.why) == (100, "as configured")
+
+    def test_a_model_that_is_not_here(self):
+        chosen, sizing = ADAPTER.sized(ADAPTER.config(runtime="vllm_serve", model="a/b"), Room(80_000, "gpu0"))
+        assert (chosen.max_model_len, sizing) == (None, None)
