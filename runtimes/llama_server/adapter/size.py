@@ -21,11 +21,16 @@ _LAST: Final = 3  # llama_pooling_type
 
 
 def sized(config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing | None]:
-    """See Adapter.sized. None where the file can't be read."""
+    """See Adapter.sized. None where a file can't be read."""
     try:
-        metadata = gguf_meta.read(config.path)
+        return _sized(config, room)
     except ModelUnusableError:
         return _filled(config, Size(ENOUGH, SLOTS), in_one_piece=False), None
+
+
+def _sized(config: LlamaServerConfig, room: Room | None) -> tuple[LlamaServerConfig, Sizing]:
+    """Raises ModelUnusableError."""
+    metadata = gguf_meta.read(config.path)
     in_one_piece = _in_one_piece(config, metadata)
     trained = metadata.number("context_length")
     longest = trained or STEPS[-1]

@@ -59,8 +59,9 @@ class TestText:
         chosen, _ = sized(eight_b, 48, kv_unified=False)
         assert chosen.n_ctx // chosen.parallel == 32768
 
-    def test_a_file_that_is_not_there(self):
-        chosen, sizing = sized("/nowhere.gguf", 8)
+    @pytest.mark.parametrize("key", ["path", "mmproj", "draft_model"])
+    def test_a_file_that_is_not_there(self, eight_b, key):
+        chosen, sizing = sized(**({"path": eight_b} | {key: "/nowhere.gguf"}), gib=8)
         assert (chosen.n_ctx, sizing) == (32768, None)
 
     def test_the_worker_is_told(self, eight_b):
