@@ -37,7 +37,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
-from supervisor.daemon.sizes import tell_sizes
+from supervisor.daemon.sizes import tell_sizes, warnings_of
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
@@ -249,7 +249,7 @@ async def _assemble(
         await footprints.learn(found.footprint_key, keys[found.device], found.mib)
 
     models = await _check_models(catalog, opened, learned())
-    tell_sizes(catalog, models, specs)
+    tell_sizes(catalog, warnings_of(catalog, models, specs))
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
     launcher = LocalLauncher(
