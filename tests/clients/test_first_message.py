@@ -54,6 +54,11 @@ class TestFirstMessage:
         (told,) = (event for event in demo.events("model.sized") if event["model"] == "tiny-chat")
         assert told["size"] == view["sizing"]["text"]
 
+    def test_a_completion_of_any_prompt_is_the_answer(self, demo):
+        for prompt in ("Say", "Once upon a time", "{", "1 2 3"):
+            answer = demo.post("/v1/completions", json={"model": "tiny-chat", "prompt": prompt})
+            assert answer.json()["choices"][0]["text"] == tiny.ANSWER
+
     def test_a_long_text_is_embedded(self, demo):
         answer = demo.post("/v1/embeddings", json={"model": "tiny-embed", "input": ["a page of text " * 300, "short"]})
         assert answer.status_code == 200, answer.text
