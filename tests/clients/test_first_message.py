@@ -1,6 +1,6 @@
 """The demo answers what Open WebUI 0.12 sends for a first "Hello": the chat with its built-in tools, title, follow-ups, tags.
 
-The four requests in tests/golden/clients were recorded; only the model's name is the demo's.
+The four requests in tests/golden/clients were recorded; their texts are others of the same length, the model is the demo's.
 """
 
 from __future__ import annotations
