@@ -68,7 +68,10 @@ def offered(url: str, host: str, port: int) -> Iterator[str]:
 def of_process(pid: int) -> LocalAccess | None:
     """The daemon with this process id, if it is this user's and runs."""
     try:
-        with (folder() / f"{pid}.json").open(encoding="utf-8") as file:
+        place = folder()
+        if not _is_ours(place.lstat()):  # whoever made it could have us wait for a pipe
+            return None
+        with (place / f"{pid}.json").open(encoding="utf-8") as file:
             if _is_ours(os.fstat(file.fileno())) and Path("/proc", str(pid)).exists():
                 return LocalAccess(**json.load(file))
     except (OSError, ValueError, TypeError):

@@ -52,6 +52,13 @@ class TestOffered:
         with pytest.raises(PermissionError, match="others may enter it"), offered():
             pass
 
+    def test_nothing_is_opened_in_a_folder_of_somebody_else(self, runtime):
+        runtime.mkdir(mode=0o700)
+        os.mkfifo(runtime / f"{os.getpid()}.json", 0o600)
+        runtime.chmod(0o777)
+        assert local_access.of_process(os.getpid()) is None, "and it didn't wait for the pipe"
+        assert local_access.answering_at("127.0.0.1", 8081) is None
+
     def test_what_a_killed_daemon_left_is_removed(self, runtime):
         ended = subprocess.Popen([sys.executable, "-c", ""])
         ended.wait()
