@@ -150,7 +150,7 @@ class Client:
                 raise InvalidRequestError(message) from error
 
     def _offered(self, host: str, port: int) -> local_access.LocalAccess | None:
-        is_wanted = self.key is None and self.url.startswith("http:")
+        is_wanted = not self.key and self.url.startswith("http:")
         return local_access.answering_at(host, port) if is_wanted else None
 
     def _json(self, content: bytes) -> Json:
