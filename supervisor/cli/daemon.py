@@ -57,6 +57,7 @@ from supervisor.io.venvs import sweep_aside
 log = structlog.get_logger("llmux.daemon")
 
 OWN_STOP_S = 20.0  # of the end, besides requests and graces: unkillable workers are waited for, too
+OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
 WORKER_HOST = "127.0.0.1"
 LOGS = "logs"
 
@@ -225,10 +226,19 @@ async def _run(
 def _offer(offering: contextlib.ExitStack, host: str, port: int) -> Key | None:
     """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
     try:
-        return local_key(offering.enter_context(local_access.offered(_url(host, port), host, port)))
+        access = offering.enter_context(local_access.offered(_url(host, port), host, port))
     except OSError as error:
         log.info("local_access.unavailable", reason=str(error))
         return None
+    offering.callback(asyncio.create_task(_offer_on(access)).cancel)
+    return local_key(access.key)
+
+
+async def _offer_on(access: local_access.LocalAccess) -> None:
+    while True:
+        await asyncio.sleep(OFFERED_WITHIN_S)
+        with contextlib.suppress(OSError):
+            local_access.offer_again(access)
 
 
 async def _serve(
