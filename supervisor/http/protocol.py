@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 from urllib.parse import unquote
@@ -29,7 +30,7 @@ from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, RateLimitError
 from supervisor.http.half_closed import HalfClosed
-from supervisor.http.parked import detached
+from supervisor.http.parked import given_away
 from supervisor.http.request_head import headers_too_large, refused_head, split_url
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
@@ -106,7 +107,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._disconnect = Disconnect(
             partial(resume_reading, self.flow, transport),
             partial(read_while_held_up, self.flow, transport),
-            self._detach,
+            self._give_away,
         )
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
@@ -121,9 +122,9 @@ class GuardedProtocol(HttpToolsProtocol):
                     )
                 )
 
-    def _detach(self) -> int | None:
+    def _give_away(self, give: Callable[[int], None]) -> bool:
         """See `Disconnect`."""
-        return None if self._in_message or self.pipeline else detached(self.transport)
+        return not self._in_message and not self.pipeline and given_away(self.transport, give)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
