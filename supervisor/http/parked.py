@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -34,6 +35,7 @@ _REPLACED: Final = frozenset((b"content-length", b"transfer-encoding", b"expect"
 _PIECE: Final = 64 * 1024
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
 _parked = 0
+_own: Counter[str] = Counter()  # connections to ourselves, by the address that they come from
 _resumed: dict[tuple[str, int], tuple[asyncio.StreamWriter, bool]] = {}
 """By the address that asks for it here: the client of a resumed request, and whether it had a head before."""
 
@@ -105,6 +107,11 @@ def _target(scope: Scope) -> bytes:
     return target + b"?" + scope["query_string"] if scope["query_string"] else target
 
 
+def own_connections(address: str) -> int:
+    """How many connections from this address are those of resumed requests: any client's."""
+    return _own[address]
+
+
 async def resume(parked: notify.Parked, host: str, port: int) -> None:
     """Have the request answered by the daemon at this address, to the end of the connection. Raises nothing."""
     try:
@@ -116,6 +123,7 @@ async def resume(parked: notify.Parked, host: str, port: int) -> None:
         parked.connection.close()
         log.warning("request.lost", reason=str(error))
         return
+    _own[host] += 1
     try:
         answers, daemon = await asyncio.open_connection(host, port)
         address = daemon.get_extra_info("sockname")[:2]
@@ -132,6 +140,7 @@ async def resume(parked: notify.Parked, host: str, port: int) -> None:
     except (OSError, asyncio.IncompleteReadError):  # one of the two has gone
         client.transport.abort()
     finally:
+        _own[host] -= 1
         client.close()
 
 

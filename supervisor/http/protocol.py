@@ -30,7 +30,7 @@ from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, RateLimitError
 from supervisor.http.half_closed import HalfClosed
-from supervisor.http.parked import given_away
+from supervisor.http.parked import given_away, own_connections
 from supervisor.http.request_head import headers_too_large, refused_head, split_url
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
@@ -115,7 +115,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.client is not None:
             self._address = address = self.client[0]
             self._connections_of[address] = count = self._connections_of.get(address, 0) + 1
-            if 0 < self.most_connections < count:
+            if 0 < self.most_connections < count - own_connections(address):
                 self._refuse(
                     TooManyConnectionsError(
                         f"Your address has {count - 1} connections (limits.connections_per_client).", retry_after_s=5.0

@@ -159,6 +159,17 @@ class TestRestart:
             answer = b"".join(iter(lambda: client.recv(65536), b""))
         assert b"\r\nconnection: close\r\n" in answer
 
+    def test_a_limit_of_connections_is_for_clients(self, unit, gate):
+        calls = [Call(unit.daemon, "slow") for _ in range(8)]
+        waiting(unit, 8)
+        unit.leave("restart")
+        unit.ended("restart")
+        unit.daemon.config["limits"]["connections_per_client"] = 4
+        unit.start()
+        waiting(unit, 8)
+        gate.touch()
+        assert {call.result().status for call in calls} == {200}
+
     def test_who_left_meanwhile_is_forgotten(self, unit):
         with socket.create_connection(("127.0.0.1", unit.daemon.port)) as client:
             body = json.dumps({"model": "slow", "messages": []}).encode()
