@@ -243,9 +243,7 @@ def _problems(config: CommandConfig) -> Iterator[str]:
     if (problem := _port_problem(config)) is not None:
         yield problem
     words = _filled(config.cmd, sample)
-    if containers.is_container(words) and any(
-        option in containers.DETACHED for _, option, _ in containers.options(words)
-    ):
+    if containers.is_container(words) and containers.is_detached(words):
         yield "cmd: a container that is detached looks as if it had ended: remove -d"
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:

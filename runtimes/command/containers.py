@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 ENGINES: Final = frozenset({"docker", "podman", "nerdctl"})
-DETACHED: Final = frozenset({"-d", "--detach", "--detach=true"})
 
 _SWITCHES: Final = frozenset(
     [
@@ -38,26 +37,58 @@ _SWITCHES: Final = frozenset(
         "--env-host",
     ]
 )
+_GLOBAL_SWITCHES: Final = frozenset(
+    {"-D", "--debug", "--tls", "--tlsverify", "-r", "--remote", "--syslog", "--debug-full"}
+)
 _SHORT_SWITCHES: Final = re.compile(r"-[ditPq]+")
+_DETACHED: Final = frozenset({"-d", "--detach"})
 _PUBLISH: Final = ("-p", "--publish")
 
 
 def is_container(words: Sequence[str]) -> bool:
     """Does this command run a container in the foreground or the background?"""
-    return PurePath(words[0]).name in ENGINES and "run" in words[1:]
+    if PurePath(words[0]).name not in ENGINES:
+        return False
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        at += 1 if "=" in words[at] or words[at] in _GLOBAL_SWITCHES else 2
+    at += words[at : at + 1] == ["container"]
+    return words[at : at + 1] == ["run"]  # not of `compose run`, nor a word that `exec` runs
 
 
-def options(words: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """The options of `run`: each with its position and its value, "" for a switch. They end before the image."""
+class Option(NamedTuple):
+    """An option of `run`. The value, "" for a switch, begins at `offset` of the word number `word`."""
+
+    name: str
+    value: str
+    word: int
+    offset: int
+
+
+def options(words: Sequence[str]) -> Iterator[Option]:
+    """The options of `run`, which end before the image. Short ones may be joined, also with a value: `-dp8100:80`."""
     at = words.index("run", 1) + 1
     while at < len(words) and words[at].startswith("-"):
-        name, equals, value = words[at].partition("=")
-        if equals or name in _SWITCHES or _SHORT_SWITCHES.fullmatch(name):
-            yield at, name, value
+        word = words[at]
+        name, equals, value = word.partition("=")
+        offset = len(name + equals)
+        if not word.startswith("--"):
+            switches = _SHORT_SWITCHES.match(word)
+            offset = switches.end() if switches else 1
+            yield from (Option(f"-{letter}", "", at, 0) for letter in word[1:offset])
+            name, value = f"-{word[offset : offset + 1]}", word[offset + 1 :].removeprefix("=")
+            offset = len(word) - len(value)
+        if value or equals or name in _SWITCHES:
+            yield Option(name, value, at, offset)
+        elif name != "-":
             at += 1
-        else:
-            yield at, name, words[at + 1] if at + 1 < len(words) else ""
-            at += 2
+            yield Option(name, words[at] if at < len(words) else "", at, 0)
+        at += 1
+
+
+def is_detached(words: Sequence[str]) -> bool:
+    """Does the engine's client end at once, and leave the container running?"""
+    return any(option.name in _DETACHED and option.value in {"", "true"} for option in options(words))
 
 
 def prepared(words: Sequence[str], name: str, host: str) -> tuple[list[str], list[str]]:
@@ -68,12 +99,11 @@ def prepared(words: Sequence[str], name: str, host: str) -> tuple[list[str], lis
     run = words.index("run", 1)
     command = list(words)
     given = None
-    for at, option, value in options(words):
-        if option == "--name":
-            given = value
-        elif option in _PUBLISH and value.count(":") == 1:
-            joined = "=" in words[at]
-            command[at if joined else at + 1] = f"{option}={host}:{value}" if joined else f"{host}:{value}"
+    for option in options(words):
+        if option.name == "--name":
+            given = option.value
+        elif option.name in _PUBLISH and option.value.count(":") == 1:
+            command[option.word] = f"{words[option.word][: option.offset]}{host}:{option.value}"
     if given is None:
         command[run + 1 : run + 1] = ["--name", name]
     return command, [*words[:run], "rm", "--force", given or name]

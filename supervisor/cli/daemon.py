@@ -338,6 +338,7 @@ async def _until_stopped(
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    is_restart = False
     if not handover.done.is_set():
         await handover.close()  # which may just have been committed
     if handover.done.is_set():
@@ -354,11 +355,11 @@ async def _until_stopped(
         if is_restart:
             application.park()
         await engine.shutdown()
-        if is_restart:
-            await asyncio.to_thread(notify.barrier)
     application.close()
     server.should_exit = True
     await serving
+    if is_restart:
+        await asyncio.to_thread(notify.barrier)
     await handover.close()
     for task in background:
         task.cancel()

@@ -30,8 +30,8 @@ from supervisor.http.request_id import STATE_KEY
 from supervisor.io.held_body import HeldBody
 from supervisor.proxy.body import read_body
 from supervisor.proxy.dialect import Dialect
-from supervisor.proxy.disconnect import Message, Receive, ResponseBrokenError, Scope, Send
-from supervisor.proxy.error_response import error_body, error_headers
+from supervisor.proxy.disconnect import Message, Receive, Scope, Send
+from supervisor.proxy.error_response import error_body, error_event, error_headers
 from supervisor.proxy.forward import processing_ms
 
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -120,7 +120,9 @@ class Application:
                 await relay(scope, send, original, upstream, context.request_id, dialect, is_started=is_started)
         except LlmuxError as error:
             if is_started:
-                raise ResponseBrokenError(error.message) from error
+                event = error_event(error, dialect)
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+                return
             await error_response(error, dialect)(scope, receive, _signed(send, context))
         finally:
             if body is not None:

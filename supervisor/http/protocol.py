@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 from urllib.parse import unquote
@@ -29,7 +30,7 @@ from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import InvalidRequestError, LlmuxError, RateLimitError
 from supervisor.http.half_closed import HalfClosed
-from supervisor.http.parked import detached
+from supervisor.http.parked import given_away, own_connections
 from supervisor.http.request_head import headers_too_large, refused_head, split_url
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
@@ -106,7 +107,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._disconnect = Disconnect(
             partial(resume_reading, self.flow, transport),
             partial(read_while_held_up, self.flow, transport),
-            self._detach,
+            self._give_away,
         )
         self._extensions = {EXTENSION: self._disconnect}
         self._waiting_since = self.loop.time()
@@ -114,16 +115,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.client is not None:
             self._address = address = self.client[0]
             self._connections_of[address] = count = self._connections_of.get(address, 0) + 1
-            if 0 < self.most_connections < count:
+            if 0 < self.most_connections < count - own_connections(address):
                 self._refuse(
                     TooManyConnectionsError(
                         f"Your address has {count - 1} connections (limits.connections_per_client).", retry_after_s=5.0
                     )
                 )
 
-    def _detach(self) -> int | None:
+    def _give_away(self, give: Callable[[int], None]) -> bool:
         """See `Disconnect`."""
-        return None if self._in_message or self.pipeline else detached(self.transport)
+        return not self._in_message and not self.pipeline and given_away(self.transport, give)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

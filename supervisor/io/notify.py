@@ -17,20 +17,24 @@ from typing import BinaryIO, Final, NamedTuple
 FIRST_FD: Final = 3
 PARKED: Final = "parked-"
 """How the names begin of what a daemon leaves to its successor."""
+_PATIENCE_S: Final = 1.0
+"""systemd reads each message at once, but few fit into its queue."""
 
 
 def notify(*lines: str) -> None:
     """Send these lines, such as `READY=1`. Silent when nobody listens; never blocks."""
-    _send("\n".join(lines))
+    with contextlib.suppress(OSError):
+        _send("\n".join(lines))
 
 
-def _send(text: str, descriptors: Sequence[int] = ()) -> None:
+def _send(text: str, descriptors: Sequence[int] = (), *, within_s: float = 0.0) -> None:
+    """Raises OSError where it is not sent within that time, though somebody should listen."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
     name = "\0" + address[1:] if address.startswith("@") else address
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(within_s)
         sender.connect(name)
         socket.send_fds(sender, [text.encode()], list(descriptors))
 
@@ -89,8 +93,9 @@ def given() -> Given:
         assert isinstance(descriptor, int)
         os.set_inheritable(descriptor, False)
         (parked.setdefault(str(name), []) if str(name).startswith(PARKED) else listeners).append(descriptor)
-    for name in parked:
-        notify("FDSTOREREMOVE=1", f"FDNAME={name}")  # or else systemd would hold the connection open for ever
+    with contextlib.suppress(OSError):
+        for name in parked:  # or else systemd would hold the connections open for ever
+            _send(f"FDSTOREREMOVE=1\nFDNAME={name}", within_s=_PATIENCE_S)
     return Given(_listener(listeners), tuple(filter(None, map(_parked, parked.values()))))
 
 
@@ -126,15 +131,19 @@ def _parked(descriptors: list[int]) -> Parked | None:
 
 
 def store(name: str, *descriptors: int) -> None:
-    """Have systemd keep copies of these for whoever it starts in our place; it drops them when the unit stops for good."""
-    _send(f"FDSTORE=1\nFDNAME={name}", descriptors)
+    """Have systemd keep copies of these for whoever it starts in our place; it drops them when the unit stops for good.
+
+    Blocks while systemd's queue is full. Raises OSError, TimeoutError after a second of that.
+    """
+    _send(f"FDSTORE=1\nFDNAME={name}", descriptors, within_s=_PATIENCE_S)
 
 
 def barrier(within_s: float = 5.0) -> None:
     """Until systemd has read all that was sent: once we have ended it can't tell whose words they were. Blocks."""
     reader, writer = os.pipe()
     try:
-        _send("BARRIER=1", (writer,))
+        with contextlib.suppress(OSError):
+            _send("BARRIER=1", (writer,), within_s=within_s)
     finally:
         os.close(writer)
     with os.fdopen(reader, "rb"), select.epoll() as polled:

@@ -133,6 +133,43 @@ class TestRestart:
         unit.ended("stop")
         assert not unit.systemd.stored
 
+    def test_what_systemd_does_not_take_is_refused(self, unit):
+        plain, stream = Call(unit.daemon, "slow"), Stream(unit.daemon, "slow")
+        waiting(unit, 2)
+        wait_until(lambda: stream.text)
+        unit.jobs.write_text("7 llmux.service restart running\n")
+        unit.systemd.fill()
+        unit.daemon.process.terminate()
+        assert (plain.result().status, plain.response.json()["error"]["code"]) == (503, "shutting_down")
+        assert '"code":"shutting_down"' in stream.result().text
+        assert stream.error is None
+        assert unit.daemon.process.wait(LIMIT_S) == 0
+
+    def test_a_connection_that_was_to_end_ends(self, unit, gate):
+        with socket.create_connection(("127.0.0.1", unit.daemon.port)) as client:
+            client.settimeout(LIMIT_S)
+            body = json.dumps({"model": "slow", "messages": []}).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            client.sendall(head % len(body) + body)
+            waiting(unit, 1)
+            unit.leave("restart")
+            unit.ended("restart")
+            unit.start()
+            gate.touch()
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        assert b"\r\nconnection: close\r\n" in answer
+
+    def test_a_limit_of_connections_is_for_clients(self, unit, gate):
+        calls = [Call(unit.daemon, "slow") for _ in range(8)]
+        waiting(unit, 8)
+        unit.leave("restart")
+        unit.ended("restart")
+        unit.daemon.config["limits"]["connections_per_client"] = 4
+        unit.start()
+        waiting(unit, 8)
+        gate.touch()
+        assert {call.result().status for call in calls} == {200}
+
     def test_who_left_meanwhile_is_forgotten(self, unit):
         with socket.create_connection(("127.0.0.1", unit.daemon.port)) as client:
             body = json.dumps({"model": "slow", "messages": []}).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -19,6 +20,7 @@ GIVEN = """
 import os, sys
 for number, given in enumerate(sys.argv[2:]):
     os.dup2(int(given), 3 + number)
+    os.close(int(given))
 os.environ["LISTEN_PID"] = str(os.getpid())
 os.execv(sys.executable, [sys.executable, "-m", "supervisor.cli", "serve", "--config", sys.argv[1]])
 """
@@ -96,6 +98,15 @@ class Systemd:
         if "FDSTOREREMOVE=1" in lines:
             for descriptor in self.stored.pop(name, []):
                 os.close(descriptor)
+
+    def fill(self) -> None:
+        """Leave no room for a message."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.connect(self.socket.getsockname())
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    sender.send(b"")
 
     def silent_for(self, seconds: float) -> bool:
         self.socket.settimeout(seconds)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.dashboard.conftest import KEY, row
+from tests.e2e.dashboard.conftest import KEY, PATIENCE_MS, row
 from tests.support.daemon import Daemon, wait_until
 
 
@@ -193,6 +193,18 @@ class TestLog:
 
 class TestMemory:
     """The last half hour by model; an eviction leads to its reason."""
+
+    def test_the_axis_is_in_whole_units(self, empty, open_page):
+        page = open_page(empty)
+        page.add_init_script(
+            "window.drawn = []; const draw = CanvasRenderingContext2D.prototype.fillText;"
+            "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {"
+            "  window.drawn.push(text); draw.call(this, text, ...rest);"
+            "};"
+        )
+        page.reload()
+        page.wait_for_function("window.drawn.some((text) => /^[1-9]\\d* [MG]iB$/.test(text))", timeout=PATIENCE_MS)
+        assert not page.evaluate("window.drawn.filter((text) => / Gi$|^\\d{4,}$/.test(text))")
 
     def test_an_eviction_is_marked_and_says_why(self, empty, open_page):
         def sampled(model: str) -> bool:

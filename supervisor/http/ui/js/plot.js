@@ -5,8 +5,15 @@ import uPlot from "../vendor/uplot.js";
 
 const SYNC = uPlot.sync("history");
 const LEAST_SPAN = 120; // seconds
-const AXIS = 46; // pixels left of the plot
+const AXIS = 58; // pixels left of the plot
 const PADDING = 16; // right of it: half a label of the time
+
+// What the labels of the upright axis say, and how far apart they may be.
+const COUNTS = { values: (_chart, splits) => splits.map((value) => (Number.isInteger(value) ? value : "")) };
+const MEMORY = {
+  incrs: Array.from({ length: 30 }, (_, power) => 2 ** power),
+  values: (_chart, splits) => splits.map((mib) => (mib % 1024 ? `${mib} MiB` : mib ? `${mib / 1024} GiB` : "0")),
+};
 
 /** The times at the plot's ends. */
 export const span = (from, interval, length) => {
@@ -44,7 +51,7 @@ function options({ width, height, drawn, stepped, top, onCursor }) {
     scales: { x: { range: (_chart, first, last) => [Math.min(first, last - LEAST_SPAN), last] }, y: { range: (_chart, _low, high) => [0, top ?? Math.max(1, high * 1.1)] } },
     axes: [
       { stroke: muted, grid: { show: false }, ticks: { show: false }, font, size: 22, incrs: [60, 120, 300, 600, 900], values: (_chart, splits) => splits.map((at) => clock(at, 5)), space: 60 },
-      { stroke: muted, grid, ticks: { show: false }, font, size: AXIS, space: 32, values: (_chart, splits) => splits.map((value) => (value >= 10240 ? `${Math.round(value / 1024)} Gi` : Number.isInteger(value) ? value : "")) },
+      { stroke: muted, grid, ticks: { show: false }, font, size: AXIS, space: 32, ...(top ? MEMORY : COUNTS) },
     ],
     series: [
       {},
@@ -60,7 +67,7 @@ function options({ width, height, drawn, stepped, top, onCursor }) {
   };
 }
 
-/** `drawn`: per series its CSS colours `stroke` and `fill`; `values`: per series its points; `top`: the scale's end. */
+/** `drawn`: per series its CSS colours `stroke` and `fill`; `values`: per series its points; `top`: the scale's end, in MiB. */
 export function Plot({ drawn, values, from, interval, top, height = 120, stepped = false, onCursor }) {
   const place = useRef(null);
   const chart = useRef(null);

@@ -153,6 +153,11 @@ class TestContainers:
                 "run --gpus all -v /m:/m -p 0.0.0.0:18100:80 --name=z image",
                 "rm --force z",
             ),
+            (
+                "docker -D container run -itp ${port}:80 -p${port}:81 --name z image",
+                "-D container run -itp 127.0.0.1:18100:80 -p127.0.0.1:18100:81 --name z image",
+                "-D container rm --force z",
+            ),
         ],
     )
     def test_run(self, cmd, runs, ends):
@@ -166,11 +171,19 @@ class TestContainers:
         assert spec.kill_argv is not None
         assert spec.kill_argv[1:] == ("clean-up", "18100")
 
-    @pytest.mark.parametrize("cmd", ["docker start -a x ${port}", "sh -c 'docker run -p ${port}:80 image'"])
+    @pytest.mark.parametrize(
+        "cmd",
+        [
+            "docker start -a x ${port}",
+            "docker compose run -p ${port}:80 x",
+            "docker exec x run ${port}",
+            "sh -c 'docker run -p ${port}:80 image'",
+        ],
+    )
     def test_others_are_run_as_they_are(self, cmd):
         assert launch(cmd=cmd).kill_argv is None
 
-    @pytest.mark.parametrize("switch", ["-d", "--detach"])
+    @pytest.mark.parametrize("switch", ["-d", "--detach", "-itd", "-dp 8:8", "--detach=true"])
     def test_detached(self, switch):
         problems = ADAPTER.check(
             config(cmd=f"docker run {switch} -p ${{port}}:80 image"), runtimes_dir=Path("/nonexistent")
