@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.handover import Handover
@@ -144,7 +145,11 @@ class Application:
         """Starlette's own 404 and 405, with its headers."""
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
-        refused = self._nothing_at(request.scope, headers.pop("Allow", ""))
+        methods = {word for word in headers.pop("Allow", "").split(", ") if word}  # one route's alone
+        for route in self._others.routes:
+            if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL:
+                methods |= route.methods or set()
+        refused = self._nothing_at(request.scope, ", ".join(sorted(methods)))
         return error_response(refused, dialect_of(request.scope), headers)
 
     def _nothing_at(self, scope: Scope, allowed: str = "") -> LlmuxError:

@@ -62,7 +62,7 @@ class TestUnwritable:
         [
             ("config init", "XDG_CONFIG_HOME"),
             ("keys add me", "XDG_CONFIG_HOME"),
-            ("service install", "XDG_CONFIG_HOME"),
+            ("service install --config mine.yaml", "XDG_CONFIG_HOME"),
             ("add acme/x", "XDG_CONFIG_HOME"),
             ("demo", "XDG_STATE_HOME"),
             ("serve --config mine.yaml", "server.state_dir"),

@@ -41,7 +41,7 @@ class TestPaths:
             ("GET", "/v1/admin/models/chat/unload", None),
             ("PUT", "/v1/admin/gpu-memory", "GET, HEAD"),
             ("GET", "/v1/admin/reload", "POST"),
-            ("POST", "/v1/admin/requests/1", "DELETE"),
+            ("POST", "/v1/admin/requests/1", "DELETE, GET, HEAD"),
             ("POST", "/v1/admin/events", "GET, HEAD"),
             ("DELETE", "/ui/", "GET, HEAD"),
             ("POST", "/ui/index.html", "GET, HEAD"),
