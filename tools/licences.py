@@ -31,6 +31,7 @@ PYTHONS: Final = ("3.11", "3.13")  # some packages have wheels for one of them o
 AT_A_TIME: Final = 4
 
 BY_HAND: Final[Mapping[str, tuple[str, str]]] = {
+    "axe-playwright-python": ("MIT AND MPL-2.0", "from its LICENSE file; it holds axe-core (MPL-2.0)"),
     "av": (
         "BSD-3-Clause AND LGPL-3.0-or-later AND GPL-2.0-or-later",
         "its own code is BSD; its wheels hold FFmpeg (LGPL) with x264 and x265 (GPL)",

@@ -123,7 +123,9 @@ class Client:
             raise InvalidRequestError(f"{self.url} is no URL ({error}).") from error
         if parts.scheme not in {"http", "https"} or not host:
             raise InvalidRequestError(f"{self.url} is no URL of a daemon, such as http://127.0.0.1:8081.")
-        key = self.key or self._offered_key(host, port or 80)
+        access = self._offered(host, port or 80)
+        # Of `localhost`'s addresses only that of the daemon: on the other one may be somebody who would take the key.
+        host, key = (access.host, access.key) if access is not None else (host, self.key)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         if body is not None:
             headers["content-type"] = "application/json"
@@ -147,9 +149,9 @@ class Client:
                 message = f"The address or the key has characters that can't be sent ({error})."
                 raise InvalidRequestError(message) from error
 
-    def _offered_key(self, host: str, port: int) -> str | None:
-        access = local_access.answering_at(host, port) if self.url.startswith("http:") else None
-        return access.key if access is not None else None
+    def _offered(self, host: str, port: int) -> local_access.LocalAccess | None:
+        is_wanted = not self.key and self.url.startswith("http:")
+        return local_access.answering_at(host, port) if is_wanted else None
 
     def _json(self, content: bytes) -> Json:
         try:

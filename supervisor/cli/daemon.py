@@ -37,7 +37,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
-from supervisor.daemon.sizes import tell_sizes
+from supervisor.daemon.sizes import tell_sizes, warnings_of
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.fleet.fleet import Fleet
@@ -57,6 +57,7 @@ from supervisor.io.venvs import sweep_aside
 log = structlog.get_logger("llmux.daemon")
 
 OWN_STOP_S = 20.0  # of the end, besides requests and graces: unkillable workers are waited for, too
+OFFERED_WITHIN_S = 3.0  # again, where the user logged out and in
 WORKER_HOST = "127.0.0.1"
 LOGS = "logs"
 
@@ -131,7 +132,8 @@ async def serve(
         holdings = _holdings(catalog, lock, listener, launcher, stores)
         resuming = [asyncio.create_task(resume(left, *holdings.answers_at)) for left in parked]
         await _run(configuration, daemon, holdings, listener, on_listening)
-        del resuming
+        for task in resuming:
+            task.cancel()
 
 
 async def take_over(
@@ -224,10 +226,19 @@ async def _run(
 def _offer(offering: contextlib.ExitStack, host: str, port: int) -> Key | None:
     """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
     try:
-        return local_key(offering.enter_context(local_access.offered(_url(host, port), host, port)))
+        access = offering.enter_context(local_access.offered(_url(host, port), host, port))
     except OSError as error:
         log.info("local_access.unavailable", reason=str(error))
         return None
+    offering.callback(asyncio.create_task(_offer_on(access)).cancel)
+    return local_key(access.key)
+
+
+async def _offer_on(access: local_access.LocalAccess) -> None:
+    while True:
+        await asyncio.sleep(OFFERED_WITHIN_S)
+        with contextlib.suppress(OSError):
+            local_access.offer_again(access)
 
 
 async def _serve(
@@ -287,7 +298,7 @@ async def _assemble(
         await footprints.learn(found.footprint_key, keys[found.device], found.mib)
 
     models = await _check_models(catalog, opened, learned())
-    tell_sizes(catalog, models, specs)
+    tell_sizes(catalog, warnings_of(catalog, models, specs))
     log_dir = server.state_dir / LOGS
     log_dir.mkdir(exist_ok=True)
     launcher = LocalLauncher(

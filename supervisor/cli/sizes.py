@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.catalog import Catalog, check_devices
-from supervisor.catalog.catalog import Learned, memory_warnings
+from supervisor.catalog.catalog import Learned
 from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
+from supervisor.daemon.sizes import warnings_of
 from supervisor.errors import ConfigError
 from supervisor.io.devices import open_sampler
 from supervisor.io.store import FOOTPRINTS, learned_footprints
@@ -32,12 +33,7 @@ class OnThisMachine:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is wrong with the models' memory, each with the model's name."""
-        models = self.catalog.models
-        return tuple(
-            f"{spec.id}: {warning}"
-            for spec in self.specs
-            for warning in memory_warnings(models[spec.id], spec, self.devices)
-        )
+        return tuple(f"{model}: {told}" for model, told in warnings_of(self.catalog, self.specs, self.devices))
 
     @property
     def sizes(self) -> dict[str, str]:

@@ -31,7 +31,7 @@ from supervisor.core.events import Configured
 from supervisor.core.operators import may_keep_worker
 from supervisor.core.types import ModelId, ModelSpec, WorkerState
 from supervisor.daemon.daemon import Daemon
-from supervisor.daemon.sizes import tell_sizes
+from supervisor.daemon.sizes import Warnings, tell_sizes, warnings_of
 from supervisor.daemon.views import Json
 from supervisor.errors import ConfigError, LlmuxError, UnavailableError
 from supervisor.io import notify
@@ -89,7 +89,7 @@ class _Prepared:
     keyring: Keyring
     specs: tuple[ModelSpec, ...]
     needs_restart: tuple[str, ...]
-    warnings: tuple[str, ...]
+    warnings: Warnings
 
 
 class Reloader:
@@ -244,8 +244,7 @@ class Reloader:
             raise ConfigError(tuple(problems))
         for model in catalog.models.values():
             _ = model.capabilities  # for the views
-        warnings = tell_sizes(catalog, specs, devices, running)
-        return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings)
+        return _Prepared(catalog, keyring, specs, tuple(needs_restart), warnings_of(catalog, specs, devices))
 
     def _losses(self, catalog: Catalog, keyring: Keyring) -> Iterator[str]:
         """What is rather an accident with a file than meant."""
@@ -262,6 +261,7 @@ class Reloader:
         daemon, after = self._daemon, prepared.catalog
         for warning in prepared.keyring.warnings:
             log.warning("keys.exposed", message=warning)
+        tell_sizes(after, prepared.warnings, daemon.catalog)
         daemon.fleet.models = after.models
         daemon.fleet.limits = after.limits
         daemon.configure(after, prepared.keyring)
@@ -296,7 +296,7 @@ class Reloader:
             unchanged=sum(old.get(name) == about for name, about in new.items()),
             settings=tuple(settings),
             needs_restart=prepared.needs_restart,
-            warnings=prepared.warnings,
+            warnings=tuple(f"{model}: {told}" for model, told in prepared.warnings),
         )
 
     def _stops(self, prepared: _Prepared) -> Iterator[Stop]:

@@ -8,21 +8,24 @@ import structlog
 
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import memory_warnings
-from supervisor.core.types import DeviceSpec, ModelSpec
+from supervisor.core.types import DeviceSpec, ModelId, ModelSpec
 
 log = structlog.get_logger("llmux.models")
 
+Warnings = tuple[tuple[ModelId, str], ...]
 
-def tell_sizes(
-    catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec], before: Catalog | None = None
-) -> tuple[str, ...]:
-    """Log the sizes that are not as `before`, and every warning. Returns the warnings, each with its model's name."""
-    warnings: list[str] = []
-    for spec in specs:
-        model, known = catalog.models[spec.id], before.models.get(spec.id) if before is not None else None
+
+def warnings_of(catalog: Catalog, specs: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> Warnings:
+    """What is wrong with the models' memory."""
+    models = catalog.models
+    return tuple((spec.id, told) for spec in specs for told in memory_warnings(models[spec.id], spec, devices))
+
+
+def tell_sizes(catalog: Catalog, warnings: Warnings, before: Catalog | None = None) -> None:
+    """Log the warnings, and the sizes that are not as `before`."""
+    for model in catalog.models.values():
+        known = before.models.get(model.id) if before is not None else None
         if model.sizing is not None and (known is None or known.sizing != model.sizing):
-            log.info("model.sized", model=spec.id, size=str(model.sizing))
-        for warning in memory_warnings(model, spec, devices):
-            log.warning("model.memory", model=spec.id, reason=warning)
-            warnings.append(f"{spec.id}: {warning}")
-    return tuple(warnings)
+            log.info("model.sized", model=model.id, size=str(model.sizing))
+    for name, reason in warnings:
+        log.warning("model.memory", model=name, reason=reason)

@@ -65,8 +65,10 @@ class Completion:
 
     def feed(self, piece: bytes) -> bytes:
         """The complete events so far."""
+        if b"\r\n" in piece:  # not llama.cpp's; with other ends of lines no event would be seen to end
+            self._passes = True
         if self._passes:
-            return piece
+            return self.end() + piece
         *events, self._rest = (self._rest + piece).split(_FRAME)
         whole = b"".join([self._completed(event) + _FRAME for event in events])
         if self._passes or len(self._rest) > EVENT_LIMIT:

@@ -24,13 +24,16 @@ from supervisor.proxy.dialect import Dialect
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health", "/ui"})
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 CONTAINER_NAMES = frozenset({"host.docker.internal", "host.containers.internal"})
-"""What containers call their host. Nobody can register a name below `internal`, so no page is ever rebound to one."""
+"""What containers call their host."""
 
 
 def own_names() -> frozenset[str]:
-    """What this machine calls itself, and what its network calls it by mDNS, where anybody may claim a name."""
+    """What this machine is called: by itself, by its containers, and by its network (mDNS).
+
+    Whoever controls the network's DNS or mDNS can claim each of them, and so rebind a page to it.
+    """
     name = socket.gethostname().lower()
-    return frozenset({name, f"{name.partition('.')[0]}.local"} - {"", ".local"})
+    return CONTAINER_NAMES | ({name, f"{name.partition('.')[0]}.local"} - {"", ".local"})
 
 
 def scope_for(path: str, dialect: Dialect) -> str | None:
@@ -76,7 +79,7 @@ class Auth:
         """`local` opens everything as well, where keys are needed at all."""
         self._keyring = replace(keyring, keys=(*keyring.keys, local)) if keyring and local is not None else keyring
         named = {host.lower() for host in (*server.allowed_hosts, server.host)}
-        self._hosts = LOOPBACK_NAMES | CONTAINER_NAMES | named
+        self._hosts = LOOPBACK_NAMES | named
         self._own_names = own_names()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in server.allowed_origins)
 

@@ -33,6 +33,8 @@ _FRAMING: Final = HOP_BY_HOP | {b"content-length", b"expect", b"x-request-id"}
 _PIECE: Final = 64 * 1024
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
 _parked = 0
+_resumed: dict[tuple[str, int], tuple[asyncio.StreamWriter, bool]] = {}
+"""By the address that asks for it here: the client of a resumed request, and whether it had a head before."""
 
 
 async def park(scope: Scope, body: HeldBody, request_id: bytes, *, is_started: bool) -> None:
@@ -47,7 +49,8 @@ async def park(scope: Scope, body: HeldBody, request_id: bytes, *, is_started: b
     line = b"%b %b HTTP/%b\r\n" % (scope["method"].encode(), _target(scope), scope["http_version"].encode())
     headers = [item for item in scope["headers"] if item[0] not in _FRAMING]
     headers += [(b"x-request-id", request_id), (b"content-length", b"%d" % body.size)]
-    facts = json.dumps({"started": is_started, "path": scope["path"]}).encode()
+    client, had_head = _resumed.get(tuple(scope["client"]), (None, False))
+    facts = json.dumps({"started": is_started or had_head, "path": scope["path"]}).encode()
     with contextlib.ExitStack() as ours:
         try:
             file = ours.enter_context(os.fdopen(os.memfd_create("request"), "wb"))
@@ -57,7 +60,7 @@ async def park(scope: Scope, body: HeldBody, request_id: bytes, *, is_started: b
         async for piece in body.pieces():
             file.write(piece)
         file.flush()
-        connection = scope["extensions"][EXTENSION].detach()
+        connection = scope["extensions"][EXTENSION].detach() if client is None else detached(client.transport)
         if connection is None:
             raise refusal
         ours.callback(os.close, connection)
@@ -66,7 +69,7 @@ async def park(scope: Scope, body: HeldBody, request_id: bytes, *, is_started: b
     raise ClientDisconnectedError
 
 
-def detached(transport: asyncio.Transport) -> int | None:
+def detached(transport: asyncio.WriteTransport) -> int | None:
     """A descriptor of its connection, which ends here and lives on there. None where something would be lost."""
     if transport.is_closing() or transport.get_write_buffer_size():
         return None
@@ -96,12 +99,15 @@ async def resume(parked: notify.Parked, host: str, port: int) -> None:
         return
     try:
         answers, daemon = await asyncio.open_connection(host, port)
+        address = daemon.get_extra_info("sockname")[:2]
+        _resumed[address] = client, facts["started"]
         asking = asyncio.create_task(_ask(request, reader, daemon))
         try:
             if facts["started"]:
                 await _skip_head(answers, client, facts["path"])
             await _copy(answers, client)
         finally:
+            del _resumed[address]
             asking.cancel()
             daemon.transport.abort()
     except (OSError, asyncio.IncompleteReadError):  # one of the two has gone

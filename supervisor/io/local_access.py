@@ -42,10 +42,33 @@ def folder() -> Path:
 
 
 @contextmanager
-def offered(url: str, host: str, port: int) -> Iterator[str]:
-    """A fresh key for the daemon that answers there, offered until the block ends. Raises OSError before it begins."""
+def offered(url: str, host: str, port: int) -> Iterator[LocalAccess]:
+    """Access to the daemon that answers there, with a fresh key, until the block ends. Raises OSError before it begins."""
     import secrets  # noqa: PLC0415  # the commands, which read what is offered, need none
 
+    access = LocalAccess(os.getpid(), url, host, port, secrets.token_urlsafe(32))
+    _offer(access)
+    try:
+        yield access
+    finally:
+        with contextlib.suppress(OSError):
+            _path(access.pid).unlink()
+
+
+def offer_again(access: LocalAccess) -> None:
+    """Where it is gone: at the end of a user's last login its folder is emptied, and the daemon may outlive that.
+
+    Raises OSError.
+    """
+    if not _path(access.pid).exists():
+        _offer(access)
+
+
+def _path(pid: int) -> Path:
+    return folder() / f"{pid}.json"
+
+
+def _offer(access: LocalAccess) -> None:
     place = folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(place.lstat()):
@@ -53,22 +76,19 @@ def offered(url: str, host: str, port: int) -> Iterator[str]:
     for path in place.glob("*.json"):
         if not Path("/proc", path.stem).exists():  # killed
             path.unlink(missing_ok=True)
-    access = LocalAccess(os.getpid(), url, host, port, secrets.token_urlsafe(32))
     path = place / f"{access.pid}.json"
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump({name: getattr(access, name) for name in access.__slots__}, file)
-    try:
-        yield access.key
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
 
 
 def of_process(pid: int) -> LocalAccess | None:
     """The daemon with this process id, if it is this user's and runs."""
     try:
-        with (folder() / f"{pid}.json").open(encoding="utf-8") as file:
+        path = _path(pid)
+        if not _is_ours(path.parent.lstat()):  # whoever made it could have us wait for a pipe
+            return None
+        with path.open(encoding="utf-8") as file:
             if _is_ours(os.fstat(file.fileno())) and Path("/proc", str(pid)).exists():
                 return LocalAccess(**json.load(file))
     except (OSError, ValueError, TypeError):

@@ -21,7 +21,7 @@ _TEXT_LIMIT: Final = 1000
 _TOO_LONG: Final = re.compile(r"available context size|too large to process|maximum (context|model) length")
 _CLIENTS_FAULT: Final = re.compile(
     rb'"message"\s*:\s*"((?:Failed to parse (?:messages|tools|tool call arguments)|\'messages\' is required'
-    rb'|(?:image|audio|video) input is not supported)(?:[^"\\]|\\.){0,1000}?)(?:; (?:tools|messages) = |")'
+    rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\.){0,1000}?)(?:; (?:tools|messages) = |")'
 )
 """What llama.cpp blames itself for, with a 500, though the client sent it. At its end may be all that was sent."""
 _TYPES: Final = {
@@ -50,8 +50,10 @@ def restated(status: int, data: bytes) -> tuple[int, bytes]:
     found = _CLIENTS_FAULT.search(data, 0, 4096) if status == 500 else None
     if found is None:
         return status, data
-    fields = b'"type":"invalid_request_error","param":null,"code":"invalid_request"'
-    return 400, b'{"error":{"message":"%b",%b}}' % (found[1], fields)
+    message: bytes = found[1]
+    code = b"context_length_exceeded" if _TOO_LONG.search(message.decode("latin-1")) else b"invalid_request"
+    fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % code
+    return 400, b'{"error":{"message":"%b",%b}}' % (message, fields)
 
 
 def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect) -> bytes:

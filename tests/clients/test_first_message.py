@@ -1,6 +1,6 @@
 """The demo answers what Open WebUI 0.12 sends for a first "Hello": the chat with its built-in tools, title, follow-ups, tags.
 
-The four requests in tests/golden/clients were recorded; only the model's name is the demo's.
+The four requests in tests/golden/clients were recorded; their texts are others of the same length, the model is the demo's.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class TestFirstMessage:
         assert (view["definition"]["n_ctx"], view["capabilities"]["context"]) == (32768, 32768)
         (told,) = (event for event in demo.events("model.sized") if event["model"] == "tiny-chat")
         assert told["size"] == view["sizing"]["text"]
+
+    def test_a_completion_of_any_prompt_is_the_answer(self, demo):
+        for prompt in ("Say", "Once upon a time", "{", "1 2 3"):
+            answer = demo.post("/v1/completions", json={"model": "tiny-chat", "prompt": prompt})
+            assert answer.json()["choices"][0]["text"] == tiny.ANSWER
 
     def test_a_long_text_is_embedded(self, demo):
         answer = demo.post("/v1/embeddings", json={"model": "tiny-embed", "input": ["a page of text " * 300, "short"]})

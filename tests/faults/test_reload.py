@@ -253,6 +253,7 @@ class TestDryRun:
                 "unchanged": len(NAMES) - 2,
                 "settings": ["limits.drain_s"],
                 "needs_restart": [],
+                "warnings": [],
             }
             shown = llmux(daemon, "reload", "--dry-run")
             assert shown.returncode == 1

@@ -109,9 +109,13 @@ class TestRestart:
         assert stream.result().ended_cleanly
         assert stream.status == 200
 
-    def test_a_stream_that_has_begun_ends_with_the_error(self, unit):
+    def test_a_stream_that_has_begun_ends_with_the_error_after_two_restarts(self, unit):
         stream, plain = Stream(unit.daemon, "slow"), Call(unit.daemon, "slow")
         wait_until(lambda: stream.text)
+        waiting(unit, 2)
+        unit.leave("restart")
+        unit.ended("restart")
+        unit.start()
         waiting(unit, 2)
         unit.leave("restart")
         unit.ended("restart")

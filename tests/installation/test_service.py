@@ -96,7 +96,7 @@ class TestInstall:
     def test_without_a_configuration_there_is_nothing_to_install(self, tmp_path):
         said = self.llmux(tmp_path, "install", code=2)
         assert "no configuration found" in said
-        assert "llmux config example" in said
+        assert "llmux config init" in said
         assert not (tmp_path / ".config").exists()
 
     def test_a_socket_that_others_reach_needs_keys(self, tmp_path):

@@ -214,7 +214,11 @@ class TestNames:
     @pytest.mark.parametrize("words", [("serve",), ("serve", "--demo", "--json"), ("demo",)], ids=" ".join)
     def test_start(self, shared, words):
         told = shared(*words)
-        assert (told.returncode, told.stdout) == (ExitCode.FAILED, "")
+        assert told.returncode == ExitCode.FAILED
+        if "--json" in words:
+            assert json.loads(told.stdout)["error"]["code"] == "name_taken"
+        else:
+            assert told.stdout == ""
         assert re.search("^llmux: the package supervisor, .*; the package runtimes, .* Remedy: .*uv tool", told.stderr)
         assert len(told.stderr.splitlines()) == 1
 

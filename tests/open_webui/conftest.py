@@ -187,7 +187,8 @@ class Visitor:
     def picture(self, name: str, part: Locator | None = None) -> None:
         """Of the page, or a part of it, for the documentation, with LLMUX_SCREENSHOTS=1."""
         if os.environ.get("LLMUX_SCREENSHOTS") == "1":
-            self.page.mouse.move(0, 0)  # no hint is in the way
+            self.page.mouse.move(0, 0)
+            self.page.wait_for_timeout(500)  # a hint that was in the way fades
             (part or self.page).screenshot(path=IMAGES / f"open-webui-{name}.png", animations="disabled")
 
 

@@ -99,7 +99,8 @@ class TestCredentials:
 
     def test_with_keys_this_machine_is_known_by_its_own_names(self, guarded):
         name = socket.gethostname()
-        for host in (name, f"{name.upper()}:8081", f"{name.partition('.')[0]}.local"):
+        local = f"{name.partition('.')[0]}.local"
+        for host in (name, f"{name.upper()}:8081", local, "host.docker.internal:8081"):
             assert guarded.get("/v1/models", headers=bearer(USER) | {"host": host}).status_code == 200
             assert guarded.get("/v1/models", headers={"host": host}).status_code == 401
         assert guarded.get("/v1/models", headers=bearer(USER) | {"host": f"{name}.evil"}).status_code == 403

@@ -3,7 +3,8 @@ r"""Scripted models: real llama-architecture GGUF files of a few MiB whose next 
 All blocks output zero, so the final hidden state is the embedding of the last token. Embeddings are random rows of ±1, nearly
 orthogonal to each other, and the output row of token *b* is the embedding of the token *a* that it follows in a script; so
 after *a* comes *b*, with all other logits far below. Every engine therefore gives the same text, ends with
-`finish_reason: stop`, and streams, thinks, calls tools and fills batches like with any other model.
+`finish_reason: stop`, and streams, thinks, calls tools and fills batches like with any other model. All embeddings agree in
+their first value, by which the answer follows whatever no script continues, such as the prompt of a completion.
 
 The chat template steers by the prompt's last token: `\n` after `assistant` thinks and answers, an empty thought
 (`enable_thinking: false`) answers at once, and `<|plan|>`, which stands there when its one tool is offered and the user
@@ -89,7 +90,9 @@ def write(path: Path, tiny: Tiny = Tiny()) -> None:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": TEMPLATE.replace("@tool@", str(tiny.tool_call["name"])),
     }
-    gguf.write(path, keys, _tensors(tiny, layers, inner, _embedding(tiny, len(tokens)), _follows(tokens, chains)))
+    follows = _follows(tokens, chains)
+    tensors = _tensors(tiny, layers, inner, _embedding(tiny, len(tokens)), follows, tokens.index(chains[1][1]))
+    gguf.write(path, keys, tensors)
 
 
 def _byte_alphabet() -> list[str]:
@@ -161,17 +164,24 @@ def _embedding(tiny: Tiny, vocabulary: int) -> list[array[float]]:
     for _ in range(vocabulary):
         bits = f"{source.getrandbits(tiny.dim):0{tiny.dim}b}".encode().translate(_SIGNS)
         rows.append(array("f", array("b", bits)))
+        rows[-1][0] = 1.0
     return rows
 
 
 def _tensors(
-    tiny: Tiny, layers: int, inner: int, embedding: list[array[float]], follows: Mapping[int, Sequence[int]]
+    tiny: Tiny,
+    layers: int,
+    inner: int,
+    embedding: list[array[float]],
+    follows: Mapping[int, Sequence[int]],
+    answer: int,
 ) -> dict[str, gguf.Tensor]:
     dim, query, kv = tiny.dim, tiny.head * tiny.heads, tiny.head * tiny.kv_heads
     output = array("f", bytes(4 * dim * len(embedding)))
     for token, predecessors in follows.items():
         rows = zip(*(embedding[before] for before in predecessors), strict=True)
         output[token * dim : (token + 1) * dim] = array("f", [2.0 * sum(column) for column in rows])
+    output[answer * dim] += 0.8 * dim  # less than a script's next token has, more than chance gives others
     flat = array("f")
     for row in embedding:
         flat.extend(row)

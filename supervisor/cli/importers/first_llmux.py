@@ -56,7 +56,7 @@ def convert(root: Mapping[str, JsonValue], keys: Mapping[str, JsonValue], find: 
     for name, values in object_of(root.get("virtual_models")).items():
         _virtual(draft, name, object_of(values))
     if any("estimated_vram_gb" in object_of(values) for values in models.values()):
-        why = "are estimates: llmux computes the memory from the files, and measures it at the first load"
+        why = "are left out: memory is computed from the files now, and measured at the first load"
         draft.look("physical_models.*.estimated_vram_gb", why)
     types = [object_of(values).get("type") for name, values in models.items() if draft.name(name) in draft.models]
     if single := {kind: 1 for kind in ("llm", "tts") if types.count(kind) > 1}:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import yaml
 
 from supervisor.cli.exit_codes import ExitCode
-from tests.support.daemon import fake, running
+from tests.support.daemon import fake, running, wait_until
 from tests.support.shell import Shell
 
 FILE = """\
@@ -176,3 +177,10 @@ class TestTheFirstKey:
         assert reload.returncode == ExitCode.DONE
         gone = other("reload", "--pid", "1", XDG_RUNTIME_DIR=str(served.folder))
         assert gone.returncode == ExitCode.UNREACHABLE
+
+    def test_it_is_offered_again_after_the_user_logged_out_and_in(self, served):
+        (path,) = (served.folder / "llmux").glob("*.json")
+        offered = path.read_text()
+        shutil.rmtree(path.parent)
+        wait_until(path.exists)
+        wait_until(lambda: path.read_text() == offered, what="the same key is offered")

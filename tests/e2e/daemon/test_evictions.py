@@ -92,7 +92,7 @@ def test_situation(daemon, situation, measured):
 
     public = {LARGE: "GPT-OSS-20B-Low", MEDIUM: "Qwen3.5-9B-FP8-Instruct"}.get(asked, asked)
     answer = daemon.chat(public)
-    assert (answer.status_code, answer.json()["model"]) == (200, asked)
+    assert (answer.status_code, answer.json()["model"]) == (200, public)
     assert loaded(daemon) == after
     expected = sum(SIZES[name][1] for name in after)
     assert expected <= 16384

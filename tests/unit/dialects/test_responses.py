@@ -62,6 +62,12 @@ class TestCompletion:
         assert completion.feed(b": comment\n\n: half") == b": comment\n\n"
         assert completion.end() == b": half"
 
+    def test_other_ends_of_lines_are_not_waited_for(self):
+        completion = Completion("chat")
+        first, second = LLAMA[:40], LLAMA[40:].replace(b"\n", b"\r\n")
+        assert completion.feed(first) + completion.feed(second) == first + second
+        assert completion.feed(b"whatever") == b"whatever"
+
     def test_an_endless_event_is_not_kept(self, monkeypatch):
         monkeypatch.setattr(responses, "EVENT_LIMIT", 10)
         completion = Completion("chat")

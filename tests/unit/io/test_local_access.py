@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -25,9 +26,9 @@ class TestOffered:
     """A key is found by its address or process while the daemon runs, by nobody else."""
 
     def test_is_found_until_the_end(self, runtime):
-        with offered() as key:
+        with offered() as access:
             found = local_access.of_process(os.getpid())
-            assert (found.key, found.url) == (key, "http://127.0.0.1:8081")
+            assert (found, found.url) == (access, "http://127.0.0.1:8081")
             for host in ("127.0.0.1", "localhost"):
                 assert local_access.answering_at(host, 8081) == found
             assert local_access.answering_at("127.0.0.1", 8082) is None
@@ -38,7 +39,15 @@ class TestOffered:
         with offered() as first:
             pass
         with offered() as second:
-            assert first != second
+            assert first.key != second.key
+
+    def test_again_when_its_folder_was_emptied(self, runtime):
+        with offered() as access:
+            shutil.rmtree(runtime)
+            assert local_access.answering_at("127.0.0.1", 8081) is None
+            local_access.offer_again(access)
+            assert local_access.answering_at("127.0.0.1", 8081) == access
+        assert not list(runtime.iterdir())
 
     def test_others_may_not_read_it(self, runtime):
         with offered():
@@ -51,6 +60,13 @@ class TestOffered:
         runtime.mkdir(mode=0o755)
         with pytest.raises(PermissionError, match="others may enter it"), offered():
             pass
+
+    def test_nothing_is_opened_in_a_folder_of_somebody_else(self, runtime):
+        runtime.mkdir(mode=0o700)
+        os.mkfifo(runtime / f"{os.getpid()}.json", 0o600)
+        runtime.chmod(0o777)
+        assert local_access.of_process(os.getpid()) is None, "and it didn't wait for the pipe"
+        assert local_access.answering_at("127.0.0.1", 8081) is None
 
     def test_what_a_killed_daemon_left_is_removed(self, runtime):
         ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from supervisor.proxy import model_name
 from supervisor.proxy.model_name import RenamedResponse, renaming
 
-JSON = b"application/json"
+JSON, EVENTS = b"application/json", b"text/event-stream"
 
 
 class Answer:
@@ -27,8 +28,8 @@ class Answer:
         return piece
 
 
-async def received(pieces, names, **options):
-    answer = RenamedResponse.of(Answer(pieces, **options), names, JSON)
+async def received(pieces, names, content_type=JSON, **options):
+    answer = RenamedResponse.of(Answer(pieces, **options), names, content_type)
     got = []
     while not answer.drained:
         got.append(await answer.next_chunk())
@@ -48,7 +49,7 @@ class TestSplit:
         for first in range(len(wire)):
             for second in range(first, len(wire), 3):
                 pieces = [piece for piece in (wire[:first], wire[first:second], wire[second:]) if piece]
-                assert await received(pieces, names, ends_later=ends_later) == expected
+                assert await received(pieces, names, EVENTS, ends_later=ends_later) == expected
 
     async def test_whole_events_are_not_held_back(self):
         answer = RenamedResponse(Answer([b'data: {"model":"a"}\n\n', b"x"]), renaming("a", "b"))
@@ -65,6 +66,25 @@ class TestWhatStays:
             "model": "b",
             "remodel": "a",
         }
+
+    @pytest.mark.parametrize("size", [7, 40, 10_000])
+    async def test_a_tools_arguments(self, size):
+        answer = {"content": [{"type": "tool_use", "input": {"model": "a"}}], "model": "a"}
+        wire = json.dumps(answer, separators=(",", ":")).encode()
+        pieces = [wire[start : start + size] for start in range(0, len(wire), size)]
+        told = await received(pieces, renaming("a", "b"), b"application/json; charset=utf-8")
+        assert json.loads(told) == answer | {"model": "b"}
+
+    @pytest.mark.parametrize("ends_later", [False, True])
+    async def test_a_large_answer_is_not_kept(self, monkeypatch, ends_later):
+        monkeypatch.setattr(model_name, "_WHOLE_LIMIT", 10)
+        pieces = [b'{"model":', b'"a","x":1,', b'"y":2}']
+        assert await received(pieces, renaming("a", "b"), ends_later=ends_later) == b'{"model":"b","x":1,"y":2}'
+        assert await received([b"".join(pieces)], renaming("a", "b")) == b'{"model":"b","x":1,"y":2}'
+
+    @pytest.mark.parametrize("body", [b'{"model":"other"}', b"[1]", b'{"x":{"model":"a"}}'])
+    async def test_what_has_not_its_name(self, body):
+        assert await received([body], renaming("a", "b")) == body
 
     async def test_headers_but_for_the_length(self):
         answer = RenamedResponse(Answer([]), renaming("a", "b"))

@@ -37,6 +37,14 @@ class TestRestated:
         assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_request")
         assert error["message"] == (told or message.partition("; messages = ")[0])
 
+    def test_an_embedding_longer_than_the_context(self):
+        said = (
+            "input (9000 tokens) is too large to process. increase the physical batch size (current batch size: 8192)"
+        )
+        status, data = restated(500, failure(said))
+        error = json.loads(error_answer(status, b"application/json", data, OPENAI))["error"]
+        assert (status, error["code"], error["message"]) == (400, "context_length_exceeded", said)
+
     @pytest.mark.parametrize(
         ("status", "data"),
         [
