@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from supervisor.cli.exit_codes import ExitCode
-from tests.support import client_programs, documents, tiny
+from tests.support import documents, tiny
 from tests.support.daemon import REPOSITORY, wait_until
 from tests.support.documents import Block
 from tests.support.fake_hub import Hub, Repo
@@ -55,6 +55,9 @@ RUNNING = {"docs/terminal.md": "llmux demo", "docs/troubleshooting.md": "llmux s
 
 SERVES = re.compile(r"(make run|llmux (serve|demo))( .*)?")
 """A block of this alone goes on until Ctrl-C: the blocks after it are another terminal's."""
+
+HEADINGS = re.compile(r"[A-Z /]{12,}")
+"""The first line of a table."""
 
 CTRL_C = re.compile(r"\bCtrl-C ends|\bStop .* with Ctrl-C")
 """What a page says where such a block is ended."""
@@ -92,7 +95,7 @@ class Reader:
         (bin_dir / "llmux").symlink_to(Path(sys.executable).with_name("llmux"))
         runtimes.symlink_to(tiny.runtimes_dir())
         python = bin_dir / "python3"  # it has the clients that the pages show
-        python.write_text(f'#!/bin/sh\nexec {client_programs.python()} "$@"\n')
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         self.env = environment(
             home,
@@ -154,6 +157,8 @@ class Reader:
             assert error in done.stderr, told
         else:
             assert done.returncode == 0, told
+            if shown and HEADINGS.fullmatch(shown[0]):
+                assert done.stdout.splitlines()[0].split() == shown[0].split(), told
 
 
 @pytest.mark.parametrize("page", BLOCKS)

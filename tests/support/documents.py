@@ -14,7 +14,10 @@ from supervisor.cli.main import main
 from tests.support.daemon import REPOSITORY
 
 PAGES = sorted(
-    [*(REPOSITORY / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")), *(REPOSITORY / "docs").glob("*.md")]
+    [
+        *(REPOSITORY / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+        *(REPOSITORY / "docs").glob("*.md"),
+    ]
 )
 _FENCE = re.compile(r"^( *)```(sh|console)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"(?<!\S)#.*")
