@@ -62,6 +62,7 @@ STEPS: Final[Sequence[tuple[str, Sequence[Step]]]] = (
             (f"{LISTEN} sleep 1; llmux load tiny-other > /dev/null 2>&1; wait", ()),
             ("llmux logs tiny-chat -n 4", ()),
             ("llmux why -n 6", ()),
+            ("llmux why --request 1", ()),
             ("llmux unload tiny-chat", ()),
             ("llmux why tiny-chat -n 1 --json", ()),
         ),

@@ -43,7 +43,7 @@ _SILENT: Final = frozenset(
     {"--host", "--port", "--metrics", "--webui", "--no-webui", "--ui", "--no-ui", "--reuse-port", "--models-autoload"}
 )
 _KEYS: Final = "each worker gets a key of its own; clients' keys are made with: llmux keys add"
-_DEVICE: Final = "llmux gives each worker its one device; see `devices`"
+_DEVICE: Final = "llmux gives each worker its devices: see `devices`, and `gpus` for several"
 _FITTING: Final = "llmux counts the memory before the start, and the worker takes exactly that"
 _DROPPED: Final[Mapping[str, str]] = (
     dict.fromkeys(("--api-key", "--api-key-file"), _KEYS)

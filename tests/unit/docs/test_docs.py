@@ -374,6 +374,10 @@ class TestMentions:
         mentions = re.findall(r"`(limits|server)\.(\w+)`", page.read_text(encoding="utf-8"))
         assert [(where, key) for where, key in mentions if key not in known[where]["properties"]] == []
 
+    def test_every_page_is_in_the_index(self):
+        linked = {link.partition("#")[0] for link in _LINK.findall(text("README.md"))}
+        assert set() == {path.name for path in DOCS.glob("*.md")} - {"README.md"} - linked
+
     def test_pages_named_in_sources(self):
         named_pages = {page for path in SOURCES for page in re.findall(r"\bdocs/[\w/.-]+\.md", path.read_text())}
         upstream = {"docs/gguf.md"}  # of ggml, by its address
