@@ -176,7 +176,7 @@ class TestJson:
         async def refused() -> bool:
             found = await JsonBody.open(body)
             try:
-                await found.check("m", frozenset({"text"}))
+                await found.check("m", frozenset({"text"}), Endpoint("/v1/chat/completions"))
             except InvalidRequestError:
                 return True
             return False
@@ -190,7 +190,7 @@ class TestJson:
     def test_nothing_else_is_raised(self, body):
         async def gone_through() -> None:
             found = await JsonBody.open(body)
-            await found.check("m", frozenset({"text"}))
+            await found.check("m", frozenset({"text"}), Endpoint("/v1/chat/completions"))
             await found.rewritten(Rewrite.compile(upstream_model="n", system_prompt_prefix="p"), CHAT)
 
         with outlined(), contextlib.suppress(InvalidRequestError):

@@ -143,13 +143,13 @@ TAKEN = {
 async def opened(body) -> bytes:
     """What a worker would get, by the whole way of a body."""
     found = await JsonBody.open(body)
-    await found.check("m", frozenset({"text"}))
+    await found.check("m", frozenset({"text"}), Endpoint("/echo"))
     return bytes(await found.rewritten(Rewrite.compile(upstream_model="n"), CHAT))
 
 
 async def gone_through(body) -> None:
     found = await JsonBody.open(body)
-    await found.check("m", frozenset({"text"}))
+    await found.check("m", frozenset({"text"}), Endpoint("/echo"))
     await found.rewritten(REWRITE, CHAT)
 
 
