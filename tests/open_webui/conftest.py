@@ -208,6 +208,7 @@ def connected(browser: Browser, webui: OpenWebUi, site: Daemon) -> Iterator[Visi
     visitor.page.get_by_role("button", name="Advanced").click()
     visitor.page.get_by_placeholder("Enter additional headers").fill('{"X-Llmux-Load-Feedback": "true"}')
     visitor.page.locator("#provider-select").select_option("llama.cpp")
+    visitor.page.locator("#provider-select").focus()  # away from the field, whose hint would be in the picture
     dialog = visitor.page.get_by_role("dialog").last
     visitor.picture("connection", dialog.locator("> div").last)
     with visitor.page.expect_response(lambda answer: "/openai/config/update" in answer.url):
