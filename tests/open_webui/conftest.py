@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Locator, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, ViewportSize
 
-from tests.e2e.dashboard.conftest import CHROMIUM, FLAGS
+from tests.e2e.dashboard.conftest import browser as browser  # a fixture
 from tests.support import build_open_webui, environments, fake_chatterbox, hearing, tiny
 from tests.support.chatterbox import checkpoint, clip
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running, wait_until
@@ -146,16 +146,6 @@ def webui(open_webui: Path, site: Daemon, tmp_path_factory: pytest.TempPathFacto
     finally:
         served.process.terminate()
         served.process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs chromium (on Debian: apt-get install chromium)")
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
 
 
 class Visitor:
