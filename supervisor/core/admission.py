@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from supervisor.core.types import Eviction, Limits, ModelId, ModelSpec, Policy
+from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy
 
 if TYPE_CHECKING:
     from supervisor.core.queue import AdmissionQueue, Waiting
@@ -116,12 +116,12 @@ class AdmissionPolicy:
 
     # --------------------------------------------------------------------------------------------------------- limits
 
-    def queue_is_full(self, model_id: ModelId, queued: int, total: int) -> str | None:
+    def queue_is_full(self, queued: int, total: int) -> str | None:
         """Why one more request can't be queued, with `queued` of its model and `total` of all waiting; None: it can."""
         if total >= self.limits.queue_total:
             return f"{total} requests are queued, the limit is {self.limits.queue_total}"
         if queued >= self.limits.queue_per_model:
-            return f"{queued} requests are queued for {model_id}, the limit is {self.limits.queue_per_model}"
+            return f"{queued} requests are queued for {ASKED}, the limit is {self.limits.queue_per_model}"
         return None
 
     def gives_up_at(self, since: float) -> float:

@@ -139,16 +139,18 @@ class DeviceLedger:
     releases: dict[Holder, PendingRelease] = field(default_factory=dict)  # oldest exit first
     quarantine: dict[Holder, str] = field(
         default_factory=dict
-    )  # why nothing new may come, by the lease that must go first
+    )  # why nothing new may come ("its worker …"), by the lease that must go first
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
 
-    def blocked(self) -> str | None:
-        """Why nothing new may be loaded here, however much is free."""
+    def blocked(self, asker: ModelId | None = None) -> str | None:
+        """Why nothing new may be loaded here, however much is free. `asker` is not named."""
         if not self.configured:
             return "no longer configured"
         if self.quarantine:
-            return f"quarantined: {next(iter(self.quarantine.values()))}"
+            (model, _), why = next(iter(self.quarantine.items()))
+            whose = "its own" if model == asker else f"{model}'s"
+            return f"quarantined: {whose} worker {why}"
         if self.lost is not None:
             return f"lost: {self.lost}"
         if self.free_mib is None:

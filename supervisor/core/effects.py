@@ -39,7 +39,10 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The ticket is over; tell its client. Without `retry_after_s` nothing changes until a person does something."""
+    """The ticket is over; tell its client. Without `retry_after_s` nothing changes until a person does something.
+
+    `message` names the ticket's model as `types.ASKED`.
+    """
 
     ticket: TicketId
     code: RejectCode

@@ -130,7 +130,7 @@ class Ledger:
             self._put(replace(lease, phase=Phase.RETURNING, since=now))
 
     def quarantine(self, holder: Holder, reason: str) -> None:
-        """Nothing new on the holder's devices until its leases are gone (its process can't be killed)."""
+        """Nothing new on the holder's devices until its leases are gone. `reason` completes "its worker …"."""
         for lease in self.leases_of(holder):
             self._quarantine(lease, reason)
 
@@ -209,12 +209,13 @@ class Ledger:
             for holder, release in device.releases.items():
                 since = device.leases[holder].since
                 model_id, where = holder[0], device.spec.id
-                late = f"{model_id} ended {now - since:.0f} s ago and {where} does not show its {release.expected_mib} MiB back"
+                why = f"ended {now - since:.0f} s ago and {where} does not show its {release.expected_mib} MiB back"
+                late = f"{model_id}'s worker {why}"
                 if now >= since + self._limits.memory_warn_s and not release.warned:
                     release.warned = True
                     alerts.append(Alert("memory.late", late, where, model_id))
                 if now >= since + self._limits.memory_quarantine_s and holder not in device.quarantine:
-                    self._quarantine(device.leases[holder], late)
+                    self._quarantine(device.leases[holder], why)
                     message = f"{late}; it takes no new models until it does"
                     alerts.append(Alert("device.quarantined", message, where, model_id))
         return alerts
@@ -240,6 +241,10 @@ class Ledger:
     def view(self, device: DeviceId) -> DeviceView:
         """The device as the planner sees it."""
         return self._devices[device].view()
+
+    def blocked(self, device: DeviceId, asker: ModelId) -> str | None:
+        """Why nothing new may be loaded there, in words that don't name the model that asks."""
+        return self._devices[device].blocked(asker)
 
     def devices(self) -> tuple[DeviceSpec, ...]:
         """The configured devices, by id."""
@@ -285,7 +290,7 @@ class Ledger:
         return model_id if now - at < self._limits.memory_warn_s else None
 
     def quarantined_by(self, holder: Holder) -> str | None:
-        """Why a device takes nothing new because of this holder; None when none is quarantined for it."""
+        """Why a device takes nothing new because of this holder: completes "its worker …". None: none is quarantined for it."""
         reasons = (self._devices[lease.device].quarantine.get(holder) for lease in self.leases_of(holder))
         return next((reason for reason in reasons if reason is not None), None)
 

@@ -12,7 +12,7 @@ from supervisor.core.events import Configured, LoadAsked, PinAsked, Respecified,
 from supervisor.core.lifecycle import TABLE, Trigger, advance
 from supervisor.core.state import Change, Life, ModelState, SchedulerState, Step
 from supervisor.core.termination import remove, stop_worker
-from supervisor.core.types import SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
 
 
 def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
@@ -42,7 +42,7 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
     model.wish = None
     reason = "llmux is shutting down" if state.shutting_down else "unloaded by an operator"
     if event.force or model.state not in SERVES:
-        message = f"{model.id} was unloaded by an operator."
+        message = f"{ASKED} was unloaded by an operator."
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     stop_worker(state, step, model, StopCause.OPERATOR, reason, force=event.force)
     _reset(step, model, reason)

@@ -38,7 +38,7 @@ from supervisor.core.plans import (
 )
 from supervisor.core.state import ModelState, SchedulerState, Step
 from supervisor.core.termination import stop_now
-from supervisor.core.types import REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
 
 RELOAD_MIB_PER_S = 1024
 """Guess of how fast a model loads before its first load was timed."""
@@ -93,7 +93,7 @@ def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
 
 def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round) -> None:
     demand = _demand(state, model)
-    snapshot = _snapshot(state, round_)
+    snapshot = _snapshot(state, round_, model.id)
     answer = plan(demand, snapshot)
     if isinstance(answer, Refuse):
         answer = _reconsider(state, step, demand, snapshot, answer)
@@ -119,7 +119,7 @@ def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round)
         case Refuse(reason, outage, fits_nowhere):
             model.life.reason = reason
             code = outage or RejectCode.INSUFFICIENT_MEMORY
-            message = f"{model.id} can't be loaded: {reason}"
+            message = f"{ASKED} can't be loaded: {reason}"
             lasts = fits_nowhere or outage is not None
             reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
             state.update_wanted(model)
@@ -225,7 +225,7 @@ def _begin(state: SchedulerState, step: Step) -> _Round:
     return _Round(loaded, loading)
 
 
-def _snapshot(state: SchedulerState, round_: _Round) -> Snapshot:
+def _snapshot(state: SchedulerState, round_: _Round, asker: ModelId) -> Snapshot:
     residents = list(round_.coming)
     surplus = dict.fromkeys(state.ledger.device_ids(), 0)  # by device: being freed, less what is promised of it
     leaving: list[tuple[Resident, DeviceId]] = []
@@ -239,7 +239,7 @@ def _snapshot(state: SchedulerState, round_: _Round) -> Snapshot:
                 leaving.append((resident, device))
         else:
             residents.append(resident)
-    views = tuple(_view(state, device, mib, round_.loading.get(device)) for device, mib in surplus.items())
+    views = tuple(_view(state, device, mib, round_.loading.get(device), asker) for device, mib in surplus.items())
     for resident, device in leaving:  # what they return beyond what is promised is on its way to anybody
         if (mib := min(resident.held_on(device), surplus[device])) > 0:
             surplus[device] -= mib
@@ -247,9 +247,11 @@ def _snapshot(state: SchedulerState, round_: _Round) -> Snapshot:
     return Snapshot(views, tuple(residents), state.admission)
 
 
-def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, loading: ModelId | None) -> DeviceView:
+def _view(
+    state: SchedulerState, device: DeviceId, surplus_mib: int, loading: ModelId | None, asker: ModelId
+) -> DeviceView:
     view = state.ledger.view(device)
-    blocked = view.blocked
+    blocked = view.blocked if view.outage is None else state.ledger.blocked(device, asker)
     if blocked is None and loading is not None and not state.admission.may_load(state.ledger.starting(device)):
         blocked = f"{loading} is loading"
     # Below zero, earlier waiters were promised more than is being freed for them: that much is not free for this one.

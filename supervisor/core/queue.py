@@ -70,7 +70,7 @@ class AdmissionQueue:
     def push(self, ticket: TicketId, model_id: ModelId, priority: int, now: float) -> str | None:
         """Queue it and return None, or return why the queue is full. `now` must not go backwards between calls."""
         assert ticket not in self._arrivals, f"{ticket} is queued already"
-        full = self._admission.queue_is_full(model_id, self.count(model_id), len(self._arrivals))
+        full = self._admission.queue_is_full(self.count(model_id), len(self._arrivals))
         if full is not None:
             return full
         self._seq += 1

@@ -14,7 +14,7 @@ from supervisor.core.events import MemorySampled, WorkerAdopted, WorkerReady, Wo
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.state import ModelState, SchedulerState, Step
 from supervisor.core.termination import finish_stop, forget, stop_worker
-from supervisor.core.types import Generation, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, Generation, RejectCode, StopCause, WorkerState
 
 REMOTE_RETRY_S = 10.0
 
@@ -96,7 +96,7 @@ def _unreachable(state: SchedulerState, step: Step, model: ModelState, reason: s
     model.set_worker(answering=False)
     model.life.reason = reason
     step.decide("unready", model.id, reason)
-    message = f"{model.id}: {reason}"
+    message = f"{ASKED}: {reason}"
     reject_all(state, step, model, RejectCode.REMOTE_UNAVAILABLE, message, retry_after_s=REMOTE_RETRY_S)
 
 

@@ -9,7 +9,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import ModelState, SchedulerState, Step
 from supervisor.core.termination import failed, stop_now
-from supervisor.core.types import RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, RejectCode, StopCause, WorkerState
 
 
 def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
@@ -17,7 +17,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
     # 1.
     model = state.models.get(event.model)
     if model is None or model.removed:
-        step.emit(Reject(event.ticket, RejectCode.MODEL_NOT_FOUND, f"There is no model {event.model!r}."))
+        step.emit(Reject(event.ticket, RejectCode.MODEL_NOT_FOUND, f"There is no model '{ASKED}'."))
         return False
     if state.shutting_down:
         message = "llmux is shutting down; try again in a moment."
@@ -25,7 +25,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
         return False
     if model.stuck:
         device = model.devices[0]
-        message = f"{model.id} can't be loaded: {device} is {state.ledger.view(device).blocked}"
+        message = f"{ASKED} can't be loaded: {device} is {state.ledger.blocked(device, model.id)}"
         step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
         return False
     if model.state is WorkerState.FAILED:
@@ -34,7 +34,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
         return False
     can_answer = model.state is WorkerState.READY and model.answering
     if model.spec.remote and model.state is WorkerState.READY and not can_answer:
-        message = f"{model.id}: {model.life.reason}"
+        message = f"{ASKED}: {model.life.reason}"
         step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
         return False
     # 2.
@@ -88,7 +88,7 @@ def expire(state: SchedulerState, step: Step) -> None:
     waited = state.limits.queue_wait_s
     for waiting in state.queue.expired(step.now):
         model = state.models[waiting.model]
-        message = f"Waited {waited:.0f} s for {model.id} without getting a turn. To see why: llmux why {model.id}"
+        message = f"Waited {waited:.0f} s for {ASKED} without getting a turn. To see why: llmux why {ASKED}"
         step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
         _left(state, step, model)
 

@@ -19,7 +19,7 @@ from supervisor.core.events import WorkerExited, WorkerUnkillable
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import listed, seconds
 from supervisor.core.state import Change, Drain, ModelState, SchedulerState, Step, Worker
-from supervisor.core.types import Crash, CrashClass, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, Crash, CrashClass, RejectCode, StopCause, WorkerState
 
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
 """A start that failed like this fails the same way again, so it is not tried again by itself."""
@@ -158,13 +158,13 @@ def failed(model: ModelState, now: float) -> Failed:
     """Why it doesn't start, in our own words, and when a request may help again."""
     cause = model.crash.summary if model.crash is not None else model.life.reason
     if model.crash is not None and model.crash.quote:
-        cause += f". Its last words: llmux logs {model.id}"
+        cause += f". Its last words: llmux logs {ASKED}"
     if model.crashes.retry_at is None:
-        remedy = f"Fix the cause, then: llmux load {model.id}"
-        return Failed(f"{model.id} does not start: {cause}. {remedy}", None)
+        remedy = f"Fix the cause, then: llmux load {ASKED}"
+        return Failed(f"{ASKED} does not start: {cause}. {remedy}", None)
     in_s = max(1.0, model.crashes.retry_at - now)
-    remedy = f"It is tried again in {seconds(in_s)}; at once with: llmux load {model.id}"
-    return Failed(f"{model.id} does not start: {cause}. {remedy}", in_s)
+    remedy = f"It is tried again in {seconds(in_s)}; at once with: llmux load {ASKED}"
+    return Failed(f"{ASKED} does not start: {cause}. {remedy}", in_s)
 
 
 def _back_off(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> None:
@@ -187,12 +187,13 @@ def unkillable(state: SchedulerState, step: Step, event: WorkerUnkillable) -> No
     if model is None or model.exited:
         return
     model.set_worker(stuck=True)
-    message = f"{model.id}: {event.reason}; nothing new is loaded on {listed(model.devices)} until it is gone"
-    state.ledger.quarantine(model.holder, message)
+    why = f"can't be ended: {event.reason}; nothing new is loaded on {listed(model.devices)} until it is gone"
+    state.ledger.quarantine(model.holder, why)
+    message = f"{model.id}'s worker {why}"
     for device in model.devices:
         step.emit(Alert("device.quarantined", message, device=device, model=model.id))
     step.decide("quarantine", model.id, message)
-    reject_all(state, step, model, RejectCode.LOAD_FAILED, message)
+    reject_all(state, step, model, RejectCode.LOAD_FAILED, f"{ASKED}'s worker {why}")
 
 
 def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -209,7 +210,7 @@ def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
 def remove(state: SchedulerState, step: Step, model: ModelState) -> None:
     """It is no longer configured: forget it when nothing of it is left."""
     model.change = Change(None)
-    message = f"{model.id} was removed from the configuration."
+    message = f"{ASKED} was removed from the configuration."
     reject_all(state, step, model, RejectCode.MODEL_NOT_FOUND, message)
     if model.has_worker:
         stop_worker(state, step, model, StopCause.CONFIGURATION, "removed from the configuration")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NewType
+from typing import Final, NewType
 
 ModelId = NewType("ModelId", str)
 DeviceId = NewType("DeviceId", str)
@@ -19,6 +19,9 @@ Generation = NewType("Generation", int)
 
 Devices = tuple[DeviceId, ...]
 """Where one worker runs, in order of ids: usually one device; of several GPUs each holds an equal share of it."""
+
+ASKED: Final = "{model}"
+"""Stands for the model in a message to a client, who may have asked for it by another name than the core knows."""
 
 REMOTE: Devices = (DeviceId("remote"),)
 """Where remote models run: not a device of the ledger, and none of our memory."""

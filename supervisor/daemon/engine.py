@@ -248,11 +248,12 @@ class Engine(ReadDoor, Leaving):
         priority: int = 0,
         client: CancelOnDisconnect | None = None,
         waits: list[Wait] | None = None,
+        asked: str | None = None,
     ) -> Ticket:
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
-        `client` is interrupted when the request is cut. A wait is added to `waits`. Cancelling it removes the request from
-        the queue. Raises NotFoundError or UnavailableError. The caller must `finish()` the ticket.
+        `client` is interrupted when the request is cut. A wait is added to `waits`. Errors name the model as it was `asked`
+        for. Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. The caller must `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
@@ -276,7 +277,7 @@ class Engine(ReadDoor, Leaving):
         if ticket.upstream is not None:
             return ticket
         del self._tickets[ticket_id]
-        raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection)
+        raise HandedOverError if ticket.rejection is None else rejection(ticket.rejection, asked or model)
 
     async def may_go_to_another(self, ticket: Ticket, within_s: float) -> bool:
         """Does it turn out, now or within that time, that the ticket's worker takes no more requests?
@@ -313,33 +314,38 @@ class Engine(ReadDoor, Leaving):
 
     # ------------------------------------------------------------------------------------------------------ operators
 
-    async def load(self, model: ModelId) -> None:
-        """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only."""
+    async def load(self, model: ModelId, asked: str | None = None) -> None:
+        """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only.
+
+        Errors name the model as it was `asked` for.
+        """
+        name = asked or model
         self.post(LoadAsked(model))
         while True:
             self._check_handed_over()
             found = self._scheduler.state.models.get(model)
             if found is None:
-                raise NotFoundError(f"There is no model {model!r}.", code="model_not_found", param="model")
+                raise NotFoundError(f"There is no model {name!r}.", code="model_not_found", param="model")
             if found.state is WorkerState.READY:
                 if found.answering:
                     return
                 if found.spec.remote:
-                    raise UnavailableError(f"{model}: {found.life.reason}", code="remote_unavailable")
-            self._check_quarantine(found)
+                    raise UnavailableError(f"{name}: {found.life.reason}", code="remote_unavailable")
+            self._check_quarantine(found, name)
             if found.state is WorkerState.FAILED or (
                 found.state in {WorkerState.STOPPED, WorkerState.BACKOFF} and found.asked_at is None
             ):
                 crash = found.crash or Crash(CrashClass.UNKNOWN, "")
                 code = "runtime_not_installed" if crash.kind is CrashClass.NOT_INSTALLED else "load_failed"
-                message = f"{model} was not loaded: {found.life.reason}"
+                message = f"{name} was not loaded: {found.life.reason}"
                 raise UnavailableError(message, code=code, detail=crash.log_tail)
             await self._change()
 
-    async def unload(self, model: ModelId, *, force: bool = False) -> None:
+    async def unload(self, model: ModelId, asked: str | None = None, *, force: bool = False) -> None:
         """Unload `model` and return when its memory is back. Requests may load it again. Cancelling stops waiting only.
 
-        Raises UnavailableError when it can't be killed, or its memory has not come back for too long.
+        Raises UnavailableError when it can't be killed, or its memory has not come back for too long. Errors name the model
+        as it was `asked` for.
         """
         models = self._scheduler.state.models
         before = models[model].generation if model in models else None
@@ -349,7 +355,7 @@ class Engine(ReadDoor, Leaving):
             found = models.get(model)
             if found is None or found.generation != before or not found.has_worker or found.state is WorkerState.READY:
                 return
-            self._check_quarantine(found)
+            self._check_quarantine(found, asked or model)
             await self._change()
 
     # ---------------------------------------------------------------------------------------------------------- life

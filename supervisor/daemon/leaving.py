@@ -48,7 +48,7 @@ class Leaving:
             if not busy:
                 return
             for found in busy:
-                self._check_quarantine(found)
+                self._check_quarantine(found, found.id)
             await self._change()
 
     def adoptions(self) -> tuple[WorkerAdopted, ...]:
@@ -127,11 +127,11 @@ class Leaving:
             if not watcher.done():
                 watcher.set_result(None)
 
-    def _check_quarantine(self, found: ModelState) -> None:
+    def _check_quarantine(self, found: ModelState, name: str) -> None:
         """A worker can't be killed, or its memory is long overdue: nobody can say when that ends."""
         reason = self._scheduler.state.ledger.quarantined_by(found.holder)
         if reason is not None:
-            raise UnavailableError(reason, code="device_quarantined")
+            raise UnavailableError(f"{name}'s worker {reason}", code="device_quarantined")
 
     def _check_handed_over(self) -> None:
         if self._finished is not None:

@@ -21,22 +21,25 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.errors import InvalidRequestError, UnavailableError
 
 
-async def load(daemon: Daemon, model: ModelId, overrides: Mapping[str, JsonValue] | None) -> None:
+async def load(
+    daemon: Daemon, model: ModelId, overrides: Mapping[str, JsonValue] | None, asked: str | None = None
+) -> None:
     """Load the model and return when it is ready. `overrides` replace its overrides (empty: remove all); None keeps them.
 
+    Errors name it as it was `asked` for.
     Raises InvalidRequestError for invalid overrides, UnavailableError if the model can't be loaded.
     """
     if overrides:
-        await _override(daemon, model, overrides)
+        await _override(daemon, model, overrides, asked or model)
     elif overrides is not None:
         _drop(daemon, model)
-    await daemon.engine.load(model)
+    await daemon.engine.load(model, asked)
 
 
-async def unload(daemon: Daemon, model: ModelId, *, force: bool) -> None:
+async def unload(daemon: Daemon, model: ModelId, asked: str | None = None, *, force: bool) -> None:
     """Unload the model, drop its overrides, and return when its memory is back."""
     _drop(daemon, model)
-    await daemon.engine.unload(model, force=force)
+    await daemon.engine.unload(model, asked, force=force)
 
 
 def ask_load(daemon: Daemon, model: ModelId) -> None:
@@ -50,7 +53,7 @@ def ask_unload(daemon: Daemon, model: ModelId) -> None:
     daemon.engine.post(UnloadAsked(model))
 
 
-async def _override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonValue]) -> None:
+async def _override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonValue], asked: str) -> None:
     configured = daemon.catalog.models[model]
     runtimes_dir = daemon.catalog.server.runtimes_dir
     learned = daemon.learned()
@@ -62,11 +65,11 @@ async def _override(daemon: Daemon, model: ModelId, values: Mapping[str, JsonVal
 
     override = await asyncio.to_thread(prepare)
     if daemon.catalog.models.get(model) is not configured:
-        raise UnavailableError(f"The configuration was reloaded while {model} was looked at; try again.")
+        raise UnavailableError(f"The configuration was reloaded while {asked} was looked at; try again.")
     # The running worker must not go for one that fits nowhere.
     found = misplaced(override.spec, [device.spec for device in daemon.engine.devices()])
     if found is not None:
-        message = f"With these overrides {model} has no place here: {found[1]}."
+        message = f"With these overrides {asked} has no place here: {found[1]}."
         raise InvalidRequestError(message, code="invalid_override", param="overrides")
     daemon.fleet.override(model, override)
     daemon.engine.post(Respecified(override.spec))

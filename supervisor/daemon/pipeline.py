@@ -296,7 +296,9 @@ class Pipeline:
             body.wait()
         try:
             async with keepalive:
-                ticket = await self._engine.admit(context.ticket_id, target.model, client=client, waits=context.waits)
+                ticket = await self._engine.admit(
+                    context.ticket_id, target.model, client=client, waits=context.waits, asked=context.name
+                )
         except BaseException:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from supervisor.core.effects import AskClients, Reject
-from supervisor.core.types import Generation, ModelId, RejectCode, TicketId
+from supervisor.core.types import ASKED, Generation, ModelId, RejectCode, TicketId
 from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.upstream import Upstream
 from supervisor.proxy.disconnect import CancelOnDisconnect
@@ -48,11 +48,12 @@ class Ticket:
             self.client.interrupt(UnavailableError(message, code=code, retry_after_s=5.0))
 
 
-def rejection(effect: Reject) -> LlmuxError:
-    """The error a client gets for a core's Reject."""
+def rejection(effect: Reject, asked: str) -> LlmuxError:
+    """The error for a core's Reject that a client gets who asked for its model by this name."""
+    message = effect.message.replace(ASKED, asked)
     if effect.code is RejectCode.MODEL_NOT_FOUND:
-        return NotFoundError(effect.message, code="model_not_found", param="model")
-    error = UnavailableError(effect.message, code=effect.code.value, retry_after_s=effect.retry_after_s)
+        return NotFoundError(message, code="model_not_found", param="model")
+    error = UnavailableError(message, code=effect.code.value, retry_after_s=effect.retry_after_s)
     error.lasts = effect.retry_after_s is None or effect.retry_after_s > MAX_RETRY_AFTER_S
     return error
 

@@ -53,12 +53,12 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         overrides = (await json_object(request, ("overrides",))).get("overrides")
         if overrides is not None and not isinstance(overrides, dict):
             raise InvalidRequestError('"overrides" must be an object of keys and values.', param="overrides")
-        await loading.load(daemon, name, overrides)
+        await loading.load(daemon, name, overrides, request.path_params["name"])
         return await view(name)
 
     async def unload(request: Request) -> Response:
         name = physical(request)
-        await loading.unload(daemon, name, force=flag(request, "force"))
+        await loading.unload(daemon, name, request.path_params["name"], force=flag(request, "force"))
         return await view(name)
 
     async def pin(request: Request) -> Response:

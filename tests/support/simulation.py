@@ -7,6 +7,7 @@ scenario tests and, with random delays and faults, by the stateful test.
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -48,6 +49,7 @@ from supervisor.core.waiting import awaited, forecast
 from supervisor.daemon.recording import Recording, replay
 
 SEGMENT = 200  # events after which a recording begins anew, from the state as it is then
+_WORDS = {"a", "large"}  # names that messages use as words
 Key = tuple[ModelId, Generation]
 GPU = DeviceId("gpu0")
 
@@ -228,8 +230,12 @@ class World:
                 assert (name, generation) not in self.stopping
                 self.dispatched[ticket] = (name, generation)
             case Reject(ticket):
-                assert self.open.pop(ticket, None) is not None, "a request ends once"
+                name = self.open.pop(ticket, None)
+                assert name is not None, "a request ends once"
                 assert ticket not in self.dispatched
+                assert name in _WORDS or not re.search(rf"\b{re.escape(name)}\b", effect.message), (
+                    "a client may know its model by another name"
+                )
                 self.rejected[ticket] = effect
             case CutRequest(ticket):
                 self.cut.append(ticket)

@@ -22,6 +22,7 @@ from tests.support.limits import LIMIT_S
 KEYS = {name: f"sk-{name}-0123456789" for name in ("plain", "told", "boss")}
 GATE, WRONG = "slow-may-come-up", "broken-may-fail"
 ASKED = {"X-Llmux-Load-Feedback": "true"}
+CHATS = ["/v1/chat/completions", "/v1/messages", "/v1/responses"]
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -42,12 +43,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     config = {
         "models": {
             "slow": held(folder / GATE),
-            "broken": held(folder / WRONG, "--exit-code", "1", "--log-text", "unknown argument: --nonsense"),
+            "broken": held(
+                folder / WRONG, "--exit-code", "1", "--log-text", "unknown argument: --nonsense", endpoints=CHATS
+            ),
             "timed": fake("--start-delay", "2"),
             "busy": fake("--goes-on-until", str(folder / "enough"), vram_mib=3990),
             "real": gguf(),
         },
-        "virtual_models": {"public": {"model": "slow"}},
+        "virtual_models": {"public": {"model": "slow"}, "shown": {"model": "broken"}},
         "limits": {"min_residency_s": 0},
     }
     with running(folder, config) as daemon:
@@ -158,13 +161,24 @@ class TestFailure:
     """After the first line a failure comes in-band, once, and there is no end of an answer."""
 
     def test_a_model_that_does_not_start(self, site):
-        stream = Stream(site, "broken", "told")
-        stream.wait_news("Loading broken")
+        stream = Stream(site, "shown", "told")
+        stream.wait_news("Loading shown")
         (site.folder / WRONG).touch()
         text = stream.end()
         assert "[DONE]" not in text
         assert [chunk["error"]["code"] for chunk in stream.chunks if "error" in chunk] == ["model_failed"]
-        assert "error" in stream.chunks[-1]
+        assert "shown does not start" in stream.chunks[-1]["error"]["message"]
+        assert "broken" not in text, "the client knows it by its public name"
+
+    @pytest.mark.parametrize("path", [*CHATS, "/v1/admin/models/shown/load"])
+    def test_its_name_everywhere(self, site, path):
+        (site.folder / WRONG).touch()
+        with site.client(headers=headers("boss")) as client:
+            fields = {} if "admin" in path else {"model": "shown", "messages": HELLO, "input": "Hello", "max_tokens": 5}
+            told = client.post(path, json=fields)
+        assert told.status_code == 503
+        assert re.search("shown (does not start|was not loaded)", told.text)
+        assert "broken" not in told.text
 
 
 class TestRealClient:

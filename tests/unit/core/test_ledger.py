@@ -323,7 +323,7 @@ class TestLate:
         (alert,) = ledger.overdue(40.0)
         assert alert.code == "device.quarantined"
         assert alert.message == (
-            "a ended 30 s ago and gpu0 does not show its 4000 MiB back; it takes no new models until it does"
+            "a's worker ended 30 s ago and gpu0 does not show its 4000 MiB back; it takes no new models until it does"
         )
         assert ledger.view(GPU).blocked is not None
         assert ledger.totals(GPU).quarantined
@@ -336,8 +336,8 @@ class TestLate:
 
     def test_an_unkillable_worker_blocks_its_device_until_it_is_gone(self, ledger):
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
-        ledger.quarantine(A, "a survived SIGKILL")
-        assert ledger.view(GPU).blocked == "quarantined: a survived SIGKILL"
+        ledger.quarantine(A, "survived SIGKILL")
+        assert ledger.view(GPU).blocked == "quarantined: a's worker survived SIGKILL"
 
         ledger.returning(A, 5.0)
         assert ledger.view(GPU).blocked is not None
@@ -347,12 +347,12 @@ class TestLate:
     def test_two_causes_must_both_end(self, ledger):
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
         held(ledger, B, 4000, 4000, free=8000, at=2.0)
-        ledger.quarantine(A, "a is stuck")
-        ledger.quarantine(B, "b is stuck")
+        ledger.quarantine(A, "is stuck")
+        ledger.quarantine(B, "is stuck")
 
         ledger.returning(A, 3.0)
         assert sample(ledger, 12000, 4.0, b=4000) == [A]
-        assert ledger.view(GPU).blocked == "quarantined: b is stuck"
+        assert ledger.view(GPU).blocked == "quarantined: b's worker is stuck"
         assert ledger.overdue(5.0) == []
 
 

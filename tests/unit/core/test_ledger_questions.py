@@ -133,11 +133,12 @@ class TestFigures:
         ledger = made()
         held(ledger)
         assert ledger.view(GPU).blocked is None
-        ledger.quarantine(A, "a is stuck")
+        ledger.quarantine(A, "is stuck")
         ledger.check()
-        assert ledger.view(GPU).blocked == "quarantined: a is stuck"
+        assert ledger.view(GPU).blocked == "quarantined: a's worker is stuck"
+        assert ledger.blocked(GPU, A[0]) == "quarantined: its own worker is stuck"
         assert ledger.view(GPU).outage == "device_quarantined"
-        assert ledger.quarantined_by(A) == "a is stuck"
+        assert ledger.quarantined_by(A) == "is stuck"
         assert ledger.quarantined_by(B) is None
         assert ledger.totals(GPU).available_mib == 0
 

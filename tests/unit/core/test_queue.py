@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.queue import AdmissionQueue
-from supervisor.core.types import Limits, ModelId, Policy, TicketId
+from supervisor.core.types import ASKED, Limits, ModelId, Policy, TicketId
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 
@@ -74,7 +74,7 @@ class TestLimits:
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_per_model=1)))
         queue.push(ticket(1), A, 0, 0.0)
 
-        assert queue.push(ticket(2), A, 9, 0.0) == "1 requests are queued for a, the limit is 1"
+        assert queue.push(ticket(2), A, 9, 0.0) == f"1 requests are queued for {ASKED}, the limit is 1"
         assert queue.push(ticket(3), B, 0, 0.0) is None
 
     def test_smaller_limits_keep_who_is_queued_already(self):

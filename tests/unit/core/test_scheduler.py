@@ -18,6 +18,7 @@ from supervisor.core.events import (
     WorkerUnready,
 )
 from supervisor.core.types import (
+    ASKED,
     Crash,
     CrashClass,
     DeviceId,
@@ -309,7 +310,7 @@ class TestCrash:
         assert world.rejected[ticket].code is RejectCode.MODEL_FAILED
         at_once = world.request("a")
         assert "exited with 3. " in world.rejected[at_once].message
-        assert "llmux load a" in world.rejected[at_once].message
+        assert f"llmux load {ASKED}" in world.rejected[at_once].message
         assert "last line" not in str(world.rejected), "a log is for operators"
         assert "last line" in record(world, "a").life.reason
 

@@ -69,6 +69,6 @@ def test_only_this_workers_clients_that_hold_something_up():
     ids=["never by itself", "soon", "in ten minutes"],
 )
 def test_a_rejection_says_whether_to_try_again(retry_after_s, expected):
-    error = rejection(Reject(TicketId("1"), RejectCode.MODEL_FAILED, "no", retry_after_s))
+    error = rejection(Reject(TicketId("1"), RejectCode.MODEL_FAILED, "no", retry_after_s), "a")
     headers = dict(error_headers(error, b""))
     assert {name: headers[name] for name in (b"retry-after", b"x-should-retry") if name in headers} == expected

@@ -258,7 +258,7 @@ class TestErrorCodes:
                     first = getattr(call.args[0], "value", None)  # a worker's error names its status itself
                     found.setdefault(code, set()).add(first if isinstance(first, int) else int(error.status))
         for code in RejectCode:
-            found.setdefault(code.value, set()).add(int(rejection(Reject(TicketId("1"), code, "")).status))
+            found.setdefault(code.value, set()).add(int(rejection(Reject(TicketId("1"), code, ""), "a").status))
         return found
 
     def test_all_are_documented(self):
