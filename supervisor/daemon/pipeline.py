@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from runtimes.base import Endpoint
-from runtimes.endpoints import aliases_of
+from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route
 from supervisor.core.types import ModelId, TicketId, WorkerState
 from supervisor.daemon.engine import Engine
@@ -66,6 +66,7 @@ class Target:
     translation: Translation | None = None  # of the answer
     names: Renaming | None = None  # in the answer
     completion: StreamTranslation | None = None  # of its events
+    is_known: bool = True  # so that the form of a stream is known before the worker answers
 
 
 class Pipeline:
@@ -122,7 +123,8 @@ class Pipeline:
             if not context.answering:
                 raise
             if not context.outcome.started:  # the keep-alive began a stream
-                context.outcome.framed = True
+                assert context.keepalive is not None
+                context.outcome.stream_type = context.keepalive.content_type
             await break_off(send, context.outcome, error, context.dialect)
         except ClientDisconnectedError:
             context.failure, context.failed_message = "client_gone", "The client closed its connection."
@@ -166,7 +168,8 @@ class Pipeline:
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name) if body.stream else None
         rewritten = held.changed(await body.rewritten(route.rewrite, endpoint))
-        return Target(model, path, rewritten, translation, names, completion)
+        is_known = translation is not None or endpoint.meaning is not OTHER
+        return Target(model, path, rewritten, translation, names, completion, is_known)
 
     def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""
@@ -212,7 +215,7 @@ class Pipeline:
 
         A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
         """
-        keepalive = context.keepalive = self._keepalive(scope, send, context, target.translation)
+        keepalive = context.keepalive = self._keepalive(scope, send, context, target)
         try:
             try:
                 await self._attempt(scope, send, context, target, client, keepalive)
@@ -227,11 +230,9 @@ class Pipeline:
             context.fail(error)
             await keepalive.fail(error)
 
-    def _keepalive(
-        self, scope: Scope, send: Send, context: RequestContext, translation: Translation | None
-    ) -> Keepalive:
+    def _keepalive(self, scope: Scope, send: Send, context: RequestContext, target: Target) -> Keepalive:
         dialect, key = context.dialect, context.key
-        if not context.stream:
+        if not (context.stream and target.is_known):
             return Keepalive(send, [], dialect, interval_s=None)
         news = None
         first_s = self._keepalive_s  # the response's headers go out then
@@ -240,7 +241,7 @@ class Pipeline:
             news, first_s = LoadNews(self._engine, context), min(first_s, NEWS_AFTER_S)
         first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", context.request_id), processing_ms(context.arrived_at, first_at), *context.extra]
-        content_type = SSE if translation is None else translation.stream_content_type
+        content_type = SSE if target.translation is None else target.translation.stream_content_type
         return Keepalive(send, headers, dialect, interval_s=self._keepalive_s, content_type=content_type, news=news)
 
     async def _attempt(
@@ -281,7 +282,7 @@ class Pipeline:
 
     async def _explained(self, context: RequestContext, error: LlmuxError) -> LlmuxError:
         """`error`, for a client that can read it with the reason why the worker ended, if it did."""
-        if error.code != "upstream_broken" or not context.outcome.framed or context.ticket is None:
+        if error.code != "upstream_broken" or not context.outcome.stream_type or context.ticket is None:
             return error
         why = await self._engine.why_ended(context.ticket, WHY_S)
         return error if why is None else UpstreamError(f"{error.message[:-1]}: {why}.", code=error.code)

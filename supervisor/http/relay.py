@@ -11,7 +11,7 @@ from typing import Final
 from supervisor.errors import LlmuxError
 from supervisor.io.held_body import HeldBody
 from supervisor.io.upstream import HOP_BY_HOP, Headers, Upstream, UpstreamResponse
-from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.forward import ERROR_LIMIT, TAIL_BYTES
@@ -32,7 +32,7 @@ async def relay(
 ) -> None:
     """Ask `upstream` instead. `is_started`: the client has the head of an event stream already, so errors go into it.
 
-    Raises UpstreamError while nothing was sent, later ResponseBrokenError, unless an event stream can end with the error;
+    Raises UpstreamError while nothing was sent, later ResponseBrokenError, unless a stream can end with the error;
     ClientDisconnectedError.
     """
     headers = [item for item in scope["headers"] if item[0] not in _FRAMING]
@@ -40,7 +40,7 @@ async def relay(
     if all(name != b"host" for name, _ in headers):  # HTTP/1.0 may do without, what is sent here may not
         headers.append((b"host", b"localhost"))
     target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-    is_event_stream, tail = is_started, b""
+    stream_type, tail = EVENTS if is_started else b"", b""
     with CancelOnDisconnect(scope):
         response: UpstreamResponse | None = None
         try:
@@ -50,7 +50,7 @@ async def relay(
             if not is_started:
                 start = {"type": "http.response.start", "status": response.status, "headers": response.headers}
                 await send(start)
-                is_started = True
+                is_started, stream_type = True, _stream_type(response.headers)
             while chunk := await response.next_chunk():
                 tail = chunk[-TAIL_BYTES:]
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -58,14 +58,15 @@ async def relay(
         except LlmuxError as error:
             if not is_started:
                 raise
-            if not (is_event_stream or (response is not None and _is_event_stream(response.headers))):
+            if not stream_type:
                 raise ResponseBrokenError(error.message) from error
-            event = error_event(error, dialect, tail)
+            event = error_event(error, dialect, tail, stream_type)
             await send({"type": "http.response.body", "body": event, "more_body": False})
         finally:
             if response is not None:
                 response.close()
 
 
-def _is_event_stream(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+def _stream_type(headers: Headers) -> bytes:
+    """Empty where the answer is no stream."""
+    return next((value for name, value in headers if name == b"content-type" and value.startswith(STREAMS)), b"")

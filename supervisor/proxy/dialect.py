@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from supervisor.io.upstream import Headers
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.translation import StreamTranslation, Translation
+
+EVENTS: Final = b"text/event-stream"
+LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
+STREAMS: Final = (EVENTS, *LINES)
+"""Content types whose clients take an answer piece by piece, so that an error can be the last one."""
 
 
 class Dialect(abc.ABC):
@@ -66,7 +72,7 @@ class Dialect(abc.ABC):
         raise NotImplementedError
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
-        """An error's body as the last event of a stream.
+        """An error's body as the last event of a stream of server-sent events.
 
         `sent` is the end of what the client has; it may end within an event, unless the stream is a `translation`'s.
         """

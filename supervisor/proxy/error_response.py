@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from supervisor.errors import AuthenticationError, LlmuxError, MethodNotAllowedError
-from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.dialect import EVENTS, LINES, Dialect
 
 MAX_RETRY_AFTER_S: Final = 120  # clients ignore more than that
 
@@ -24,9 +24,12 @@ def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
     return dialect.error(fields, error.status)
 
 
-def error_event(error: LlmuxError, dialect: Dialect, sent: bytes = b"") -> bytes:
-    """The error as the last event of a stream that ended with `sent` so far."""
-    return dialect.error_event(error_body(error, dialect), sent)
+def error_event(error: LlmuxError, dialect: Dialect, sent: bytes = b"", content_type: bytes = EVENTS) -> bytes:
+    """The error as the last event, or line, of a stream of this type that ended with `sent` so far."""
+    body = error_body(error, dialect)
+    if content_type.startswith(LINES):
+        return (b"\n" if sent and not sent.endswith(b"\n") else b"") + body + b"\n"
+    return dialect.error_event(body, sent)
 
 
 def error_headers(error: LlmuxError, body: bytes) -> list[tuple[bytes, bytes]]:

@@ -2,8 +2,8 @@
 
 Bodies are not parsed on their way: the last few pieces are kept, and `Outcome` looks for token counts in them on demand.
 The exception: a worker's error responses are converted to the dialect's shape. A response that broke off never looks
-complete: the last event of a stream is the error, and of everything else the connection is cut (`ResponseBrokenError`). A
-stream's connection is not: clients such as aiohttp would report that instead of the error.
+complete: the last event or line of a stream is the error, and of everything else the connection is cut
+(`ResponseBrokenError`). A stream's connection is not: clients such as aiohttp would report that instead of the error.
 
 Disconnects are not watched here: the caller wraps admission and forwarding in one `CancelOnDisconnect`, whose cancellation
 closes the worker's connection at once.
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from supervisor.errors import LlmuxError
 from supervisor.io.upstream import HOP_BY_HOP, Body, Headers, Upstream, UpstreamResponse
-from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
@@ -44,7 +44,7 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"x-llmux-load-feedback",
 }
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
-_SSE_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
+_STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
 _CORS: Final = b"access-control-"
 
 _TOKENS: Final = b'_tokens"'
@@ -84,7 +84,7 @@ class Outcome:
     error: str | None = None  # the code of what broke it off; the exception would keep the frames that it passed
     error_message: str | None = None  # of that, or of the worker's error response
     started: bool = False  # the client has the response's head
-    framed: bool = False  # a stream whose events the client takes one by one, so that an error can be one
+    stream_type: bytes = b""  # the content type of a stream whose client takes an error as its last event
     canonical: deque[bytes] | None = None  # the end of what was translated, where the worker's usage stands
     _tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_PIECES))
 
@@ -153,28 +153,31 @@ async def forward(
     )
     try:
         content_type = _header(response.headers, b"content-type")
-        is_stream = content_type.startswith(b"text/event-stream")
+        has_events = content_type.startswith(EVENTS)
         if names is not None and response.status < 400 and not _encoded(response.headers):
             response = RenamedResponse.of(response, names, content_type)
-        if completion is not None and is_stream and response.status < 400 and not _encoded(response.headers):
+        if completion is not None and has_events and response.status < 400 and not _encoded(response.headers):
             response = TranslatedResponse(response, content_type, completion)
         if translation is not None and response.status < 400:
-            response = await TranslatedResponse.of(response, translation, is_stream=is_stream)
+            response = await TranslatedResponse.of(response, translation, is_stream=has_events)
             outcome.canonical = response.canonical
+            content_type = _header(response.headers, b"content-type")
         outcome.status = response.status
         own = [(b"x-request-id", request_id), *extra_headers]
         if arrived_at is not None:
             own.append(processing_ms(arrived_at, upstream.loop.time()))
-        if sse_started and (response.status >= 400 or not is_stream):
+        if sse_started and (response.status >= 400 or not has_events):
             status, data = restated(response.status, await response.read(ERROR_LIMIT))
             raise worker_error(status, content_type, data)
-        if response.status >= 400 and not is_stream and not _encoded(response.headers) and scope["method"] != "HEAD":
+        if response.status >= 400 and not has_events and not _encoded(response.headers) and scope["method"] != "HEAD":
             await _send_error(send, response, content_type, own, outcome, dialect)
             return
         if not sse_started:
-            head = response_headers(response.headers, own, sse=is_stream)
+            head = response_headers(response.headers, own, is_stream=content_type.startswith(STREAMS))
             await send({"type": "http.response.start", "status": response.status, "headers": head})
-        outcome.started, outcome.framed = True, is_stream and not _encoded(response.headers)
+        outcome.started = True
+        if content_type.startswith(STREAMS) and not _encoded(response.headers):
+            outcome.stream_type = content_type
         try:
             await _send_body(send, response, outcome, started_at, upstream)
         except LlmuxError as error:
@@ -185,14 +188,14 @@ async def forward(
 
 
 async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Dialect) -> None:
-    """End a response that has begun and can't be completed: a stream of events with the error.
+    """End a response that has begun and can't be completed: a stream with the error.
 
     Raises ResponseBrokenError for everything else, after which nobody may send.
     """
     outcome.error, outcome.error_message = error.code, error.message
-    if not outcome.framed:
+    if not outcome.stream_type:
         raise ResponseBrokenError(error.message) from error
-    event = error_event(error, dialect, outcome.tail())
+    event = error_event(error, dialect, outcome.tail(), outcome.stream_type)
     await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
@@ -216,7 +219,7 @@ async def _send_error(
 ) -> None:
     """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
     data = await response.read(ERROR_LIMIT)
-    headers = response_headers(response.headers, own, sse=False)
+    headers = response_headers(response.headers, own, is_stream=False)
     outcome.status, said = restated(response.status, data)
     outcome.error_message = worker_error(outcome.status, content_type, said).message
     rendered = error_answer(outcome.status, content_type, said, dialect)
@@ -255,11 +258,11 @@ def request_headers(headers: Headers, request_id: bytes, dropped: Collection[byt
     return kept
 
 
-def response_headers(headers: Headers, own: Headers, *, sse: bool) -> Headers:
+def response_headers(headers: Headers, own: Headers, *, is_stream: bool) -> Headers:
     """The worker's headers as the client gets them: without its CORS policy, Server and Date, and with ours."""
-    dropped = _SSE_REPLACED if sse else _NOT_FOR_CLIENTS
+    dropped = _STREAM_REPLACED if is_stream else _NOT_FOR_CLIENTS
     kept = [item for item in headers if item[0] not in dropped and not item[0].startswith(_CORS)]
-    if sse:
+    if is_stream:
         kept.append((b"x-accel-buffering", b"no"))
         if not _header(headers, b"cache-control"):
             kept.append((b"cache-control", b"no-cache"))

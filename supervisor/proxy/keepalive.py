@@ -31,13 +31,13 @@ class Keepalive:
 
     __slots__ = (
         "_beat_task",
-        "_content_type",
         "_dialect",
         "_headers",
         "_interval_s",
         "_news",
         "_send",
         "_timer",
+        "content_type",
         "started",
     )
 
@@ -55,7 +55,7 @@ class Keepalive:
         self._send = send
         self._headers = headers
         self._dialect = dialect
-        self._content_type = content_type
+        self.content_type = content_type
         self._interval_s = interval_s
         self._news = news
         self._timer: asyncio.TimerHandle | None = None
@@ -79,7 +79,8 @@ class Keepalive:
     async def fail(self, error: LlmuxError) -> None:
         """Send the error in-band, once, and end the stream. Only when `started`."""
         assert self.started
-        await self._send({"type": "http.response.body", "body": error_event(error, self._dialect), "more_body": False})
+        event = error_event(error, self._dialect, content_type=self.content_type)
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
 
     def _begin(self, interval_s: float, waited_s: float) -> None:
         self._beat_task = asyncio.get_running_loop().create_task(self._beat(interval_s, waited_s))
@@ -99,7 +100,7 @@ class Keepalive:
     async def _write(self, body: bytes) -> None:
         if not self.started:
             headers = [
-                (b"content-type", self._content_type),
+                (b"content-type", self.content_type),
                 (b"cache-control", b"no-cache"),
                 (b"x-accel-buffering", b"no"),
                 *self._headers,

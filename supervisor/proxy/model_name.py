@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from supervisor.io.upstream import Headers, UpstreamResponse
+from supervisor.proxy.dialect import STREAMS
 
-_TYPES: Final = (b"application/json", b"text/event-stream")
+_TYPES: Final = (b"application/json", *STREAMS)
 _WHOLE_LIMIT: Final = 1024 * 1024  # what is larger is pictures or sound
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _REPLACED: Final = (b"content-length", b"etag")  # another name may be longer

@@ -64,9 +64,6 @@ class Toy(OpenAI):
     def error(self, fields, status):
         return b'"sorry: %d %s"' % (status, fields["message"].encode())
 
-    def error_event(self, body, sent):
-        return body + b"\n"
-
     def routes(self, daemon):
         return []
 

@@ -183,6 +183,7 @@ def patient(tmp_path_factory):
             "failing": held(folder / "failing", "--exit-code", "1", "--log-text", "no such file: w.bin"),
             "refusing": held(folder / "refusing", "--status", "429"),
             "dying": held(folder / "dying", "--die-after", "2"),
+            "strange": fake("--start-delay", "0.5", endpoints=["/echo"]),
         },
         "limits": {"keepalive_s": 0.1, "loads_per_device": 4, "crash_limit": 1},
     }
@@ -227,6 +228,12 @@ class TestWaiting:
         assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
         assert int(answer.headers["openai-processing-ms"]) >= 100
         assert answer.headers["x-request-id"].startswith("req_")
+
+    def test_no_comments_where_the_stream_may_have_another_form(self, patient):
+        body = {"model": "strange", "stream": True}
+        told = patient.post("/echo", json=body)
+        assert (told.status_code, told.headers["content-type"], told.json()) == (200, "application/json", body)
+        assert int(told.headers["x-queue-wait-ms"]) >= 100
 
     def test_no_comments_once_it_is_there(self, patient):
         (patient.folder / "late").touch()

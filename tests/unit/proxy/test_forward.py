@@ -189,6 +189,21 @@ class TestBroken:
             assert sent is EVENT or b"\n\ndata: {" in answer, "the rest of an event does not swallow it"
             assert front.outcomes[0].error == "upstream_broken"
 
+    @pytest.mark.parametrize("sent", [b'{"a":1}\n', b'{"a":', b""], ids=["between lines", "inside a line", "at once"])
+    @pytest.mark.parametrize("length", [b"", b"Content-Length: 100\r\n"], ids=["chunked", "length"])
+    async def test_lines(self, sent, length):
+        """Whatever its worker said of its length: a line comes on top."""
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson; charset=utf-8\r\n"
+        wire = length + b"\r\n" + sent if length else b"Transfer-Encoding: chunked\r\n\r\n" + (sent and chunk(sent))
+        async with proxied(answering(head + wire, times=1)) as (front, _):
+            answer = await talk(front.port, post())
+            assert answer.endswith(b"\r\n0\r\n\r\n")
+            line = answer[answer.index(b'{"error":') :].split(b"\n")[0]
+            assert error_of(line)["code"] == "upstream_broken"
+            assert b"data:" not in answer
+            assert sent != b'{"a":' or b'\n{"error":' in answer, "half a line does not swallow it"
+            assert front.outcomes[0].error == "upstream_broken"
+
     @pytest.mark.parametrize(
         "head",
         [
