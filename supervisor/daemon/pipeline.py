@@ -65,7 +65,7 @@ class Target:
     body: HeldBody
     translation: Translation | None = None  # of the answer
     names: Renaming | None = None  # in the answer
-    completion: StreamTranslation | None = None  # of its events
+    completion: StreamTranslation | None = None  # of what it lacks
     is_known: bool = True  # so that the form of a stream is known before the worker answers
 
 
@@ -166,7 +166,7 @@ class Pipeline:
                 self._refuse_load(query, name, model)
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        completion = context.dialect.completion(name) if body.stream else None
+        completion = context.dialect.completion(name, stream=body.stream)
         rewritten = held.changed(await body.rewritten(route.rewrite, endpoint))
         is_known = translation is not None or endpoint.meaning is not OTHER
         return Target(model, path, rewritten, translation, names, completion, is_known)

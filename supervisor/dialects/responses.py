@@ -48,9 +48,9 @@ class Responses(OpenAI):
         }
         return after(sent, b"event: error\ndata: " + msgspec.json.encode(event) + _FRAME)
 
-    def completion(self, model: str) -> StreamTranslation:
+    def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
         """See Dialect."""
-        return Completion(model)
+        return Completion(model) if stream else None
 
 
 class Completion:

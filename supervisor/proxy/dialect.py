@@ -56,8 +56,11 @@ class Dialect(abc.ABC):
         """How this path is mapped to the canonical API; None where workers speak it themselves."""
         return None
 
-    def completion(self, model: str) -> StreamTranslation | None:
-        """For an event stream of `model`: puts in what a worker leaves out and clients need. None: it passes as it is."""
+    def completion(self, model: str, *, stream: bool) -> StreamTranslation | None:
+        """Puts into an answer of `model` what a worker leaves out and clients need. None: it passes as it is.
+
+        `stream`: the client asked for one.
+        """
         return None
 
     def error(self, fields: Mapping[str, object], status: int) -> bytes:

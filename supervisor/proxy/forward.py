@@ -132,7 +132,7 @@ async def forward(
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was
     sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to what the client speaks; before that `names`
-    puts the asked name into it, and `completion` what the events of a stream lack.
+    puts the asked name into it, and `completion` what it lacks.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error. Later, see `break_off`.
@@ -156,7 +156,7 @@ async def forward(
         has_events = content_type.startswith(EVENTS)
         if names is not None and response.status < 400 and not _encoded(response.headers):
             response = RenamedResponse.of(response, names, content_type)
-        if completion is not None and has_events and response.status < 400 and not _encoded(response.headers):
+        if completion is not None and response.status < 400 and not _encoded(response.headers):
             response = TranslatedResponse(response, content_type, completion)
         if translation is not None and response.status < 400:
             response = await TranslatedResponse.of(response, translation, is_stream=has_events)

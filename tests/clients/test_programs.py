@@ -33,7 +33,7 @@ EXPECTED = {
         "first_and_last": [["response.created", "response.completed"]] * 2,
         "outputs": [[], []],
     },
-    "cohere_rerank.py": {"ranked": 2, "strange": []},
+    "cohere_rerank.py": {"ranked": 2, "strange": [], "id": 36, "api": "2", "billed": 1.0},
     "langchain_chat.py": {**SAID, "called": [CALLED], "vectors": [True, True]},
     "litellm_completion.py": {**SAID, "vectors": [True, True], "failure": "NotFoundError"},
     "llm_prompt.py": SAID,

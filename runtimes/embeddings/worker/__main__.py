@@ -172,15 +172,35 @@ class Reranker(_Model):
     def routes(self) -> Mapping[str, Endpoint]:
         return {"POST /v1/rerank": self.rerank}
 
+    async def begun(self, texts: Sequence[str], most: int) -> list[str]:
+        """The beginning of each text, of so many tokens."""
+
+        if not self.tokenizer.is_fast:
+            raise unsupported("max_tokens_per_doc", "this model's tokenizer doesn't tell where its tokens are")
+
+        def cut() -> list[str]:
+            encoded = self.tokenizer(
+                list(texts), add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
+            )
+            places = encoded["offset_mapping"]
+            return [
+                text if len(place) <= most else text[: place[most - 1][1]]
+                for text, place in zip(texts, places, strict=True)
+            ]
+
+        return await self.counting.run(lambda _cancel: cut())
+
     async def rerank(self, request: Request) -> Response:
         body = await Body.of(request)
         check(parameters.RERANK, body.values)
         query = body.needed_text("query")
         documents = _documents(body)
         best = body.whole("top_n", len(documents), 1)
-        counts = await self.count([query] * len(documents), documents)
+        most = body.whole("max_tokens_per_doc", None, 1)
+        compared = documents if most is None else await self.begun(documents, most)
+        counts = await self.count([query] * len(documents), compared)
         sizes = self.fit(counts, body, "documents")
-        pairs = [((query, document), size) for document, size in zip(documents, sizes, strict=True)]
+        pairs = [((query, document), size) for document, size in zip(compared, sizes, strict=True)]
         scores = await self.batches.of(pairs)
         self.meters.tokens_in.inc(sum(sizes))
         order = sorted(range(len(documents)), key=lambda place: (-scores[place], place))[:best]

@@ -31,5 +31,7 @@ RERANK: Final[Table] = {
     "user": ignored("It is for the operator of a remote API."),
     "rank_fields": refused("documents with several fields are not supported; send one text each"),
     "max_chunks_per_doc": refused("long documents are not split here", 1),
-    "max_tokens_per_doc": refused("set truncate, or split the documents"),
+    "max_tokens_per_doc": used("Only the first so many tokens of each document are compared. Default: all of them."),
+    "relevant_spans": refused("only whole documents are compared here", {"mode": "disabled"}),
+    "priority": ignored("It is for the operator of a remote API."),
 }

@@ -246,6 +246,18 @@ class TestRerank:
         assert [result["index"] for result in answer["results"]] == [result["index"] for result in every[:2]]
         assert all(result["document"]["text"] == documents[result["index"]] for result in answer["results"])
 
+    def test_a_part_of_each_document(self, daemon):
+        """As Cohere's clients ask for it: after so many tokens nothing counts, however long the document is."""
+        long = "cats are animals " + "word " * 200
+        answer = self.rerank(daemon, documents=[long, "a dog"], max_tokens_per_doc=3, return_documents=True)
+        assert answer.status_code == 200, answer.text
+        alone = self.rerank(daemon, documents=["cats are animals", "a dog"]).json()
+        scores = {result["index"]: result["relevance_score"] for result in answer.json()["results"]}
+        for result in alone["results"]:
+            assert scores[result["index"]] == pytest.approx(result["relevance_score"], abs=1e-5)
+        assert answer.json()["usage"] == alone["usage"]
+        assert {result["document"]["text"] for result in answer.json()["results"]} == {long, "a dog"}
+
     @pytest.mark.parametrize(
         ("body", "clue"),
         [
@@ -256,6 +268,8 @@ class TestRerank:
             ({"documents": ["word " * 200]}, "documents[0] has"),
             ({"documents": ["a"], "top_n": 0}, "top_n"),
             ({"documents": ["a"], "max_chunks_per_doc": 2}, "not split"),
+            ({"documents": ["a"], "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+            ({"documents": ["a"], "relevant_spans": {"mode": "enabled"}}, "whole documents"),
         ],
     )
     def test_what_it_refuses(self, daemon, body, clue):
