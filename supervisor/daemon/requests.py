@@ -79,9 +79,8 @@ class RequestContext:
 
     def view(self, now: float, epoch: float) -> Json:
         """What is known of it while it is in flight; as of one that has ended, where that is known already."""
-        self.ended_at = now
         return {
-            **self.record(),
+            **self.record(now),
             **details(self.ticket_id, self.arrived_at + epoch, self.parts(now), stream=self.stream),
             "state": "queued" if self.ticket is None else "running",
             "first_token_ms": milliseconds(self.arrived_at, self.outcome.first_byte_at),
@@ -89,8 +88,8 @@ class RequestContext:
             "error_message": None,
         }
 
-    def record(self) -> Json:
-        """The canonical record of it, when it has ended."""
+    def record(self, until: float) -> Json:
+        """The canonical record of it, which ended at `until` (loop time), or is looked at then."""
         ticket, outcome = self.ticket, self.outcome
         return {
             "request_id": self.request_id.decode("latin-1"),
@@ -103,7 +102,7 @@ class RequestContext:
             "cut": ticket.cut_reason if ticket is not None else None,
             "queue_ms": round(ticket.queued_s * 1000, 1) if ticket is not None else None,
             "first_byte_ms": round(outcome.first_byte_s * 1000, 1) if outcome.first_byte_s is not None else None,
-            "total_ms": round((self.ended_at - self.arrived_at) * 1000, 1),
+            "total_ms": round((until - self.arrived_at) * 1000, 1),
             "bytes": outcome.bytes_sent,
             "prompt_tokens": self.usage.prompt,
             "completion_tokens": self.usage.completion,
@@ -170,7 +169,7 @@ class InFlight:
         quick_tokens = 0  # of responses no longer than a point of the history: added in one step
         for context in ended:
             context.usage = context.outcome.usage()
-            record = context.record()
+            record = context.record(context.ended_at)
             kept = context.ended(record)
             self._last.append(kept)
             log.info("request.finished", **record)

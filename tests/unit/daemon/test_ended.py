@@ -6,6 +6,7 @@ import asyncio
 import gc
 import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,12 @@ class TestView:
         assert told["tokens_per_s"] == pytest.approx(25, rel=0.05)
         assert [(part["kind"], part["s"]) for part in told["wait"]] == [("body", 1.0), ("load", 4.0)]
         assert told["wait"][1]["what"] == "It waited for the model to load."
+
+    async def test_to_look_at_one_in_flight_changes_nothing(self):
+        request = context(7, 10.0, stream=True)
+        before = replace(request)
+        assert [request.view(now, EPOCH)["total_ms"] for now in (11.0, 12.0)] == [1000, 2000]
+        assert request == before
 
     async def test_the_latest_of_several_with_one_name(self, requests):
         now = asyncio.get_running_loop().time()
