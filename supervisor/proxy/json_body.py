@@ -51,7 +51,7 @@ class JsonBody(Body):
         self._outline = outline
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
-        self.name, self.stream = _name(fields), _flag(fields, "stream")
+        self._look()
         for key in [key for key in fields if key[:2] == PRIVATE]:
             del fields[key]
             self._is_changed = True
@@ -78,7 +78,12 @@ class JsonBody(Body):
         if permitted is not None:
             self._fields[permission.FIELD] = permitted
         self._is_changed = True
+        self._look()
+
+    def _look(self) -> None:
         self.name, self.stream = _name(self._fields), _flag(self._fields, "stream")
+        if self.name is None and self._fields.pop("model", None) is not None:  # null, which names none
+            self._is_changed = True
 
     def take_permission(self) -> bool:
         """See Body. The field goes to no model."""
@@ -138,12 +143,15 @@ def open_object(body: Bytes) -> Fields:
 
 
 def _name(fields: Fields) -> str | None:
+    """None where it is missing, or null."""
     raw = fields.get("model")
     if raw is None:
         return None
     try:
         return _text(raw)
     except msgspec.ValidationError as error:
+        if bytes(raw) == b"null":
+            return None
         raise InvalidRequestError('"model" must be a string.', param="model") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _refusal(raw, error) from error

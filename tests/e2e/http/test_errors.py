@@ -82,7 +82,7 @@ class TestBodies:
             (b"[1]", "invalid_request", None, "JSON object"),
             (b"{}", "missing_model", "model", "missing"),
             (b'{"model": 5}', "invalid_request", "model", "string"),
-            (b'{"model": null}', "invalid_request", "model", "string"),
+            (b'{"model": null}', "missing_model", "model", "missing"),
             (b'{"model": "chat", "stream": "yes"}', "invalid_request", "stream", "true or false"),
             (b'{"model": "chat", "model": "fake"}', "duplicate_key", None, "twice"),
             (b'{"model": "chat", "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}", "invalid_request", None, "deep"),

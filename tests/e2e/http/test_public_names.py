@@ -110,12 +110,17 @@ class TestRouting:
         assert (told["code"], told["param"]) == ("model_not_found", "model")
         assert "Did you mean 'quick'?" in told["message"]
 
-    def test_no_name_where_one_model_serves_the_path(self, site):
-        assert site.post("/v1/embeddings", json={"input": "x"}).json()["model"] == "embed"
-        assert site.post("/v1/rerank", json={"query": "x", "documents": ["y"]}).json()["model"] == "rank"
-        told = site.post("/v1/messages", json={"max_tokens": 50, "messages": HELLO}).json()
-        assert told["model"] == "chat", "the model itself, not one of its virtual models"
-        assert site.post("/v1/chat/completions", json={"messages": HELLO}).json()["error"]["code"] == "missing_model"
+    @pytest.mark.parametrize("name", [{}, {"model": None}], ids=["missing", "null"])
+    def test_no_name_where_one_model_serves_the_path(self, site, name):
+        def ask(path, **fields):
+            return site.post(path, json=name | fields).json()
+
+        assert ask("/v1/embeddings", input="x")["model"] == "embed"
+        assert ask("/v1/rerank", query="x", documents=["y"])["model"] == "rank"
+        assert ask("/v2/rerank", query="x", documents=["y"])["model"] == "rank"
+        assert ask("/v1/responses", input="Hello")["model"] == "chat", "the model itself, not one of its virtual models"
+        assert ask("/v1/messages", max_tokens=50, messages=HELLO)["model"] == "chat"
+        assert ask("/v1/chat/completions", messages=HELLO)["error"]["code"] == "missing_model"
 
     def test_wrong_kind_of_model(self, site):
         told = site.chat("embed")

@@ -8,6 +8,7 @@ import pytest
 
 from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
+from supervisor.errors import InvalidRequestError
 from supervisor.proxy.json_body import JsonBody
 
 CHAT = Endpoint("/v1/chat/completions")
@@ -17,6 +18,21 @@ async def sent(body: bytes) -> bytes:
     opened = await JsonBody.open(body)
     opened.take_permission()
     return bytes(await opened.rewritten(Rewrite(), CHAT))
+
+
+class TestNoModel:
+    """`null` is as good as nothing, and doesn't reach a worker."""
+
+    @pytest.mark.parametrize("padding", ["", "x" * 300_000])
+    async def test_null(self, padding):
+        body = json.dumps({"model": None, "input": padding}).encode()
+        assert (await JsonBody.open(body)).name is None
+        assert json.loads(await sent(body)) == {"input": padding}
+
+    @pytest.mark.parametrize("name", [b"1", b"[]", b"false"])
+    async def test_what_is_no_name(self, name):
+        with pytest.raises(InvalidRequestError, match="must be a string"):
+            await JsonBody.open(b'{"model": %b}' % name)
 
 
 class TestPrivateFields:
