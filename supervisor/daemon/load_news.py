@@ -14,6 +14,7 @@ from supervisor.core.waiting import Awaited, WaitKind
 if TYPE_CHECKING:
     from supervisor.daemon.engine import Engine
     from supervisor.daemon.requests import RequestContext
+    from supervisor.proxy.dialect import ReasoningEvent
 
 PROGRESS_S: Final = 5.0
 _LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a worker, which has no time for it
@@ -22,9 +23,10 @@ _LOADED: Final = frozenset({WaitKind.PLACE, WaitKind.HEALTH})  # the model has a
 class LoadNews:
     """The news for one request. A call gives the next event; None: there is nothing new."""
 
-    def __init__(self, engine: Engine, context: RequestContext) -> None:
+    def __init__(self, engine: Engine, context: RequestContext, event: ReasoningEvent) -> None:
         self._engine = engine
         self._context = context
+        self._event = event
         self._created = int(time.time())
         self._told: Awaited | None = None  # the last that was told
         self._told_at = 0.0
@@ -42,7 +44,7 @@ class LoadNews:
         text = self._line(current, now)
         self._told, self._told_at = current, now
         name, request_id = self._context.name or "", self._context.request_id.decode("latin-1")
-        return self._context.dialect.reasoning_event(f"{text}\n", name, request_id, self._created)
+        return self._event(f"{text}\n", name, request_id, self._created)
 
     def _line(self, current: Awaited, now: float) -> str:
         name, wait = self._context.name, self._context.waits[-1]

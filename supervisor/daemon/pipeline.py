@@ -237,8 +237,9 @@ class Pipeline:
         news = None
         first_s = self._keepalive_s  # the response's headers go out then
         is_told = key is not None and key.load_feedback
-        if context.path in dialect.reasoning_paths and load_feedback.is_wanted(scope["headers"], is_told):
-            news, first_s = LoadNews(self._engine, context), min(first_s, NEWS_AFTER_S)
+        reasoning = dialect.reasoning(context.path)
+        if reasoning is not None and load_feedback.is_wanted(scope["headers"], is_told):
+            news, first_s = LoadNews(self._engine, context, reasoning), min(first_s, NEWS_AFTER_S)
         first_at = asyncio.get_running_loop().time() + first_s
         headers = [(b"x-request-id", context.request_id), processing_ms(context.arrived_at, first_at), *context.extra]
         content_type = SSE if target.translation is None else target.translation.stream_content_type

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import httptools
@@ -28,10 +28,11 @@ from uvicorn.server import ServerState
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.dialects import dialect_of
 from supervisor.dialects.openai import OPENAI
-from supervisor.errors import InvalidRequestError, LlmuxError, RateLimitError
+from supervisor.errors import InvalidRequestError, LlmuxError
+from supervisor.http import connections
 from supervisor.http.half_closed import HalfClosed
-from supervisor.http.parked import given_away, own_connections
-from supervisor.http.request_head import headers_too_large, refused_head, split_url
+from supervisor.http.parked import given_away
+from supervisor.http.request_head import headers_too_large, refused_head, split_url, without_upgrade
 from supervisor.http.request_id import STATE_KEY, request_id_of
 from supervisor.http.response_cycle import ResponseCycle
 from supervisor.http.slow_client import RequestTimeoutError, SlowReader, SlowSender, read_while_held_up, resume_reading
@@ -41,13 +42,6 @@ from supervisor.proxy.error_response import error_body, error_headers
 log = structlog.get_logger("llmux.http")
 
 PIPELINE_LIMIT: Final = 16
-_UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
-
-
-class TooManyConnectionsError(RateLimitError):
-    """The client's address has as many connections as it may."""
-
-    code = "too_many_connections"
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -62,7 +56,6 @@ class GuardedProtocol(HttpToolsProtocol):
     most_connections = 1024  # of a client's address; 0: any number
     linger_s = 2.0  # for a client to read an early answer while it still sends
     linger_bytes = 64 * 1024 * 1024  # of what it sends meanwhile
-    _connections_of: ClassVar[dict[str, int]] = {}  # address → open connections
 
     def __init__(
         self,
@@ -84,7 +77,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._slow_sender: SlowSender | None = None
         self._slow_reader: SlowReader | None = None
         self._half_closed: HalfClosed | None = None
-        self._address: str | None = None  # counted in `_connections_of`
+        self._address: str | None = None  # counted in `connections`
         self._serving: ResponseCycle | None = None
         self._refusal: LlmuxError | None = None
         self._upgrading = False
@@ -113,14 +106,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._waiting_since = self.loop.time()
         self._receive_timer = self.loop.call_later(self.head_s, self._check_progress)
         if self.client is not None:
-            self._address = address = self.client[0]
-            self._connections_of[address] = count = self._connections_of.get(address, 0) + 1
-            if 0 < self.most_connections < count - own_connections(address):
-                self._refuse(
-                    TooManyConnectionsError(
-                        f"Your address has {count - 1} connections (limits.connections_per_client).", retry_after_s=5.0
-                    )
-                )
+            self._address = self.client[0]
+            if (refusal := connections.opened(self._address, self.most_connections)) is not None:
+                self._refuse(refusal)
 
     def _give_away(self, give: Callable[[int], None]) -> bool:
         """See `Disconnect`."""
@@ -135,9 +123,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if watch is not None:
                 watch.close()
         if self._address is not None:
-            self._connections_of[self._address] -= 1
-            if not self._connections_of[self._address]:
-                del self._connections_of[self._address]
+            connections.closed(self._address)
         self._refusal = None  # it keeps the frames that it passed, and they this object
         self._disconnect.happened()
 
@@ -307,14 +293,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Continue without it: some clients offer h2c with every request, and then the parser skips the body."""
-        version = self.parser.get_http_version().encode()
-        head = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
-        for name, value in self.headers:
-            if name not in _UPGRADE_FIELDS:
-                head += (name, b": ", value, b"\r\n")
+        parser, self.parser = self.parser, httptools.HttpRequestParser(self)
         self._upgrading = False
-        self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"".join((*head, b"\r\n", rest)))
+        head = without_upgrade(parser.get_method(), parser.get_http_version(), self.url, self.headers)
+        self.data_received(head + rest)
 
     def _refuse(self, error: LlmuxError) -> None:
         if self.transport.is_closing():

@@ -13,6 +13,8 @@ METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE
 
 VERSIONS: Final = ("1.1", "1.0")
 
+_UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"connection", b"http2-settings"))
+
 
 class HeadersTooLargeError(TooLargeError):
     """Request line and headers over their limit."""
@@ -59,6 +61,13 @@ def refused_head(
         # A whole address counts more than the Host field, and only that one is checked.
         return InvalidRequestError("The request's address names another host than its Host field.")
     return refusal
+
+
+def without_upgrade(method: bytes, version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The head on the wire, as of a client that offers no other protocol."""
+    lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
+    lines += [b"%b: %b" % field for field in headers if field[0] not in _UPGRADE_FIELDS]
+    return b"\r\n".join((*lines, b"\r\n"))
 
 
 def split_url(url: bytes) -> tuple[bytes, bytes]:

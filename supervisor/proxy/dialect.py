@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -23,13 +23,18 @@ STREAMS: Final = (EVENTS, *LINES)
 """Content types whose clients take an answer piece by piece, so that an error can be the last one."""
 
 
+class ReasoningEvent(Protocol):
+    """Text as an event that may come before the answer's first. `created`: Unix seconds."""
+
+    def __call__(self, text: str, model: str, request_id: str, created: int) -> bytes: ...
+
+
 class Dialect(abc.ABC):
     """One API that clients speak. What it doesn't say otherwise is as in OpenAI's, which workers speak."""
 
     name: str  # what a runtime's endpoints call it
     credential_headers: frozenset[bytes] = frozenset({b"authorization", b"x-api-key"})  # in lower case
     keepalive: bytes = b": keepalive\n\n"  # what a stream sends while nothing comes: clients skip it
-    reasoning_paths: frozenset[str] = frozenset()  # whose streams may begin with events of ours: see reasoning_event
     has_openai_errors: bool = True  # so that a worker's complete ones pass as they are
 
     @abc.abstractmethod
@@ -67,12 +72,12 @@ class Dialect(abc.ABC):
         """The body of an error answer as JSON without a line break. `fields`: message, type, param, code and more."""
         return msgspec.json.encode({"error": fields})
 
-    def reasoning_event(self, text: str, model: str, request_id: str, created: int) -> bytes:
-        """Text for the client's user as an event that may come before the answer's first and is no part of its content.
+    def reasoning(self, path: str) -> ReasoningEvent | None:
+        """How to tell a user of this path's streams something before the answer begins, as no part of its content.
 
-        Only for streams of `reasoning_paths`. `created`: Unix seconds.
+        None: its clients take no event of ours.
         """
-        raise NotImplementedError
+        return None
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """An error's body as the last event of a stream of server-sent events.

@@ -9,14 +9,15 @@ from starlette.routing import Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.dialects.openai import models, speech
-from supervisor.proxy.dialect import Dialect
+from supervisor.proxy.dialect import Dialect, ReasoningEvent
+
+_CHATS: Final = frozenset({"/v1/chat/completions", "/chat/completions"})
 
 
 class OpenAI(Dialect):
     """Errors as `{"error": {"message", "type", "param", "code"}}`, keys as `Authorization: Bearer` or `x-api-key`."""
 
     name = "openai"
-    reasoning_paths = frozenset({"/v1/chat/completions", "/chat/completions"})
 
     def owns(self, path: str) -> bool:
         """Every path that no other dialect owns."""
@@ -26,21 +27,25 @@ class OpenAI(Dialect):
         """Inference, except the lists that Open WebUI requests without a key."""
         return None if path in speech.PATHS else "inference"
 
-    def reasoning_event(self, text: str, model: str, request_id: str, created: int) -> bytes:
-        """A chunk without `role`: the worker's first chunk has it, and OpenAI's client joins what both say."""
-        delta = {"reasoning_content": text}
-        chunk = {
-            "id": f"chatcmpl-{request_id}",
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
-            "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
-        }
-        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+    def reasoning(self, path: str) -> ReasoningEvent | None:
+        """Of chats."""
+        return _reasoning_chunk if path in _CHATS else None
 
     def routes(self, daemon: Daemon) -> list[Route]:
         """What the daemon answers itself."""
         return [*models.routes(daemon), *speech.routes(daemon)]
+
+
+def _reasoning_chunk(text: str, model: str, request_id: str, created: int) -> bytes:
+    """Without `role`: the worker's first chunk has it, and OpenAI's client joins what both say."""
+    chunk = {
+        "id": f"chatcmpl-{request_id}",
+        "object": "chat.completion.chunk",
+        "created": created,
+        "model": model,
+        "choices": [{"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}],
+    }
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
 
 OPENAI: Final = OpenAI()

@@ -45,7 +45,7 @@ def tell(engine, phase):
     """The next line, or None."""
     context = RequestContext(b"req_1", 100.0, OPENAI, name="a")
     context.waits.append(Wait(ModelId("a"), 100.0, phase))
-    news = LoadNews(engine, context)
+    news = LoadNews(engine, context, OPENAI.reasoning("/v1/chat/completions"))
 
     def tell() -> str | None:
         event = news()

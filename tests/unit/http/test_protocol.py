@@ -10,6 +10,7 @@ import pytest
 
 from supervisor.dialects.openai import OPENAI
 from supervisor.errors import LlmuxError
+from supervisor.http import connections
 from supervisor.http.protocol import GuardedProtocol
 from supervisor.proxy.body import read_body
 from supervisor.proxy.error_response import error_body
@@ -244,7 +245,7 @@ class TestManyConnections:
             for _, writer in open_ones:
                 writer.close()
             await until(lambda: not running.state.connections)
-            assert GuardedProtocol._connections_of == {}
+            assert not connections._open
 
 
 class TestOrdinary:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 
 from supervisor.errors import MethodNotAllowedError
-from supervisor.http.request_head import METHODS, refused_head
+from supervisor.http.request_head import METHODS, refused_head, without_upgrade
 
 HOST = (b"host", b"a")
 
 
 def refusal(version="1.1", *fields, method=b"GET", url=b"/"):
     return refused_head(method, version, url, list(fields), 1000)
+
+
+def test_a_head_without_its_offer_of_another_protocol():
+    fields = [HOST, (b"upgrade", b"h2c"), (b"connection", b"Upgrade"), (b"http2-settings", b"A"), (b"x-a", b"1")]
+    assert without_upgrade(b"GET", "1.1", b"/x", fields) == b"GET /x HTTP/1.1\r\nhost: a\r\nx-a: 1\r\n\r\n"
 
 
 class TestHost:
