@@ -324,9 +324,16 @@ def guessed(name: str, mib: int, **more: object):
     return spec
 
 
+def rivals(**more: object) -> World:
+    """A world of `a` and `b`, which don't fit together and load in four seconds. `more`: of `b`."""
+    world = World(load_s=4.0)
+    world.configure(model("a", 9000), model("b", 9000, **more))
+    return world
+
+
 def load(world: World, name: str) -> None:
     ticket = world.request(name)
-    world.run(3)
+    world.run(world.load_s + 1)
     assert ticket in world.dispatched
     world.finish(ticket)
     world.run(1)

@@ -9,17 +9,14 @@ import pytest
 from supervisor.core.events import UnloadAsked
 from supervisor.core.types import Crash, CrashClass, ModelId
 from supervisor.core.waiting import Forecast, WaitKind, awaited, forecast
-from tests.support.simulation import World, model
+from tests.support.simulation import load, model, rivals
 
 A, B = ModelId("a"), ModelId("b")
 
 
 @pytest.fixture
 def world():
-    """Two models that don't fit together."""
-    world = World(load_s=4.0)
-    world.configure(model("a", 9000), model("b", 9000, target_inflight=2))
-    return world
+    return rivals(target_inflight=2)
 
 
 def told(world, name):
@@ -91,12 +88,14 @@ class TestForecast:
         world.run(1)
         assert foretold(world, A) == Forecast(None, "first load since llmux started, no estimate yet")
 
-    def test_later_load(self, world):
-        ticket = world.request("a")
-        world.run(6)
-        world.finish(ticket)
+    @staticmethod
+    def unloaded_again(world):
+        load(world, "a")
         world.post(UnloadAsked(A, force=True))
         world.run(3)
+
+    def test_later_load(self, world):
+        self.unloaded_again(world)
         world.request("a")
         world.run(1)
         found = foretold(world, A)
@@ -104,22 +103,14 @@ class TestForecast:
         assert found.told in {"about 3 s", "about 4 s"}
 
     def test_an_overdue_load_promises_nothing(self, world):
-        ticket = world.request("a")
-        world.run(6)
-        world.finish(ticket)
-        world.post(UnloadAsked(A, force=True))
-        world.run(3)
+        self.unloaded_again(world)
         world.scheduler.state.models[A].load_s = 0.5
         world.request("a")
         world.run(1)
         assert foretold(world, A) == Forecast(None, "longer than its last load, which took 1 s")
 
     def test_after_its_definition_changed(self, world):
-        ticket = world.request("a")
-        world.run(6)
-        world.finish(ticket)
-        world.post(UnloadAsked(A, force=True))
-        world.run(3)
+        self.unloaded_again(world)
         larger = replace(model("a", 10000, definition="larger"), footprint_key="larger")
         world.configure(larger, model("b", 9000))
         world.request("a")

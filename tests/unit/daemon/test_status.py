@@ -10,16 +10,14 @@ from supervisor.core.events import LoadAsked, UnloadAsked
 from supervisor.core.types import Crash, CrashClass, ModelId, WorkerState
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.status import model_status
-from tests.support.simulation import GPU, World, model
+from tests.support.simulation import GPU, rivals
 
 A, B = ModelId("a"), ModelId("b")
 
 
 @pytest.fixture
 def world():
-    world = World(load_s=4.0)
-    world.configure(model("a", 9000), model("b", 9000))
-    return world
+    return rivals()
 
 
 def status(world, name):

@@ -8,17 +8,14 @@ from supervisor.core.types import ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
 from supervisor.daemon.ended import BODY
 from supervisor.daemon.waits import MOST_PARTS, Wait, Waits
-from tests.support.simulation import World, model
+from tests.support.simulation import rivals
 
 A, B = ModelId("a"), ModelId("b")
 
 
 @pytest.fixture
 def world():
-    """Two models that don't fit together."""
-    world = World(load_s=4.0)
-    world.configure(model("a", 9000), model("b", 9000))
-    return world
+    return rivals()
 
 
 @pytest.fixture
