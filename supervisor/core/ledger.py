@@ -290,7 +290,7 @@ class Ledger:
         return model_id if now - at < self._limits.memory_warn_s else None
 
     def quarantined_by(self, holder: Holder) -> str | None:
-        """Why a device takes nothing new because of this holder: completes "its worker …". None: none is quarantined for it."""
+        """Why a device takes nothing new because of this holder ("its worker …"); None when none is quarantined for it."""
         reasons = (self._devices[lease.device].quarantine.get(holder) for lease in self.leases_of(holder))
         return next((reason for reason in reasons if reason is not None), None)
 

@@ -253,7 +253,8 @@ class Engine(ReadDoor, Leaving):
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
         `client` is interrupted when the request is cut. A wait is added to `waits`. Errors name the model as it was `asked`
-        for. Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. The caller must `finish()` the ticket.
+        for. Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. The caller must
+        `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket

@@ -51,7 +51,10 @@ HOST_TROUBLE: Final = OUR_OWN_TROUBLE | {
 
 
 class SpawnError(LlmuxError):
-    """The program could not be started at all; the message says why, `kind` whose fault it is."""
+    """The program could not be started at all; the message says why, `kind` whose fault it is.
+
+    No message names the worker: clients read them, and may know its model by another name.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "spawn_failed"
@@ -177,9 +180,7 @@ class WorkerProcess:
             if not await self.ends_within(kill_wait_s / 2):
                 pids = await asyncio.to_thread(self.pids)
                 left = ", ".join(map(str, pids)) or "unknown"
-                raise UnkillableError(
-                    f"{self.name} is still there {kill_wait_s:g} s after SIGKILL (pids: {left})", pids
-                )
+                raise UnkillableError(f"still there {kill_wait_s:g} s after SIGKILL (pids: {left})", pids)
         return self._exit.result()
 
     async def ends_within(self, limit_s: float) -> bool:
@@ -250,7 +251,7 @@ class WorkerProcess:
         except BlockingIOError:  # a stuck shim; stop() ends it
             return
         if written < len(line):
-            message = f"{self.name} can't be started: its command and environment are too long"
+            message = "its command and environment are too long"
             raise SpawnError(message, CrashClass.BAD_ARGUMENTS)
 
     def abandon(self) -> None:
@@ -283,7 +284,7 @@ class WorkerProcess:
                     self.running.set_result(None)
             case {"failed": int(code), "step": str(step), "text": str(text)}:
                 self._gone = True
-                self._fail(f"{self.name} can't be started: {text}", _fault(step, code))
+                self._fail(text, _fault(step, code))
             case {"exited": int(code)}:
                 self._code = code
                 self.leader_ended.set()
@@ -346,7 +347,7 @@ class WorkerProcess:
         os.close(self._pidfd)
         if self.group is not None:
             cgroup.remove(self.group)
-        self._fail(f"{self.name} can't be started: its shim was killed")
+        self._fail("its shim was killed")
         asked_for = self._killed or self._code != -signal.SIGKILL
         oom_killed = not asked_for and oom_kills() > self._oom_kills
         self._exit.set_result(ProcessExit(self._code, self._killed, oom_killed))

@@ -91,14 +91,14 @@ async def _spawn(order: SpawnOrder) -> WorkerProcess:
     except OSError as error:
         if group is not None:
             cgroup.remove(group)
-        raise SpawnError(f"{order.worker} can't be started: {error}") from error
+        raise SpawnError(str(error)) from error
     try:
         worker.tell(json.dumps(launch).encode() + b"\n")
         async with asyncio.timeout(SPAWN_LIMIT_S):
             await worker.running
     except TimeoutError as error:
         worker.abandon()
-        raise SpawnError(f"{order.worker} did not start within {SPAWN_LIMIT_S:.0f} s") from error
+        raise SpawnError(f"it did not start within {SPAWN_LIMIT_S:.0f} s") from error
     except SpawnError:
         worker.abandon()
         await worker.ends_within(1.0)  # so that nothing of it is left when the caller learns of it

@@ -131,8 +131,8 @@ async def forward(
 
     `target` is the worker's path and query as they go on the wire. `extra_headers` are added to the response, as is
     `x-request-id`; `arrived_at`, in loop time, adds `openai-processing-ms`. With `sse_started` the response's head was
-    sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to what the client speaks; before that `names`
-    puts the asked name into it, and `completion` what it lacks.
+    sent already (see `Keepalive`). `explain` may say more about what broke a stream off. `translation` maps an answer to
+    what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
     with `sse_started` the worker's error. Later, see `break_off`.
