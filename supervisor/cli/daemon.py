@@ -16,7 +16,7 @@ from functools import partial
 import structlog
 
 from supervisor.catalog import Catalog, Configuration, check_devices
-from supervisor.catalog.catalog import Learned
+from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
 from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
@@ -29,7 +29,7 @@ from supervisor.cli.own_process import (
 )
 from supervisor.cli.see_out import see_out
 from supervisor.cli.server import check_exposure, make_server, open_listener, take_given
-from supervisor.core.effects import Learn
+from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId, ModelSpec
 from supervisor.daemon.daemon import Daemon
@@ -272,7 +272,7 @@ async def _sized(catalog: Catalog, opened: Opened) -> Catalog:
     return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
 
 
-async def _check_models(catalog: Catalog, opened: Opened, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
+async def _check_models(catalog: Catalog, opened: Opened, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
     models = await asyncio.to_thread(catalog.model_specs, learned)
     problems = check_devices(catalog, tuple(device.spec for device in opened.devices), models)
     if problems:
@@ -290,12 +290,14 @@ async def _assemble(
     by_key = {key: device for device, key in keys.items()}
 
     def learned() -> Learned:
-        return {
-            (definition, by_key[key]): mib for (definition, key), mib in footprints.learned().items() if key in by_key
-        }
+        mib = {(model, by_key[key]): mib for (model, key), mib in footprints.learned().items() if key in by_key}
+        return Learned(mib, footprints.load_times())
 
-    async def learn(found: Learn) -> None:
-        await footprints.learn(found.footprint_key, keys[found.device], found.mib)
+    async def learn(found: Learn | LearnLoad) -> None:
+        if isinstance(found, Learn):
+            await footprints.learn(found.footprint_key, keys[found.device], found.mib)
+        else:
+            await footprints.learn_load(found.footprint_key, found.load_s)
 
     models = await _check_models(catalog, opened, learned())
     tell_sizes(catalog, warnings_of(catalog, models, specs))
