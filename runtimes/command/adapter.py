@@ -243,8 +243,8 @@ def _problems(config: CommandConfig) -> Iterator[str]:
     if (problem := _port_problem(config)) is not None:
         yield problem
     words = _filled(config.cmd, sample)
-    if containers.is_container(words) and containers.is_detached(words):
-        yield "cmd: a container that is detached looks as if it had ended: remove -d"
+    if containers.is_container(words):
+        yield from (f"cmd: {problem}" for problem in containers.problems(words))
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:
             if command is not None:

@@ -166,6 +166,32 @@ class TestContainers:
         assert spec.kill_argv is not None
         assert (spec.kill_argv[0], " ".join(spec.kill_argv[1:])) == (spec.argv[0], ends)
 
+    @pytest.mark.parametrize("engine", ["docker", "podman"])
+    @pytest.mark.parametrize(
+        "spelling", ["-p {}", "-p{}", "-p={}", "-itp {}", "-itp={}", "--publish {}", "--publish={}"]
+    )
+    @pytest.mark.parametrize(
+        ("written", "published"),
+        [
+            ("${port}:80", "127.0.0.1:18100:80"),
+            ("${port}:80/tcp", "127.0.0.1:18100:80/tcp"),
+            ("80", "127.0.0.1::80"),
+            ("80-90/udp", "127.0.0.1::80-90/udp"),
+            (":80", "127.0.0.1::80"),
+            ("::80", "127.0.0.1::80"),
+            (":${port}:80", "127.0.0.1:18100:80"),
+            ("127.0.0.1::80", "127.0.0.1::80"),
+            ("10.1.2.3:${port}:80", "10.1.2.3:18100:80"),
+            ("0.0.0.0:${port}:80", "0.0.0.0:18100:80"),
+            ("[::]:${port}:80", "[::]:18100:80"),
+            ("[::1]:${port}:80", "[::1]:18100:80"),
+        ],
+    )
+    def test_published(self, engine, spelling, written, published):
+        """On the worker's address, unless another was written."""
+        spec = launch(cmd=f"{engine} run --name x {spelling.format(written)} --rm image -p 80 -p ${{port}}:80")
+        assert " ".join(spec.argv[1:]) == f"run --name x {spelling.format(published)} --rm image -p 80 -p 18100:80"
+
     def test_what_is_written_counts(self):
         spec = launch(cmd="docker run -p ${port}:80 image", kill_cmd="sh clean-up ${port}")
         assert spec.kill_argv is not None
@@ -183,12 +209,28 @@ class TestContainers:
     def test_others_are_run_as_they_are(self, cmd):
         assert launch(cmd=cmd).kill_argv is None
 
-    @pytest.mark.parametrize("switch", ["-d", "--detach", "-itd", "-dp 8:8", "--detach=true"])
-    def test_detached(self, switch):
+    @pytest.mark.parametrize(
+        "switch",
+        [
+            *("-d", "--detach", "-itd", "-dp 8:8", "--detach=true", "-d=1"),
+            *("-P", "-Pi", "-itP", "-P=true", "--publish-all", "--publish-all=true", "-P --name x", "-Pp 8:8"),
+        ],
+    )
+    def test_refused(self, switch):
         problems = ADAPTER.check(
             config(cmd=f"docker run {switch} -p ${{port}}:80 image"), runtimes_dir=Path("/nonexistent")
         )
-        assert problems == ("cmd: a container that is detached looks as if it had ended: remove -d",)
+        everything = "cmd: -P publishes every port of the image to the whole network"
+        detached = "cmd: a container that is detached looks as if it had ended: remove -d"
+        assert [problem[: len(everything)] for problem in problems] == [
+            everything if "P" in switch or "publish" in switch else detached[: len(everything)]
+        ]
+
+    @pytest.mark.parametrize("switch", ["-P=false", "-itP=0", "--publish-all=false", "--detach=false", "--http-proxy"])
+    def test_not_refused(self, switch):
+        """A switch that is off, and what comes after the image."""
+        cmd = f"docker run {switch} -p ${{port}}:80 image -P -d"
+        assert ADAPTER.check(config(cmd=cmd), runtimes_dir=Path("/nonexistent")) == ()
 
 
 class TestEndpoints:
