@@ -100,8 +100,8 @@ def _is_on(words: Sequence[str], switch: Sequence[str]) -> bool:
     return any(option.name in switch and option.value in _ON for option in options(words))
 
 
-def problems(words: Sequence[str]) -> Iterator[str]:
-    """What keeps llmux from looking after this container, and what to write instead."""
+def problems(words: Sequence[str], port: str) -> Iterator[str]:
+    """What keeps llmux from looking after this container, or from reaching it at `port`, and what to write instead."""
     if _is_on(words, _DETACHED):
         yield "a container that is detached looks as if it had ended: remove -d"
     if _is_on(words, _PUBLISH_ALL):
@@ -109,6 +109,10 @@ def problems(words: Sequence[str]) -> Iterator[str]:
             "-P publishes every port of the image to the whole network, where anybody could use the model without a key: "
             "remove it, and publish the one that serves, as in -p ${port}:8080"
         )
+
+    hosts = [option.value.rpartition(":")[0] for option in options(words) if option.name in _PUBLISH]
+    if hosts and port not in [host.rpartition(":")[2] for host in hosts]:
+        yield "no -p publishes the port that llmux asks: write -p ${port}:8080, with the port inside the container after the colon"
 
 
 def _published(value: str, host: str) -> str:

@@ -46,6 +46,9 @@ class TestCommand:
             (["a", "${prot}"], r"\$\{prot\}: not a placeholder; there are \$\{port\}, \$\{host\}, \$\{model\}"),
             ("a '${port}", "No closing quotation"),
             (["a", "${port"], "without its }"),
+            ("a –port ${port}", r"–port: begins with a dash \(–\) that no program takes for an option: type -"),
+            (["a", "—port", "${port}"], "begins with a dash"),
+            ("a “b c” ${port}", "“b: begins with a curly quote"),
             ([], "empty"),
             ("", "empty"),
         ],
@@ -225,6 +228,21 @@ class TestContainers:
         assert [problem[: len(everything)] for problem in problems] == [
             everything if "P" in switch or "publish" in switch else detached[: len(everything)]
         ]
+
+    @pytest.mark.parametrize(
+        "options", ["-p 8080:80 -e PORT=${port}", "-p 80:${port}", "--publish 127.0.0.1:8080:80 --name=${port}"]
+    )
+    def test_nothing_is_published_where_llmux_asks(self, options):
+        problems = ADAPTER.check(config(cmd=f"docker run {options} image"), runtimes_dir=Path("/nonexistent"))
+        assert len(problems) == 1
+        assert problems[0].startswith("cmd: no -p publishes the port that llmux asks: write -p ${port}:8080")
+
+    @pytest.mark.parametrize(
+        "options", ["--network host", "-p 9000:9000 -p ${port}:80", "-p 127.0.0.1:${port}:80/tcp", "--pod x"]
+    )
+    def test_published_where_llmux_asks(self, options):
+        cmd = f"podman run {options} image --port ${{port}}"
+        assert ADAPTER.check(config(cmd=cmd), runtimes_dir=Path("/nonexistent")) == ()
 
     @pytest.mark.parametrize("switch", ["-P=false", "-itP=0", "--publish-all=false", "--detach=false", "--http-proxy"])
     def test_not_refused(self, switch):
