@@ -127,10 +127,8 @@ class LocalLauncher:
         else:
             answer = await check_health(address, health.path, timeout_s)
         look = Look(answer)
-        if spec.kill_argv is not None:
-            look = replace(
-                look, owner=Ownership.OURS
-            )  # it runs elsewhere, and whoever listens for it is not in its tree
+        if spec.kill_argv is not None:  # it runs elsewhere, and whoever listens for it is not in its tree
+            look = replace(look, owner=Ownership.OURS)
         elif answer.ok or not starting:
             owner = await _read(worker, lambda: owner_check(spec.port, _leader_first(running.process)))
             look = replace(look, owner=owner)

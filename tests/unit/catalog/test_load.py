@@ -297,3 +297,5 @@ class TestSearch:
         assert here == find_config(here)
         with pytest.raises(ConfigError, match="there is no such file"):
             find_config(folder.path / "none.yaml")
+        with pytest.raises(ConfigError, match="a folder, and no configuration"):
+            find_config(folder.path)
