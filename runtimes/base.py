@@ -25,6 +25,11 @@ MIB: Final = 1 << 20
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
 
+PLACEMENT = (
+    *("priority", "pin", "preload", "keep_alive_s", "drain_s", "vram_mib", "devices", "target_inflight"),
+    *("public", "enabled", "source"),
+)
+"""Keys of every model that say when and where its worker runs, and who finds it; they don't change what it takes."""
 
 PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s", "probe")
 """Keys of every model that say how its worker is watched, and how long it gets; they don't change what it takes."""
@@ -372,40 +377,7 @@ class Adapter(abc.ABC, Generic[C]):
 
     def memory_definition(self, config: C) -> str:
         """A stable text of what decides what memory the worker takes; equal texts share learned footprints."""
-        return config.model_dump_json(
-            exclude={
-                "priority",
-                "pin",
-                "preload",
-                "keep_alive_s",
-                "drain_s",
-                "vram_mib",
-                "devices",
-                "target_inflight",
-                "public",
-                "enabled",
-                "source",
-                *PATIENCE,
-            }
-        )
-
-
-class RemoteAdapter(Adapter[C]):
-    """A runtime whose models others run: they take no process and no memory here, and are never loaded or evicted."""
-
-    remote = True
-
-    def launch(self, config: C, context: LaunchContext) -> LaunchSpec:
-        """Never called."""
-        raise AssertionError(f"{self.name} starts no process")
-
-    @abc.abstractmethod
-    def connect(self, config: C, environment: Mapping[str, str]) -> RemoteSpec:
-        """How to reach it. `environment` is the daemon's own, which holds the key. Raises ModelUnusableError."""
-
-    def overridable(self, config: C) -> Mapping[str, Mapping[str, JsonValue]]:
-        """Nothing: there is no load."""
-        return {}
+        return config.model_dump_json(exclude={*PLACEMENT, *PATIENCE})
 
 
 def _constraint(schema: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:

@@ -49,6 +49,8 @@ DEFAULT_ENDPOINTS: Final = (
     "/v1/images/variations",
 )
 
+_DASHES: Final = ("–", "—", "−")
+_CURLY: Final = ("“", "”", "„", "‘", "’")
 _PLACEHOLDER = re.compile(r"(?P<escaped>\$\$\{)|\$\{(?P<name>[^}]*)\}|(?P<open>\$\{)")
 _FIXED_PORT = re.compile(
     r"(?<!\S)((?:--(?:\w+-)*port|-[pP])[= ]|(?:--[\w-]+=)?(?:https?://)?[\w.\[\]-]*:)\d{2,5}(?![\w.])"
@@ -90,10 +92,21 @@ def _checked_words(value: list[str] | str | None) -> list[str] | str | None:
     if not words or not words[0]:
         raise ValueError("the command is empty")
     for word in words:
-        if "\u00a0" in word:
-            raise ValueError("a non-breaking space (U+00A0) joins what should be two words: type a plain space")
+        if (trouble := _mistyped(word)) is not None:
+            raise ValueError(trouble)
         _checked_word(word)
     return value
+
+
+def _mistyped(word: str) -> str | None:
+    """What a word processor or a web page made of the command."""
+    if "\u00a0" in word:
+        return "a non-breaking space (U+00A0) joins what should be two words: type a plain space"
+    if word[:1] in _DASHES:
+        return f"{word}: begins with a dash ({word[0]}) that no program takes for an option: type -"
+    if word[:1] in _CURLY:
+        return f"{word}: begins with a curly quote, which is a letter like any other there: type a straight one"
+    return None
 
 
 def _checked_word(word: str) -> str:
@@ -243,8 +256,8 @@ def _problems(config: CommandConfig) -> Iterator[str]:
     if (problem := _port_problem(config)) is not None:
         yield problem
     words = _filled(config.cmd, sample)
-    if containers.is_container(words) and containers.is_detached(words):
-        yield "cmd: a container that is detached looks as if it had ended: remove -d"
+    if containers.is_container(words):
+        yield from (f"cmd: {problem}" for problem in containers.problems(words, sample["port"]))
     for key, command in (("cmd", config.cmd), ("stop_cmd", config.stop_cmd), ("kill_cmd", config.kill_cmd)):
         try:
             if command is not None:

@@ -2,7 +2,7 @@
 
 What starts is only the engine's client. Killing it does not end the container, so the container gets a name, by which it can
 be removed. A port that is published without an address would be open to the whole network: it is published on the worker's
-own address.
+own address. An address that was written stays, and nothing can be done about all ports of an image at once (`-P`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,22 @@ _SWITCHES: Final = frozenset(
         "--no-hostname",
         "--tls-verify",
         "--env-host",
+        "--http-proxy",
+        "--passwd",
+        "--read-only-tmpfs",
+        "--unsetenv-all",
+        "--use-api-socket",
     ]
 )
 _GLOBAL_SWITCHES: Final = frozenset(
     {"-D", "--debug", "--tls", "--tlsverify", "-r", "--remote", "--syslog", "--debug-full"}
 )
 _SHORT_SWITCHES: Final = re.compile(r"-[ditPq]+")
-_DETACHED: Final = frozenset({"-d", "--detach"})
+_ON: Final = frozenset({"", "1", "t", "T", "true", "True", "TRUE"})
+"""The values by which a switch is on."""
+_DETACHED: Final = ("-d", "--detach")
 _PUBLISH: Final = ("-p", "--publish")
+_PUBLISH_ALL: Final = ("-P", "--publish-all")
 
 
 def is_container(words: Sequence[str]) -> bool:
@@ -66,7 +74,7 @@ class Option(NamedTuple):
 
 
 def options(words: Sequence[str]) -> Iterator[Option]:
-    """The options of `run`, which end before the image. Short ones may be joined, also with a value: `-dp8100:80`."""
+    """The options of `run`, which end before the image. Short ones may be joined, also with a value: `-dp8100:80`, `-P=false`."""
     at = words.index("run", 1) + 1
     while at < len(words) and words[at].startswith("-"):
         word = words[at]
@@ -75,6 +83,8 @@ def options(words: Sequence[str]) -> Iterator[Option]:
         if not word.startswith("--"):
             switches = _SHORT_SWITCHES.match(word)
             offset = switches.end() if switches else 1
+            if word[offset : offset + 1] == "=":
+                offset -= 1  # the last switch has a value
             yield from (Option(f"-{letter}", "", at, 0) for letter in word[1:offset])
             name, value = f"-{word[offset : offset + 1]}", word[offset + 1 :].removeprefix("=")
             offset = len(word) - len(value)
@@ -86,9 +96,29 @@ def options(words: Sequence[str]) -> Iterator[Option]:
         at += 1
 
 
-def is_detached(words: Sequence[str]) -> bool:
-    """Does the engine's client end at once, and leave the container running?"""
-    return any(option.name in _DETACHED and option.value in {"", "true"} for option in options(words))
+def _is_on(words: Sequence[str], switch: Sequence[str]) -> bool:
+    return any(option.name in switch and option.value in _ON for option in options(words))
+
+
+def problems(words: Sequence[str], port: str) -> Iterator[str]:
+    """What keeps llmux from looking after this container, or from reaching it at `port`, and what to write instead."""
+    if _is_on(words, _DETACHED):
+        yield "a container that is detached looks as if it had ended: remove -d"
+    if _is_on(words, _PUBLISH_ALL):
+        yield (
+            "-P publishes every port of the image to the whole network, where anybody could use the model without a key: "
+            "remove it, and publish the one that serves, as in -p ${port}:8080"
+        )
+
+    hosts = [option.value.rpartition(":")[0] for option in options(words) if option.name in _PUBLISH]
+    if hosts and port not in [host.rpartition(":")[2] for host in hosts]:
+        yield "no -p publishes the port that llmux asks: write -p ${port}:8080, with the port inside the container after the colon"
+
+
+def _published(value: str, host: str) -> str:
+    """`[[address:][port]:]container port`, with this address where it has none, or an empty one."""
+    *address, port, inner = ["", *value.rsplit(":", 2)][-3:]
+    return value if any(address) else f"{host}:{port}:{inner}"
 
 
 def prepared(words: Sequence[str], name: str, host: str) -> tuple[list[str], list[str]]:
@@ -102,8 +132,8 @@ def prepared(words: Sequence[str], name: str, host: str) -> tuple[list[str], lis
     for option in options(words):
         if option.name == "--name":
             given = option.value
-        elif option.name in _PUBLISH and option.value.count(":") == 1:
-            command[option.word] = f"{words[option.word][: option.offset]}{host}:{option.value}"
+        elif option.name in _PUBLISH and option.value:
+            command[option.word] = words[option.word][: option.offset] + _published(option.value, host)
     if given is None:
         command[run + 1 : run + 1] = ["--name", name]
     return command, [*words[:run], "rm", "--force", given or name]

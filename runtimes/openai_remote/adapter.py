@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from runtimes.base import CHAT_TEMPLATE, Endpoint, ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec, Thinking
+from runtimes.adapters.remote_adapter import RemoteAdapter
+from runtimes.base import CHAT_TEMPLATE, Endpoint, ModelConfig, ModelUnusableError, RemoteSpec, Thinking
 
 DEFAULT_ENDPOINTS: Final = (
     "/v1/chat/completions",

@@ -32,12 +32,20 @@ from supervisor.core.messages import listed
 from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, DeviceSpec, Footprint, FootprintSource, ModelId, ModelSpec
 from supervisor.errors import NotFoundError
 
-Learned = Mapping[tuple[str, DeviceId], int]
-"""(footprint key, device) → MiB measured there."""
-
 _ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
 TOO_LARGE = "vram_mib"
 """The key that `misplaced` names for a model that is larger than its devices."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What was measured of models, by footprint key."""
+
+    mib: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # what each took on a device
+    load_s: Mapping[str, float] = field(default_factory=dict)  # how long the last load took
+
+
+NOTHING_LEARNED = Learned()
 
 
 @dataclass(frozen=True)
@@ -109,12 +117,12 @@ class CatalogModel:
         """Its own, else that of its type."""
         return DEFAULT_PRIORITY[self.config.type] if self.config.priority is None else self.config.priority
 
-    def spec(self, learned: Learned) -> ModelSpec:
+    def spec(self, learned: Learned = NOTHING_LEARNED) -> ModelSpec:
         """What the core knows about it. Blocks: the adapter may read the model's files to estimate its memory."""
         config = self.config
         measured = {
             device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")
-            for (key, device), mib in learned.items()
+            for (key, device), mib in learned.mib.items()
             if key == self.footprint_key
         }
         remote = self.adapter.remote
@@ -136,6 +144,7 @@ class CatalogModel:
             remote=remote,
             definition=self.definition,
             footprint_key=self.footprint_key,
+            load_s=learned.load_s.get(self.footprint_key),
         )
 
 
@@ -188,9 +197,9 @@ class Catalog:
         virtual = {name: replace(one, model=models[one.model.id]) for name, one in self.virtual.items()}
         return replace(self, models=models, virtual=virtual)
 
-    def model_specs(self, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
+    def model_specs(self, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
         """Every model for the core, in the order of the file. Blocks on reading model files: call it in a thread."""
-        return tuple(model.spec(learned or {}) for model in self.models.values())
+        return tuple(model.spec(learned) for model in self.models.values())
 
     @property
     def wanted_devices(self) -> Literal["auto"] | list[DeviceWanted]:

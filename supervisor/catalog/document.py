@@ -331,7 +331,7 @@ class _Reader:
         return node, size
 
     def _look_at(self, event: yaml.ScalarEvent, trail: Trail) -> None:
-        """Note a curly quote at the begin of unquoted text, and any blank in it that isn't a plain space."""
+        """Note a curly quote at the beginning of unquoted text, and any blank in it that isn't a plain space."""
         mark, text = event.start_mark, str(event.value)
         if not self._lines or not event.implicit[0] or mark is None:
             return

@@ -36,7 +36,10 @@ _KEYS: Final[Mapping[str, str]] = {
     "startup_limit_s": "health_check_timeout start_timeout start_timeout_s startup_timeout",
     "preload": "load_on_startup autoload on_startup",
     "gpus tensor_parallel_size": "tensor_parallel_size tp",
-    "log_level": "log_level",
+    "host": "listen bind bind_address address",
+    "log_level": "log_level log",
+    "allowed_origins": "cors cors_origins origins",
+    "queue_total": "max_queue max_queue_size queue_size",
     "worker_port_first": "start_port",
     "models_dir": "download_dir models_path",
     "strip": "strip_params drop_params",
@@ -46,6 +49,11 @@ _KEYS: Final[Mapping[str, str]] = {
     "system_prompt_prefix": "system system_prompt",
 }
 """Our keys, of which the first that may stand there counts, and other programs' words for them."""
+
+_OF_NO_MODEL: Final = (
+    *("host", "log_level", "allowed_origins", "queue_total", "worker_port_first", "models_dir"),
+    *("strip", "force", "defaults", "enable_thinking", "system_prompt_prefix"),
+)
 
 _IMPORT: Final = "`llmux config import FILE` turns a configuration of {} into one of llmux"
 _SWAP: Final = _IMPORT.format("llama-swap")
@@ -83,6 +91,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     "a model has one worker, whose slots serve several requests at once": "replicas replica_max num_workers",
     "llmux gives each worker its devices: gpus says how many, devices which (gpu0, gpu1)": (
         "tensor_split ts split_mode sm main_gpu mg device dev cuda_visible_devices tensor_parallel_size tp gpu num_gpus"
+        " pipeline_parallel_size pp"
     ),
     "llmux counts memory in MiB: vram_mib of a model, margin_mib of a device": "gpu_memory_utilization vram vram_gb vram_mb estimated_vram_gb memory gpu_memory",
     "llmux counts the memory before a start, and the worker takes exactly that": "fit fitt fit_target fit_ctx",
@@ -101,7 +110,7 @@ def _by_word(table: Mapping[str, str]) -> dict[str, str]:
     return {_plain(word): ours for ours, words in reversed([*table.items()]) for word in words.split()}
 
 
-_KEY_OF: Final = _by_word(_KEYS)
+_KEY_OF: Final = _by_word({ours: f"{ours.partition(' ')[0]} {words}" for ours, words in _KEYS.items()})
 _INSTEAD_OF: Final = _by_word(_ELSEWHERE)
 
 
@@ -110,12 +119,18 @@ def hint(word: str, known: Collection[str], options: Mapping[str, str] | None = 
 
     `known`: the keys that may stand there. `options`: those of the runtime's own program, with their keys.
     """
+    if word in known:
+        return None
     option = word.lstrip("-").replace("_", "-")
     of_option = [(options or {}).get(dashes + option, "") for dashes in ("--", "-")]
-    ours = next((key for key in (*of_option, *_KEY_OF.get(_plain(word), "").split()) if key in known), None)
+    keys = _KEY_OF.get(_plain(word), "").split()
+    ours = next((key for key in (*of_option, *keys) if key in known), None)
     if ours is not None:
         return f'; did you mean "{ours}"?'
     instead = _INSTEAD_OF.get(_plain(word))
-    if instead is None and "cmd" in known and _plain(word) in _KEY_OF:
-        instead = "options of the program stand in cmd"
+    if instead is None and keys and keys[0] not in _OF_NO_MODEL:
+        if "cmd" in known:
+            instead = "options of the program stand in cmd"
+        elif "runtime" not in known and "models" not in known:
+            instead = f"that belongs to a model: {keys[0]}"
     return None if instead is None else f"; {instead}"

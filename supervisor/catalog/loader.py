@@ -36,7 +36,8 @@ def find_config(explicit: Path | None = None) -> Path | None:
     named = explicit or _path_variable("LLMUX_CONFIG")
     if named is not None:
         if not named.is_file():
-            raise ConfigError((f"{named}: there is no such file",))
+            what = "a folder, and no configuration" if named.is_dir() else "there is no such file"
+            raise ConfigError((f"{named}: {what}",))
         return named
     return next((path for path in search_path() if path.is_file()), None)
 

@@ -169,6 +169,8 @@ def _hint(group: list[ErrorDetails], value: object) -> str:
     if isinstance(value, str):
         if kinds & {"bool_type", "bool_parsing"} and value.lower() in _YES_NO:
             return f"; write {str(_YES_NO[value.lower()]).lower()}"
+        if kinds & {"int_type", "float_type"} and value.isdecimal():
+            return f"; write {int(value)}, without quotes"
         if kinds & {"int_type", "float_type"} and value[:-1].isdigit() and value[-1:].lower() == "k":
             return f"; write {int(value[:-1]) * 1024}"
         choices = [word for error in group for word in str(error.get("ctx", {}).get("expected", "")).split("'")[1::2]]

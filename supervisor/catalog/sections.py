@@ -106,7 +106,7 @@ class ServerConfig(Section):
     )
     state_dir: Path = Field(
         default_factory=state_dir,
-        description="Learned footprints, tasks, worker logs. Default: $XDG_STATE_HOME/llmux.",
+        description="Learned footprints and load times, tasks, worker logs. Default: $XDG_STATE_HOME/llmux.",
         examples=["~/.local/state/llmux"],
     )
     runtimes_dir: Path = Field(

@@ -171,7 +171,7 @@ def add(place: Target, name: str, variant: Variant, device: DeviceInfo, echo: Ec
     runtimes_dir = catalog.server.runtimes_dir
     _installed(model, runtimes_dir, echo)
     problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)
-    problems += check_devices(catalog, (device.spec,), (model.spec({}),))
+    problems += check_devices(catalog, (device.spec,), (model.spec(),))
     if problems:
         raise UnusableError(f"{name} can't run here; it isn't entered:", detail=problems)
     place.write(with_model(place.text(), name, variant.entry))

@@ -16,7 +16,7 @@ from functools import partial
 import structlog
 
 from supervisor.catalog import Catalog, Configuration, check_devices
-from supervisor.catalog.catalog import Learned
+from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
 from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
@@ -29,7 +29,7 @@ from supervisor.cli.own_process import (
 )
 from supervisor.cli.see_out import see_out
 from supervisor.cli.server import check_exposure, make_server, open_listener, take_given
-from supervisor.core.effects import Learn
+from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId, ModelSpec
 from supervisor.daemon.daemon import Daemon
@@ -205,9 +205,9 @@ def _holdings(
     launcher: LocalLauncher,
     stores: tuple[Store, ...],
 ) -> Holdings:
-    host, port = listener.getsockname()[:2]
+    answers_at = reached_at(listener)[0], listener.getsockname()[1]
     address = catalog.server.host, catalog.server.port
-    return Holdings(address, listener.fileno(), lock, launcher, stores, (_reachable(host), port))
+    return Holdings(address, listener.fileno(), lock, launcher, stores, answers_at)
 
 
 async def _run(
@@ -219,14 +219,15 @@ async def _run(
     takeover: Takeover | None = None,
 ) -> None:
     with contextlib.ExitStack() as offering:
-        daemon.local_key = _offer(offering, *holdings.answers_at)
+        daemon.local_key = _offer(offering, listener)
         await _serve(configuration, daemon, holdings, listener, on_listening, takeover)
 
 
-def _offer(offering: contextlib.ExitStack, host: str, port: int) -> Key | None:
+def _offer(offering: contextlib.ExitStack, listener: socket.socket) -> Key | None:
     """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
+    addresses, port = reached_at(listener), listener.getsockname()[1]
     try:
-        access = offering.enter_context(local_access.offered(_url(host, port), host, port))
+        access = offering.enter_context(local_access.offered(_url(addresses[0], port), addresses, port))
     except OSError as error:
         log.info("local_access.unavailable", reason=str(error))
         return None
@@ -259,9 +260,13 @@ async def _serve(
     await _until_stopped(daemon, application, reloader, listener, handover, takeover)
 
 
-def _reachable(host: str) -> str:
-    """Where this machine reaches it: what listens everywhere listens on loopback too."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
+def reached_at(listener: socket.socket) -> tuple[str, ...]:
+    """Where this machine reaches it, the most usual first: what listens everywhere listens on loopback too."""
+    host: str = listener.getsockname()[0]
+    if host == "::":
+        is_alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        return ("::1",) if is_alone else ("127.0.0.1", "::1")
+    return ("127.0.0.1",) if host == "0.0.0.0" else (host,)
 
 
 def _url(host: str, port: int) -> str:
@@ -272,7 +277,7 @@ async def _sized(catalog: Catalog, opened: Opened) -> Catalog:
     return await asyncio.to_thread(catalog.sized, [device.spec for device in opened.devices])
 
 
-async def _check_models(catalog: Catalog, opened: Opened, learned: Learned | None = None) -> tuple[ModelSpec, ...]:
+async def _check_models(catalog: Catalog, opened: Opened, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
     models = await asyncio.to_thread(catalog.model_specs, learned)
     problems = check_devices(catalog, tuple(device.spec for device in opened.devices), models)
     if problems:
@@ -290,12 +295,14 @@ async def _assemble(
     by_key = {key: device for device, key in keys.items()}
 
     def learned() -> Learned:
-        return {
-            (definition, by_key[key]): mib for (definition, key), mib in footprints.learned().items() if key in by_key
-        }
+        mib = {(model, by_key[key]): mib for (model, key), mib in footprints.learned().items() if key in by_key}
+        return Learned(mib, footprints.load_times())
 
-    async def learn(found: Learn) -> None:
-        await footprints.learn(found.footprint_key, keys[found.device], found.mib)
+    async def learn(found: Learn | LearnLoad) -> None:
+        if isinstance(found, Learn):
+            await footprints.learn(found.footprint_key, keys[found.device], found.mib)
+        else:
+            await footprints.learn_load(found.footprint_key, found.load_s)
 
     models = await _check_models(catalog, opened, learned())
     tell_sizes(catalog, warnings_of(catalog, models, specs))

@@ -56,4 +56,4 @@ def on_this_machine(catalog: Catalog) -> OnThisMachine:
 def _learned(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:
     names = {device.key: DeviceId(device.id) for device in devices}
     found = learned_footprints(catalog.server.state_dir / FOOTPRINTS)
-    return {(model, names[key]): mib for (model, key), mib in found.items() if key in names}
+    return Learned({(model, names[key]): mib for (model, key), mib in found.items() if key in names})

@@ -77,6 +77,15 @@ class Learn:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnLoad:
+    """Store how long this model's load took."""
+
+    model: ModelId
+    footprint_key: str
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Alert:
     """Something an operator should see; `code` is stable, e.g. `device.quarantined`."""
 
@@ -95,4 +104,4 @@ class Decided:
     reason: str
 
 
-Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | AskClients | Learn | Alert | Decided
+Effect = StartWorker | StopWorker | Dispatch | Reject | CutRequest | AskClients | Learn | LearnLoad | Alert | Decided

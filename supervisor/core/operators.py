@@ -81,7 +81,9 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
 def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:
     model = state.models.get(spec.id)
     if model is None:
-        model = ModelState(spec, Life(step.now), generation=state.last_forgotten, last_used=step.now)
+        model = ModelState(
+            spec, Life(step.now), generation=state.last_forgotten, last_used=step.now, load_s=spec.load_s
+        )
         state.models[spec.id] = model
         if spec.preload or spec.remote:
             model.want_back()

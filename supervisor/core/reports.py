@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all
-from supervisor.core.effects import Learn
+from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import MemorySampled, WorkerAdopted, WorkerReady, WorkerSample, WorkerUnready
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.state import ModelState, SchedulerState, Step
@@ -57,6 +57,7 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
 
 def _loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
     model.load_s = step.now - model.life.since
+    step.emit(LearnLoad(model.id, model.spec.footprint_key, model.load_s))
     model.crashes = replace(model.crashes, oom_retried=False, refusals=0, given_up=False)
     advance(model, Trigger.READY, step.now, f"loaded in {model.load_s:.1f} s")
     state.ledger.settle(model.holder, step.now)

@@ -251,7 +251,7 @@ class ModelState:
     def specify(self, spec: ModelSpec) -> None:
         """Be this from now on. How long another model or context took to load says nothing about it."""
         if spec.footprint_key != self.spec.footprint_key:
-            self.load_s = None
+            self.load_s = spec.load_s
         self.spec = spec
 
     def learn(self, device: DeviceId, mib: int) -> None:

@@ -85,6 +85,7 @@ class ModelSpec:
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
     definition: str = ""  # fingerprint of all that determines how the worker runs
     footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
+    load_s: float | None = None  # how long its last load took, if an earlier daemon measured it
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Forecast:
     told: str  # for people; empty where there is nothing to say
 
 
-_UNTIMED: Final = "first load since llmux started"  # with these settings
+_UNTIMED: Final = "first load with these settings, no estimate yet"
 # Made once: it is asked for at the end of each request of a worker that others wait for.
 _PLACE: Final = Awaited(WaitKind.PLACE, "a free place: the model answers as many requests as it may at once")
 _OWN_MEMORY: Final = Awaited(WaitKind.MEMORY, "the memory of its last worker to come back")
@@ -124,13 +124,13 @@ def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
     if model.state is WorkerState.STARTING:
         loading_s = now - model.life.since
         if load_s is None:
-            return Forecast(None, f"{_UNTIMED}, no estimate yet")
+            return Forecast(None, _UNTIMED)
         if loading_s < load_s:
             return Forecast(load_s - loading_s, f"about {_whole(load_s - loading_s)}")
         return Forecast(None, f"longer than its last load, which took {_whole(load_s)}")
     if model.state is WorkerState.READY:
         return Forecast(None, "")
-    then = f"its {_UNTIMED}, no estimate yet" if load_s is None else f"about {_whole(load_s)}"
+    then = f"its {_UNTIMED}" if load_s is None else f"about {_whole(load_s)}"
     return Forecast(None, f"{_bound(state, model, now)}then {then}")
 
 

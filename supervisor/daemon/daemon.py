@@ -41,7 +41,7 @@ class Daemon:
     pipeline: Pipeline = field(init=False)
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
-    learned: Callable[[], Learned] = dict  # the footprints that the store knows so far
+    learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
     successor: Upstream | None = None  # set iff another daemon has taken over: it answers what arrives now

@@ -28,6 +28,7 @@ from supervisor.core.effects import (
     Dispatch,
     Effect,
     Learn,
+    LearnLoad,
     Reject,
     StartWorker,
     StopWorker,
@@ -72,7 +73,7 @@ class Engine(ReadDoor, Leaving):
         self,
         fleet: Fleet,
         sampler: MemorySampler,
-        learn: Callable[[Learn], Coroutine[Any, Any, None]] | None = None,
+        learn: Callable[[Learn | LearnLoad], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._scheduler = Scheduler()
         self._decisions = DecisionLog()
@@ -82,7 +83,7 @@ class Engine(ReadDoor, Leaving):
         self.observers: list[Observer] = []  # told of each event and its effects, once these are under way
         self._fleet = fleet
         self._sampler = sampler
-        self._learn = learn  # keeps what a model took
+        self._learn = learn  # keeps what a model took, and how long its load
         self._tickets: dict[TicketId, Ticket] = {}
         self._waits = Waits()
         self._events: deque[Event] = deque()
@@ -216,15 +217,20 @@ class Engine(ReadDoor, Leaving):
             case AskClients(model, generation):
                 self._events.append(ClientsRead(model, generation, held_up(self._tickets.values(), effect)))
             case Learn(model, device, mib=mib):
-                if self._learn is not None:
-                    task = asyncio.create_task(self._learn(effect))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                self._keep(effect)
                 log.info("footprint.learned", model=model, device=device, mib=mib)
+            case LearnLoad():
+                self._keep(effect)
             case Alert(code, message, device, model):
                 log.warning("alert.raised", code=code, message=message, device=device, model=model)
             case _:
                 assert_never(effect)
+
+    def _keep(self, learned: Learn | LearnLoad) -> None:
+        if self._learn is not None:
+            task = asyncio.create_task(self._learn(learned))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _dispatch(self, effect: Dispatch) -> None:
         ticket = self._tickets[effect.ticket]

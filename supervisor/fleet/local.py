@@ -26,7 +26,7 @@ from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io import remains
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
 from supervisor.io.memory import WorkerKey
-from supervisor.io.ports import Ownership, PortRange, owner_check
+from supervisor.io.ports import Ownership, PortRange, exposed, owner_check
 from supervisor.io.probe import check_health, check_ready, read_progress
 from supervisor.io.process import ProcessExit, WorkerProcess
 from supervisor.io.spawn import SpawnOrder, spawn
@@ -127,13 +127,13 @@ class LocalLauncher:
         else:
             answer = await check_health(address, health.path, timeout_s)
         look = Look(answer)
-        if spec.kill_argv is not None:
-            look = replace(
-                look, owner=Ownership.OURS
-            )  # it runs elsewhere, and whoever listens for it is not in its tree
+        if spec.kill_argv is not None:  # it runs elsewhere, and whoever listens for it is not in its tree
+            look = replace(look, owner=Ownership.OURS)
         elif answer.ok or not starting:
             owner = await _read(worker, lambda: owner_check(spec.port, _leader_first(running.process)))
             look = replace(look, owner=owner)
+        if starting and look.ready and spec.auth is None:
+            await _warn_of_exposure(worker, spec.port)
         now = time.monotonic()
         if starting and not look.ready and now - running.looked >= PROGRESS_INTERVAL_S:
             running.looked = now
@@ -226,6 +226,15 @@ async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
     except OSError as error:
         log.warning("worker.unseen", model=worker[0], generation=worker[1], reason=str(error))
         return None
+
+
+async def _warn_of_exposure(worker: WorkerKey, port: int) -> None:
+    """Of a worker without a key that other machines may reach: whatever its program or container was told."""
+    if addresses := await _read(worker, lambda: exposed(port)):
+        remedy = "let it listen on ${host} alone, or let llmux ask it with a key"
+        log.warning(
+            "worker.exposed", model=worker[0], generation=worker[1], port=port, addresses=addresses, remedy=remedy
+        )
 
 
 def _leader_first(process: WorkerProcess) -> Iterator[int]:

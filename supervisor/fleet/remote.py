@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import structlog
 from pydantic import JsonValue
 
-from runtimes.base import ModelConfig, ModelUnusableError, RemoteAdapter, RemoteSpec
+from runtimes.adapters.remote_adapter import RemoteAdapter
+from runtimes.base import ModelConfig, ModelUnusableError, RemoteSpec
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnready

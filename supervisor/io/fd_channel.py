@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -43,8 +43,7 @@ class FdChannel:
         for side in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, side, MESSAGE_BYTES)
         self._socket = connection
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.pid, self.uid, _ = _CREDENTIALS.unpack(credentials)
+        self.pid, self.uid = _peer(connection)
 
     async def send(self, content: Json, descriptors: Sequence[int] = ()) -> None:
         """Raises ChannelClosedError."""
@@ -106,13 +105,37 @@ def connect(path: Path) -> socket.socket | None:
 
 def goes_on_listening(path: Path, *, within_s: float = 1.0) -> bool:
     """Does somebody listen there, still after `within_s`? Who is being killed lets go of one file after another. Blocks."""
-    deadline = time.monotonic() + within_s
-    while (connection := connect(path)) is not None:
+    connection = connect(path)
+    if connection is None:
+        return False
+    with connection:
+        pid = _peer(connection)[0]
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        pass  # it has ended meanwhile
+    except OSError:
+        return True  # in another container, say: its end can't be seen
+    else:
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        try:
+            if not ended.poll(within_s * 1000):
+                return True
+        finally:
+            os.close(process)
+    # An end is seen once all files are closed, so who listens now is another process that has the socket.
+    connection = connect(path)
+    if connection is not None:
         connection.close()
-        if time.monotonic() >= deadline:
-            return True
-        time.sleep(0.01)  # before the loop runs, and nobody tells
-    return False
+    return connection is not None
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """The other side's process and user. The process is 0 where it can't be seen from here."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return pid, uid
 
 
 class FdListener:

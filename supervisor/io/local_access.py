@@ -1,8 +1,11 @@
 """Where the daemons of this user answer on this machine, and a key for each that only this user can read.
 
-A daemon offers the address and a fresh key in a file named by its process id; the commands of the same user on the same
+A daemon offers its addresses and a fresh key in a file named by its process id; the commands of the same user on the same
 machine find it there. So making the first key locks nobody out who could change the configuration anyway. The daemon keeps
 the key in memory alone: a file that a killed daemon left behind opens nothing.
+
+Containers may share the folder, and not the process ids and addresses: 127.0.0.1:8081 of another one is another program's.
+So the file's name also has the namespaces of the daemon, and only who is in the same ones finds it.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +28,14 @@ class LocalAccess:
 
     pid: int
     url: str
-    host: str
+    hosts: Sequence[str]  # the addresses of this machine at which it answers; at least one
     port: int
     key: str
+
+    @property
+    def host(self) -> str:
+        """The one to ask."""
+        return self.hosts[0]
 
 
 def folder() -> Path:
@@ -42,11 +50,11 @@ def folder() -> Path:
 
 
 @contextmanager
-def offered(url: str, host: str, port: int) -> Iterator[LocalAccess]:
-    """Access to the daemon that answers there, with a fresh key, until the block ends. Raises OSError before it begins."""
+def offered(url: str, hosts: Sequence[str], port: int) -> Iterator[LocalAccess]:
+    """Access to the daemon that answers at all of `hosts`, with a fresh key, until the block ends. Raises OSError before it begins."""
     import secrets  # noqa: PLC0415  # the commands, which read what is offered, need none
 
-    access = LocalAccess(os.getpid(), url, host, port, secrets.token_urlsafe(32))
+    access = LocalAccess(os.getpid(), url, hosts, port, secrets.token_urlsafe(32))
     _offer(access)
     try:
         yield access
@@ -65,7 +73,13 @@ def offer_again(access: LocalAccess) -> None:
 
 
 def _path(pid: int) -> Path:
-    return folder() / f"{pid}.json"
+    return folder() / f"{pid}{_suffix()}"
+
+
+def _suffix() -> str:
+    """Raises OSError."""
+    pids, addresses = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "net"))  # noqa: PTH116  # at each command
+    return f".{pids}.{addresses}.json"
 
 
 def _offer(access: LocalAccess) -> None:
@@ -73,10 +87,10 @@ def _offer(access: LocalAccess) -> None:
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(place.lstat()):
         raise PermissionError(f"{place} belongs to somebody else, or others may enter it")
-    for path in place.glob("*.json"):
-        if not Path("/proc", path.stem).exists():  # killed
+    for path in place.glob(f"*{_suffix()}"):
+        if not Path("/proc", path.name.partition(".")[0]).exists():  # killed
             path.unlink(missing_ok=True)
-    path = place / f"{access.pid}.json"
+    path = _path(access.pid)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         json.dump({name: getattr(access, name) for name in access.__slots__}, file)
@@ -99,12 +113,13 @@ def of_process(pid: int) -> LocalAccess | None:
 def answering_at(host: str, port: int) -> LocalAccess | None:
     """The daemon of this user that answers there; of several, as during an upgrade, the latest."""
     try:
-        paths = sorted(folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+        paths = sorted(folder().glob(f"*{_suffix()}"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
         return None
     names = LOOPBACK if host == "localhost" else {host}
-    daemons = (of_process(int(path.stem)) for path in paths if path.stem.isdecimal())
-    return next((found for found in daemons if found and found.host in names and found.port == port), None)
+    pids = (path.name.partition(".")[0] for path in paths)
+    daemons = (of_process(int(pid)) for pid in pids if pid.isdecimal())
+    return next((found for found in daemons if found and found.port == port and names & {*found.hosts}), None)
 
 
 def _is_ours(status: os.stat_result) -> bool:

@@ -11,6 +11,7 @@ The kernel is asked by netlink (sock_diag(7): 60 µs for the listening sockets a
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import struct
 from collections import deque
@@ -19,6 +20,7 @@ from enum import StrEnum
 
 from supervisor.errors import UnavailableError
 from supervisor.io import procfs
+from supervisor.io.procfs import Listening
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -27,7 +29,9 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _TCP_LISTEN = 10
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
 _QUESTION = struct.Struct("=BBBxI48x")  # struct inet_diag_req_v2: family, protocol, extensions, states, any socket
-_PORT_AT, _INODE_AT, _ANSWER_BYTES = 4, 68, 72  # in struct inet_diag_msg; the port is in network order
+# In struct inet_diag_msg; port and address are in network order.
+_PORT_AT, _ADDRESS_AT, _INODE_AT, _ANSWER_BYTES = 4, 8, 68, 72
+_ADDRESS_BYTES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 
 
 class Ownership(StrEnum):
@@ -55,7 +59,7 @@ class PortRange:
         Raises UnavailableError when every port of the range is leased or in use. About 100 µs.
         """
         assert holder not in self._held, f"{holder} already holds port {self._held[holder]}"
-        busy = {port for port, _ in _listening()}
+        busy = {listening.port for listening in _listening()}
         # Connections in TIME_WAIT don't keep a worker from binding, but a port without any is the better choice.
         for clean in (True, False):
             for port in self._free:
@@ -96,15 +100,15 @@ def can_bind(host: str, port: int, *, clean: bool = False) -> bool:
     return True
 
 
-def _listening() -> list[tuple[int, int]]:
-    """(port, inode) of every listening TCP socket in our network namespace."""
+def _listening() -> list[Listening]:
+    """Every listening TCP socket in our network namespace."""
     try:
         return [*_ask_kernel(socket.AF_INET), *_ask_kernel(socket.AF_INET6)]
     except OSError:
         return [*procfs.listening("tcp"), *procfs.listening("tcp6")]
 
 
-def _ask_kernel(family: int) -> Iterator[tuple[int, int]]:
+def _ask_kernel(family: socket.AddressFamily) -> Iterator[Listening]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN)
         kernel.sendto(
@@ -122,13 +126,24 @@ def _ask_kernel(family: int) -> Iterator[tuple[int, int]]:
                     raise OSError("sock_diag is not available")
                 (port,) = struct.unpack_from(">H", answer, body + _PORT_AT)
                 (inode,) = struct.unpack_from("=I", answer, body + _INODE_AT)
-                yield port, inode
+                address = answer[body + _ADDRESS_AT :][: _ADDRESS_BYTES[family]]
+                yield Listening(port, inode, address)
                 at += (length + 3) & ~3
 
 
 def listeners(port: int) -> frozenset[int]:
     """The inodes of the sockets that listen on this port, on any address."""
-    return frozenset(inode for other, inode in _listening() if other == port)
+    return frozenset(listening.inode for listening in _listening() if listening.port == port)
+
+
+def exposed(port: int) -> tuple[str, ...]:
+    """The addresses beyond loopback on which somebody listens on this port. Raises OSError as `owner_check` does."""
+    found = {ipaddress.ip_address(listening.address) for listening in _listening() if listening.port == port}
+    return tuple(sorted(str(address) for address in found if not _is_loopback(address)))
+
+
+def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # Python 3.13 sees that by itself
 
 
 def who_listens(port: int) -> str | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 SELF: Final = Path("/proc/self")
 
@@ -262,8 +263,16 @@ def groups(proc: Path = SELF) -> Iterator[tuple[str, str]]:
         yield controllers, path
 
 
-def listening(table: str) -> Iterator[tuple[int, int]]:
-    """(port, inode) of the listening sockets of /proc/net/`table`."""
+class Listening(NamedTuple):
+    """A listening TCP socket. `address`: 4 or 16 bytes in network order."""
+
+    port: int
+    inode: int
+    address: bytes
+
+
+def listening(table: str) -> Iterator[Listening]:
+    """The listening sockets of /proc/net/`table`."""
     listens = b"0A"
     try:
         with open(f"/proc/net/{table}", "rb") as file:  # noqa: PTH123  # a hot path
@@ -272,7 +281,12 @@ def listening(table: str) -> Iterator[tuple[int, int]]:
                 fields = line.split(None, 10)
                 if fields[3] != listens:
                     break  # listening sockets come first; the connections after them can be many
-                yield int(fields[1].rpartition(b":")[2], 16), int(fields[9])
+                address, _, port = fields[1].partition(b":")
+                words = (
+                    address[at : at + 8] for at in range(0, len(address), 8)
+                )  # numbers of this machine's byte order
+                packed = b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words)
+                yield Listening(int(port, 16), int(fields[9]), packed)
     except OSError as error:
         if error.errno in OUR_OWN_TROUBLE:
             raise  # a port must not look free because we ran out of descriptors

@@ -1,4 +1,5 @@
-"""The parent of one worker: starts it, and leaves no process of it behind. Standard library only; run by path.
+"""The parent of one worker: starts it, and leaves no process of it behind. Run by path, with the standard library alone and
+the two modules beside it, shim_log and shim_tree, which are imported at once: an upgrade may replace them later.
 
 `python -I -S shim.py LABEL` reads its launch order as one JSON line from stdin, so that neither keys nor paths are in any
 argv (the label is for `ps`). It is the subreaper of the worker's tree: whatever a worker forks, detaches or double-forks
@@ -17,16 +18,13 @@ Reports are JSON lines on stdout: `{"pid": 1}` once the program runs, or `{"fail
 `{"exited": code}` for the leader (a negative code is a signal); `{"gone": true}` when no process of the tree is left. The
 step is `setup` or `fork` where the machine refused something, `cwd` or `exec` where the order may be wrong.
 
-Workers write directly to their log file: a pipe could block them, or be held open by a grandchild. The shim bounds the
-file: it copies the last half to `LOG.1` and truncates it. Where no log can be written, on a full disk for one, the worker
-runs without: `{"pid": 1, "unlogged": reason}`.
+Where no log can be written, on a full disk for one, the worker runs without: `{"pid": 1, "unlogged": reason}`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -37,8 +35,10 @@ import time
 
 TYPE_CHECKING = False  # typing's would cost a tenth of this program's memory
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import TypedDict
+
+    from supervisor.io.shim_log import LOOK_MAX_MS, Log
+    from supervisor.io.shim_tree import signal_tree
 
     class Order(TypedDict):
         """The launch order. Paths are absolute; `env` is the worker's whole environment."""
@@ -52,16 +52,18 @@ if TYPE_CHECKING:
         stop_argv: list[str] | None
         remains: str | None  # the note of a program that ends what the worker runs elsewhere: see remains.py
         cgroup: str | None
+else:
+    sys.path.append(os.path.dirname(__file__))
+    from shim_log import LOOK_MAX_MS, Log
+    from shim_tree import signal_tree
+
+    sys.path.pop()
 
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-IN_MODIFY = 0x2
-IN_NONBLOCK_CLOEXEC = 0o2004000
 OOM_SCORE_ADJ = b"500"  # out of memory, the kernel should kill a worker, not the daemon or the shim
 REMAINS_S = 20  # as in remains.py
-LOOK_MIN_MS = 1  # pauses between two looks at a growing log: short while it grows fast
-LOOK_MAX_MS = 50
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -79,133 +81,6 @@ def report(**fact: object) -> bool:
     except BrokenPipeError:
         return False
     return True
-
-
-def processes() -> list[tuple[int, int, int, bytes]]:
-    """(pid, parent, process group, start time) of every process; zombies too."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                    fields = file.read(4096).rpartition(b")")[2].split()
-            except OSError:
-                continue
-            found.append((int(name), int(fields[1]), int(fields[2]), fields[19]))
-    return found
-
-
-def signal_tree(signum: int) -> None:
-    """Sends `signum` once to every descendant.
-
-    Children (zombies too) are unreaped, so neither their pids nor their groups can have been reused, and no fork can outrun
-    a signal to a group. Deeper descendants are held by a pidfd and recognised by their start time.
-    """
-    me, my_group = os.getpid(), os.getpgrp()
-    table = processes()
-    groups = {group for _, parent, group, _ in table if parent == me and group != my_group}
-    for group in groups:
-        send(os.killpg, group, signum)
-    below = {me}
-    grown = True
-    while grown:
-        more = {pid for pid, parent, _, _ in table if parent in below} - below
-        below |= more
-        grown = bool(more)
-    for pid, parent, group, started in table:
-        if pid == me or pid not in below or group in groups:
-            continue
-        if parent == me:
-            send(os.kill, pid, signum)
-        else:
-            signal_same(pid, started, signum)
-
-
-def send(how: Callable[[int, int], None], target: int, signum: int) -> None:
-    try:  # noqa: SIM105  as above
-        how(target, signum)
-    except OSError:
-        pass  # dead, or it changed its user: the daemon reports that as unkillable
-
-
-def signal_same(pid: int, started: bytes, signum: int) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            if file.read(4096).rpartition(b")")[2].split()[19] == started:
-                signal.pidfd_send_signal(pidfd, signum)
-    except OSError:
-        pass
-    finally:
-        os.close(pidfd)
-
-
-class Log:
-    """The worker's bounded log file. Woken by inotify, so that a quiet worker costs nothing."""
-
-    def __init__(self, path: str, limit: int) -> None:
-        self.path = path
-        self.limit = limit
-        self.trouble = ""  # why nothing is logged
-        try:
-            self.fd = begin_log(path)
-        except OSError as error:
-            self.trouble = str(error)
-            self.fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self.size = 0
-        self.pause_ms = LOOK_MIN_MS
-        self.inotify = libc.inotify_init1(IN_NONBLOCK_CLOEXEC)
-        if self.inotify >= 0:
-            libc.inotify_add_watch(self.inotify, os.fsencode(path), IN_MODIFY)
-
-    def look(self) -> None:
-        """Shortens a log over its limit and sets `pause_ms` by how fast it grows."""
-        size = os.fstat(self.fd).st_size
-        fast = size - self.size > self.limit // 16
-        self.pause_ms = LOOK_MIN_MS if fast else min(self.pause_ms * 2, LOOK_MAX_MS)
-        if size > self.limit:
-            self.keep_last_half(size)
-            size = 0
-        self.size = size
-
-    def keep_last_half(self, size: int) -> None:
-        try:
-            kept = os.open(self.path + ".1", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                start = size - self.limit // 2
-                while sent := os.sendfile(kept, self.fd, start, size - start):  # a signal cuts it short
-                    start += sent
-            finally:
-                os.close(kept)
-        except OSError:
-            pass  # on a full disk truncating is even more urgent
-        os.ftruncate(self.fd, 0)
-
-
-def begin_log(path: str) -> int:
-    """A descriptor of a new log; the last one stays readable as `LOG.1`. Raises OSError where nothing can be written."""
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):  # somebody removed it
-        before = os.umask(0o077)
-        os.makedirs(folder, exist_ok=True)
-        os.umask(before)
-    if os.path.exists(path):
-        os.replace(path, path + ".1")
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, b"\n")  # a full disk often takes a file, but nothing in it
-        os.ftruncate(fd, 0)
-    except OSError:
-        os.close(fd)
-        raise
-    try:  # noqa: SIM105  as above
-        fcntl.flock(fd, fcntl.LOCK_SH)  # shows that whoever inherits it belongs to the worker: see reap.py
-    except OSError:
-        pass  # a file system without locks
-    return fd
 
 
 class Shim:
@@ -330,7 +205,7 @@ class Shim:
     def ask_to_end(self) -> None:
         self.stopper = 0
         if self.order["stop_argv"]:
-            try:  # noqa: SIM105  as above
+            try:  # noqa: SIM105  contextlib would cost memory, too
                 self.stopper = self.start(self.order["stop_argv"])
             except OSError:
                 pass

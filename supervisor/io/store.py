@@ -60,6 +60,9 @@ _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_
 FOOTPRINTS: Final = "llmux.sqlite3"
 """The name of the file of `Footprints`."""
 MOST_MIB: Final = 1 << 30
+MOST_LOAD_MS: Final = 7 * 24 * 3600 * 1000
+_LOAD_MS: Final = "load_ms"
+"""The collection of load times; all others of `Footprints` are devices."""
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
 
@@ -253,22 +256,34 @@ class Store:
 
 
 class Footprints(Store):
-    """The measured footprints of models, in MiB by device: a cache, learned again if lost."""
+    """The measured footprints of models, in MiB by device, and their load times: a cache, learned again if lost."""
 
     keeps_backup = False
 
     def learned(self) -> dict[FootprintKey, int]:
         """All that can be true."""
-        mib = {(key, device): int(text) for (device, key), text in self._entries.items() if text.isdecimal()}
+        mib = {(key, device): _whole(text) for (device, key), text in self._entries.items() if device != _LOAD_MS}
         return {entry: size for entry, size in mib.items() if 0 < size < MOST_MIB}
+
+    def load_times(self) -> dict[str, float]:
+        """How many seconds the last load of each model took, by its key: all that can be true."""
+        taken = {key: _whole(text) for (name, key), text in self._entries.items() if name == _LOAD_MS}
+        return {key: ms / 1000 for key, ms in taken.items() if 0 < ms < MOST_LOAD_MS}
 
     async def learn(self, key: str, device: str, mib: int) -> None:
         """Remember what a model took; the latest figure counts. Failure to save is only a warning."""
-        self._entries[device, key] = str(mib)
+        await self._keep(device, key, mib)
+
+    async def learn_load(self, key: str, load_s: float) -> None:
+        """Remember how long a model's load took, as `learn` does."""
+        await self._keep(_LOAD_MS, key, max(1, round(load_s * 1000)))
+
+    async def _keep(self, collection: str, key: str, value: int) -> None:
+        self._entries[collection, key] = str(value)
         try:
-            await self.put(device, key, mib)
+            await self.put(collection, key, value)
         except NotSavedError as error:
-            log.warning("store.not_saved", what="footprint", device=device, mib=mib, reason=error.message)
+            log.warning("store.not_saved", what=collection, value=value, reason=error.message)
 
 
 def learned_footprints(path: Path) -> dict[FootprintKey, int]:
@@ -281,9 +296,15 @@ def learned_footprints(path: Path) -> dict[FootprintKey, int]:
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(f"{path}-wal", folder)
         with contextlib.closing(sqlite3.connect(copy)) as file:
-            rows = file.execute("SELECT key, collection, value FROM entries").fetchall()
+            rows = file.execute(
+                "SELECT key, collection, value FROM entries WHERE collection != ?", (_LOAD_MS,)
+            ).fetchall()
         return {(key, device): int(text) for key, device, text in rows}
     return {}
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _begun(path: Path) -> bool:

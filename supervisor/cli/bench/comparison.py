@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from runtimes.base import RemoteAdapter
+from runtimes.adapters.remote_adapter import RemoteAdapter
 from supervisor.catalog import Catalog, Route, load
 from supervisor.cli import log_setup, output
 from supervisor.cli.bench import temporary_worker, workloads

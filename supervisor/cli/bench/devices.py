@@ -81,7 +81,7 @@ async def check_memory(
     sampler: MemorySampler, device: DeviceInfo, model: CatalogModel, ledger: Mapping[DeviceId, Json]
 ) -> int:
     """What the model is expected to take there, in MiB. Raises BenchError when so much isn't free."""
-    need = device.spec.need(model.spec({}))
+    need = device.spec.need(model.spec())
     sampled = await sampler.sample({})
     free = next(
         (sample for sample in sampled.devices if sample.id == device.id), DeviceSample(device.id, 0, stale=True)

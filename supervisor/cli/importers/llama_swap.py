@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import JsonValue
 
-from runtimes.command.containers import is_container
+from runtimes.command import containers
 from runtimes.device_kind import CUDA, HOST
 from supervisor.cli.importers import llama_swap_filters as filters
 from supervisor.cli.importers import llama_swap_peers as peers
@@ -135,11 +135,14 @@ class _Conversion:
         model = self.draft.models[name]
         if kind := guess_type(words[0]):
             model["type"] = kind
-        model["cmd"] = [_placeholders(word) for word in self._with_port(name, where, words, filled.get("proxy"))]
+        words = self._with_port(name, where, words, filled.get("proxy"))
+        model["cmd"] = [_placeholders(word) for word in words]
         if "enabled" not in model:
             why = "without vram_mib its memory is a guess until the first load measures it"
-            if is_container(words):
+            if containers.is_container(words):
                 why = "llmux can't measure the memory of a container: set vram_mib"
+                for problem in containers.problems(words, "${PORT}"):
+                    self.draft.look(f"{where}.cmd", problem, model=name)
             self.draft.look(f"{where}.cmd", why, model=name)
         check = filled.get("checkEndpoint")
         if check == "none":

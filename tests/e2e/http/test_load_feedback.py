@@ -111,8 +111,8 @@ class TestWhoIsTold:
             "no stream": Stream(site, "slow", "told", ASKED, stream=False),
         }
         told = [Stream(site, "slow", "told"), Stream(site, "public", "plain", {"X-Llmux-Load-Feedback": "1"})]
-        assert told[0].wait_news("Loading slow") == "Loading slow: first load since llmux started, no estimate yet.\n"
-        assert told[1].wait_news("Loading") == "Loading public: first load since llmux started, no estimate yet.\n"
+        assert told[0].wait_news("Loading slow") == "Loading slow: first load with these settings, no estimate yet.\n"
+        assert told[1].wait_news("Loading") == "Loading public: first load with these settings, no estimate yet.\n"
         chunk = told[1].chunks[0]
         assert (chunk["object"], chunk["model"]) == ("chat.completion.chunk", "public")
         assert chunk["choices"][0]["delta"].keys() == {"reasoning_content"}, "nothing of the content, no role"
@@ -146,11 +146,22 @@ class TestEstimate:
         measured_s = self.model(site)["load_s"]
         unload = f"{site.url}/v1/admin/models/timed/unload"
         httpx.post(unload, headers=headers("boss"), trust_env=False, timeout=LIMIT_S).raise_for_status()
+        assert 1 <= self.estimate(site) <= measured_s, "a part of it is over already"
+
+    def test_after_a_restart(self, site):
+        measured_s = self.model(site)["load_s"]
+        assert site.stop() == 0
+        site.start()
+        assert self.model(site)["load_s"] == measured_s
+        assert 1 <= self.estimate(site) <= measured_s
+
+    @staticmethod
+    def estimate(site: Daemon) -> int:
+        """What a client is told of the load."""
         stream = Stream(site, "timed", "told")
         line = stream.wait_news("Loading timed: about")
         stream.end()
-        left = int(re.fullmatch(r"Loading timed: about (\d+) s\.\n", line)[1])
-        assert 1 <= left <= measured_s, "a part of it is over already"
+        return int(re.fullmatch(r"Loading timed: about (\d+) s\.\n", line)[1])
 
     @staticmethod
     def model(site: Daemon) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.errors import UnavailableError
 from supervisor.io import ports
-from supervisor.io.ports import Ownership, PortRange, listeners, owner_check
+from supervisor.io.ports import Ownership, PortRange, exposed, listeners, owner_check
 from tests.support.ports import quiet_ports
 from tests.support.trees import FAKE_WORKER, PYTHON, wait_until
 
@@ -154,3 +154,18 @@ class Test13PortTaken:
             pytest.skip("no IPv6 here")
         with closing(second):
             assert owner_check(port, [worker.pid]) is Ownership.SHARED
+
+    def test_who_can_reach_it(self, source, port):
+        """Loopback is this machine alone, also as an IPv6 address."""
+        assert exposed(port) == ()
+        with closing(listener(port, "127.0.0.1")), closing(listener(port, "127.0.0.2")):
+            assert exposed(port) == ()
+        with closing(listener(port, "0.0.0.0")):
+            assert exposed(port) == ("0.0.0.0",)
+        for address, reached in (("::ffff:127.0.0.1", ()), ("::1", ()), ("::", ("::",))):
+            try:
+                listening = listener(port, address)
+            except OSError:
+                pytest.skip("no IPv6 here")
+            with closing(listening):
+                assert exposed(port) == reached

@@ -7,7 +7,7 @@ import pytest
 from runtimes.base import Endpoint
 from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
-from supervisor.catalog.catalog import memory_warnings
+from supervisor.catalog.catalog import NOTHING_LEARNED, Learned, memory_warnings
 from supervisor.catalog.overrides import overridden
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import DeviceSpec, Eviction, Footprint, FootprintSource, Limits
@@ -58,7 +58,7 @@ class TestSpecs:
         text = "models: {m: {cmd: x, type: tts, pin: true, target_inflight: 3, devices: [host], estimated_mib: 70}}"
         catalog = folder.load(text)
         model = catalog.models["m"]
-        (spec,) = catalog.model_specs({(model.footprint_key, "gpu0"): 42, ("other", "host"): 1})
+        (spec,) = catalog.model_specs(Learned({(model.footprint_key, "gpu0"): 42, ("other", "host"): 1}))
         assert (
             spec.id,
             spec.type,
@@ -75,11 +75,16 @@ class TestSpecs:
     def test_parts(self, folder):
         """Several GPUs share what is estimated or configured; host memory takes all; what was learned is a part's."""
         catalog = folder.load("models: {m: {cmd: x, gpus: 3, estimated_mib: 100}, n: {cmd: x, gpus: 2, vram_mib: 70}}")
-        m, n = catalog.model_specs({(catalog.models["m"].footprint_key, "gpu1"): 40})
+        m, n = catalog.model_specs(Learned({(catalog.models["m"].footprint_key, "gpu1"): 40}))
         gpu, host = DeviceSpec("gpu0", 2000, 0), DeviceSpec("host", 2000, 0, takes_whole=True)
         assert [gpu.need(m).mib, replace(gpu, id="gpu1").need(m).mib, host.need(m).mib] == [34, 40, 100]
         assert gpu.need(m).detail == "one of 3 parts of 100 MiB: as told"
         assert [gpu.need(n).mib, host.need(n).mib] == [35, 70]
+
+    def test_the_load_time_is_that_of_the_same_settings(self, folder):
+        catalog = folder.load("models: {m: {cmd: x}, n: {cmd: x, n_ctx: 1}}")
+        m, n = catalog.model_specs(Learned(load_s={catalog.models["m"].footprint_key: 4.5}))
+        assert (m.load_s, n.load_s) == (4.5, None)
 
     def test_explicit_priority_and_footprint(self, folder):
         (spec,) = folder.load("models: {m: {cmd: x, priority: 0, vram_mib: 5, estimated_mib: 70}}").model_specs()
@@ -97,7 +102,9 @@ class TestSpecs:
             for key in ("pin: false, priority", "grace_s")
         )
         assert plain.definition != patient.definition
-        (spec,) = folder.load("models: {m: {cmd: x, grace_s: 7}}").model_specs({(plain.footprint_key, "host"): 42})
+        (spec,) = folder.load("models: {m: {cmd: x, grace_s: 7}}").model_specs(
+            Learned({(plain.footprint_key, "host"): 42})
+        )
         assert (DeviceSpec("host", 2000, 0).need(spec).mib, spec.footprint_key) == (42, plain.footprint_key)
 
     def test_limits_are_those_of_the_core(self, folder):
@@ -113,7 +120,7 @@ class TestMemoryWarnings:
     HOST = DeviceSpec("host", total_mib=1000, margin_mib=100, takes_whole=True)
     GPU = DeviceSpec("gpu0", total_mib=2000, margin_mib=512)
 
-    def warnings(self, catalog, devices, learned=None):
+    def warnings(self, catalog, devices, learned=NOTHING_LEARNED):
         """Of every model, by name; and none of them keeps the rest from being served."""
         specs = catalog.model_specs(learned)
         assert check_devices(catalog, devices, specs) == ()
@@ -132,7 +139,7 @@ class TestMemoryWarnings:
         catalog = folder.load("models:\n  m: {cmd: x, estimated_mib: 1000, devices: [host]}\n")
         (told,) = self.warnings(catalog, [self.HOST, self.GPU])["m"]
         assert told.startswith("takes 1000 MiB (computed: as told)")
-        assert self.warnings(catalog, [self.HOST], {(catalog.models["m"].footprint_key, "host"): 5}) == {}
+        assert self.warnings(catalog, [self.HOST], Learned({(catalog.models["m"].footprint_key, "host"): 5})) == {}
 
     def test_parts_that_fit_on_too_few(self, folder):
         catalog = folder.load("models:\n  m:\n    {cmd: x, gpus: 2, vram_mib: 2900}\n")
@@ -153,7 +160,7 @@ class TestMemoryWarnings:
         )
         small = replace(self.GPU, id="gpu1", total_mib=1000)
         keys = {name: model.footprint_key for name, model in catalog.models.items()}
-        learned = {(keys["m"], "gpu0"): 1500, (keys["s"], "gpu0"): 900, (keys["s"], "gpu1"): 300}
+        learned = Learned({(keys["m"], "gpu0"): 1500, (keys["s"], "gpu0"): 900, (keys["s"], "gpu1"): 300})
         assert self.warnings(catalog, [self.GPU, small], learned) == {}
 
     def test_less_than_computed(self, folder):
@@ -166,12 +173,12 @@ class TestMemoryWarnings:
         """A measurement is better than what was computed, and of several GPUs each has a part."""
         catalog = folder.load("models: {m: {cmd: x, vram_mib: 700, estimated_mib: 800}}")
         key = catalog.models["m"].footprint_key
-        assert self.warnings(catalog, [self.GPU], {(key, "gpu0"): 650}) == {}
-        assert self.warnings(catalog, [self.GPU], {(key, "gpu0"): 900})["m"] == (
+        assert self.warnings(catalog, [self.GPU], Learned({(key, "gpu0"): 650})) == {}
+        assert self.warnings(catalog, [self.GPU], Learned({(key, "gpu0"): 900}))["m"] == (
             "vram_mib is 700, but 900 MiB were measured; raise or remove it",
         )
         spread = folder.load("models: {m: {cmd: x, vram_mib: 700, gpus: 2}}")
-        learned = {(spread.models["m"].footprint_key, "gpu0"): 400}
+        learned = Learned({(spread.models["m"].footprint_key, "gpu0"): 400})
         assert (
             "800 MiB were measured" in self.warnings(spread, [self.GPU, replace(self.GPU, id="gpu1")], learned)["m"][0]
         )

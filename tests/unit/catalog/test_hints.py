@@ -76,6 +76,8 @@ class TestForeignKeys:
             (COMMAND, "unlisted", "write public: false"),
             (COMMAND, "filters", "its strip and force"),
             (COMMAND, "ctx_size", "options of the program stand in cmd"),
+            (COMMAND, "path", "options of the program stand in cmd"),
+            (VLLM, "pipeline_parallel_size", "llmux gives each worker its devices"),
             (LLAMA, "temp", "request fields stand under defaults of a virtual model"),
             (LLAMA, "checkEndpoint", "llmux knows where to ask this runtime for its health"),
             (LLAMA, "gpu_memory_utilization", "llmux counts memory in MiB: vram_mib of a model"),
@@ -95,6 +97,23 @@ class TestForeignKeys:
         ]
         there = {key for config in configs for key in config.model_fields}
         assert {key for keys in hints._KEYS for key in keys.split()} <= there
+
+    @pytest.mark.parametrize(
+        ("section", "key", "meant"),
+        [
+            ("virtual_models: {v: {model: m, %s: 1}}", "num_ctx", "that belongs to a model: n_ctx"),
+            ("virtual_models: {v: {model: m, %s: 1}}", "ttl", "that belongs to a model: keep_alive_s"),
+            ("virtual_models: {v: {model: m, %s: 1}}", "keep_alive_s", "that belongs to a model: keep_alive_s"),
+            ("limits: {%s: 1}", "keep_alive", "that belongs to a model: keep_alive_s"),
+            ("limits: {%s: 1}", "max_queue", 'did you mean "queue_total"?'),
+            ("server: {%s: 1}", "listen", 'did you mean "host"?'),
+            ("server: {%s: 1}", "cors", 'did you mean "allowed_origins"?'),
+        ],
+    )
+    def test_in_another_section(self, folder, section, key, meant):
+        document = f"models: {{m: {{cmd: 'cat ${{port}}'}}}}\n{section % key}\n"
+        (problem,) = folder.problems(document, registry=REGISTRY, check_files=False)
+        assert problem.endswith(f"{key}: unknown key; {meant}")
 
     @pytest.mark.parametrize(
         ("section", "meant"),

@@ -130,6 +130,11 @@ serve: 1
         assert problem.startswith(f"llmux.yaml:1:{text.index('probe') + 1} models.m.probe: there is no such probe")
         assert problem.endswith("llm and embedding")
 
+    @pytest.mark.parametrize(("written", "meant"), [("'4096'", "4096, without quotes"), ("8k", "8192")])
+    def test_a_number_that_is_none(self, folder, written, meant):
+        (problem,) = folder.problems(f"models: {{m: {{cmd: 'cat ${{port}}', vram_mib: {written}}}}}", check_files=False)
+        assert problem.endswith(f"; write {meant}")
+
     def test_a_path_that_tells_no_runtime_is_no_misspelt_key(self, folder):
         (problem,) = folder.problems("models: {m: {path: q.bin}}")
         assert problem.endswith("(a path ending in .gguf: llama_server, a cmd: command)")
@@ -292,3 +297,5 @@ class TestSearch:
         assert here == find_config(here)
         with pytest.raises(ConfigError, match="there is no such file"):
             find_config(folder.path / "none.yaml")
+        with pytest.raises(ConfigError, match="a folder, and no configuration"):
+            find_config(folder.path)

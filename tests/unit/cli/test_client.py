@@ -55,7 +55,7 @@ def test_only_the_daemon_of_localhost_gets_the_offered_key(tmp_path, monkeypatch
             ends.callback(other.close)
         except OSError:
             pytest.skip("no IPv6 here, or the port is taken on the other address")
-        access = ends.enter_context(local_access.offered(f"http://localhost:{port}", daemon, port))
+        access = ends.enter_context(local_access.offered(f"http://localhost:{port}", [daemon], port))
         assert Client(f"http://localhost:{port}").get("/") == {"from": daemon}
         assert (ours.keys, other.keys) == ([f"Bearer {access.key}"], [])
         address = f"[{stranger}]" if ":" in stranger else stranger

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.core.effects import LearnLoad
 from supervisor.core.events import UnloadAsked
 from supervisor.core.types import Crash, CrashClass, ModelId
 from supervisor.core.waiting import Forecast, WaitKind, awaited, forecast
@@ -86,7 +87,7 @@ class TestForecast:
     def test_first_load(self, world):
         world.request("a")
         world.run(1)
-        assert foretold(world, A) == Forecast(None, "first load since llmux started, no estimate yet")
+        assert foretold(world, A) == Forecast(None, "first load with these settings, no estimate yet")
 
     @staticmethod
     def unloaded_again(world):
@@ -102,6 +103,18 @@ class TestForecast:
         assert found.eta_s == pytest.approx(3.0, abs=0.3)
         assert found.told in {"about 3 s", "about 4 s"}
 
+    def test_a_load_that_an_earlier_daemon_timed(self, world):
+        known = replace(model("c", 4000), load_s=3.0)
+        world.configure(known, replace(known, id=ModelId("d")))
+        world.request("c")
+        world.run(1)
+        found = foretold(world, "c")
+        assert (found.eta_s, found.told) == (pytest.approx(2.0, abs=0.3), "about 2 s")
+        world.run(6)
+        timed = LearnLoad("c", "c", pytest.approx(4.0, abs=0.3))
+        assert [effect for effect in world.effects if isinstance(effect, LearnLoad)] == [timed], "the new one is kept"
+        assert foretold(world, "d").told.endswith("then about 3 s")
+
     def test_an_overdue_load_promises_nothing(self, world):
         self.unloaded_again(world)
         world.scheduler.state.models[A].load_s = 0.5
@@ -115,12 +128,12 @@ class TestForecast:
         world.configure(larger, model("b", 9000))
         world.request("a")
         world.run(1)
-        assert foretold(world, A).told == "first load since llmux started, no estimate yet"
+        assert foretold(world, A).told == "first load with these settings, no estimate yet"
 
     def test_behind_another_model(self, world):
         world.request("a")
         world.run(40)
         world.request("b")
         assert foretold(world, B) == Forecast(
-            None, "at most 5 min, then its first load since llmux started, no estimate yet"
+            None, "at most 5 min, then its first load with these settings, no estimate yet"
         )

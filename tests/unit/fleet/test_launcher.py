@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from structlog.testing import capture_logs
 
 from runtimes.base import ModelUnusableError
 from runtimes.command.adapter import CommandAdapter, CommandConfig
@@ -146,6 +147,21 @@ class TestProbe:
         await killed(launcher, started)
         with pytest.raises(KeyError):
             await launcher.probe(A, LIMIT_S)
+
+    @pytest.mark.parametrize(
+        ("host", "keys", "told"),
+        [("0.0.0.0", {}, [("0.0.0.0",)]), ("0.0.0.0", {"auth": "bearer"}, []), (HOST, {}, [])],
+        ids=["exposed", "with a key", "loopback"],
+    )
+    async def test_who_can_reach_it(self, launcher, host, keys, told):
+        """Without a key, nobody but this machine should: it is said once, as it becomes ready."""
+        keyed = ("--key-env", "LLMUX_WORKER_KEY") if keys else ()
+        started = await start(launcher, model("--host", host, *keyed, **keys))
+        with capture_logs() as lines:
+            await probed_until(launcher, lambda look: look.ready)
+            await launcher.probe(A, LIMIT_S)
+        assert [line["addresses"] for line in lines if line["event"] == "worker.exposed"] == told
+        await killed(launcher, started)
 
     async def test_nobody_listens(self, launcher):
         started = await start(launcher, model("--no-listen"))

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from supervisor.io import store as store_module
-from supervisor.io.store import Footprints, NotSavedError, Store
+from supervisor.io.store import Footprints, NotSavedError, Store, learned_footprints
 from tests.support.limits import LIMIT_S
 
 REPOSITORY = Path(__file__).parents[3]
@@ -69,6 +69,19 @@ class TestRemembering:
         await store.close()
         again = await Footprints.open(path)
         assert again.learned() == expected
+        await again.close()
+
+    async def test_load_times_beside_the_footprints(self, tmp_path):
+        path = tmp_path / "db"
+        store = await Footprints.open(path)
+        await store.learn("d", "host", 200)
+        await store.learn_load("d", 3.0)
+        await store.learn_load("d", 4.5)
+        await store.learn_load("instant", 0.0)
+        assert learned_footprints(path) == store.learned() == {("d", "host"): 200}
+        await store.close()
+        again = await Footprints.open(path)
+        assert (again.load_times(), again.learned()) == ({"d": 4.5, "instant": 0.001}, {("d", "host"): 200})
         await again.close()
 
     async def test_files_are_the_users_alone(self, tmp_path):
@@ -284,13 +297,16 @@ class TestADamagedState:
         assert [kept.name.partition(".broken-")[0] for kept in broken(path)] == [f"{path.name}.backup", path.name]
 
     @pytest.mark.parametrize("value", ["[" * 100_000, "0", "9" * 30, "-5", "1.5", '"x"'])
-    async def test_footprints_that_cannot_be(self, tmp_path, value):
+    async def test_figures_that_cannot_be(self, tmp_path, value):
         path = tmp_path / "llmux.sqlite3"
         await filled(path, 1)
+        store = await Footprints.open(path)
+        await store.learn_load("d", 3.0)
+        await store.close()
         with contextlib.closing(sqlite3.connect(path)) as file, file:
             file.execute("UPDATE entries SET value = ?", (value,))
         cache = await Footprints.open(path)
-        assert cache.learned() == {}
+        assert (cache.learned(), cache.load_times()) == ({}, {})
         await cache.close()
 
     async def test_values_that_are_no_json(self, tmp_path):

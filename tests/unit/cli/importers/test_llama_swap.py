@@ -73,6 +73,13 @@ class TestLlamaSwap:
         }
         assert notes(draft) == ["models.m.cmd: llmux can't measure the memory of a container: set vram_mib"]
 
+    @pytest.mark.parametrize(("switch", "told"), [("-d", "remove -d"), ("-P", "-P publishes every port of the image")])
+    def test_containers_that_need_a_look(self, switch, told):
+        draft = swap({"m": {"cmd": f"docker run {switch} -p ${{PORT}}:8080 image"}})
+        first, memory = notes(draft)
+        assert told in first
+        assert memory.endswith("set vram_mib")
+
     def test_other_names_of_a_model_that_is_switched_off(self):
         draft = swap({"unknown": {"cmd": "x", "aliases": ["other"], "description": "Mine"}})
         assert list(draft.virtual_models) == ["unknown"]

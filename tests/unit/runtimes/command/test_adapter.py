@@ -46,6 +46,9 @@ class TestCommand:
             (["a", "${prot}"], r"\$\{prot\}: not a placeholder; there are \$\{port\}, \$\{host\}, \$\{model\}"),
             ("a '${port}", "No closing quotation"),
             (["a", "${port"], "without its }"),
+            ("a –port ${port}", r"–port: begins with a dash \(–\) that no program takes for an option: type -"),
+            (["a", "—port", "${port}"], "begins with a dash"),
+            ("a “b c” ${port}", "“b: begins with a curly quote"),
             ([], "empty"),
             ("", "empty"),
         ],
@@ -166,6 +169,32 @@ class TestContainers:
         assert spec.kill_argv is not None
         assert (spec.kill_argv[0], " ".join(spec.kill_argv[1:])) == (spec.argv[0], ends)
 
+    @pytest.mark.parametrize("engine", ["docker", "podman"])
+    @pytest.mark.parametrize(
+        "spelling", ["-p {}", "-p{}", "-p={}", "-itp {}", "-itp={}", "--publish {}", "--publish={}"]
+    )
+    @pytest.mark.parametrize(
+        ("written", "published"),
+        [
+            ("${port}:80", "127.0.0.1:18100:80"),
+            ("${port}:80/tcp", "127.0.0.1:18100:80/tcp"),
+            ("80", "127.0.0.1::80"),
+            ("80-90/udp", "127.0.0.1::80-90/udp"),
+            (":80", "127.0.0.1::80"),
+            ("::80", "127.0.0.1::80"),
+            (":${port}:80", "127.0.0.1:18100:80"),
+            ("127.0.0.1::80", "127.0.0.1::80"),
+            ("10.1.2.3:${port}:80", "10.1.2.3:18100:80"),
+            ("0.0.0.0:${port}:80", "0.0.0.0:18100:80"),
+            ("[::]:${port}:80", "[::]:18100:80"),
+            ("[::1]:${port}:80", "[::1]:18100:80"),
+        ],
+    )
+    def test_published(self, engine, spelling, written, published):
+        """On the worker's address, unless another was written."""
+        spec = launch(cmd=f"{engine} run --name x {spelling.format(written)} --rm image -p 80 -p ${{port}}:80")
+        assert " ".join(spec.argv[1:]) == f"run --name x {spelling.format(published)} --rm image -p 80 -p 18100:80"
+
     def test_what_is_written_counts(self):
         spec = launch(cmd="docker run -p ${port}:80 image", kill_cmd="sh clean-up ${port}")
         assert spec.kill_argv is not None
@@ -183,12 +212,43 @@ class TestContainers:
     def test_others_are_run_as_they_are(self, cmd):
         assert launch(cmd=cmd).kill_argv is None
 
-    @pytest.mark.parametrize("switch", ["-d", "--detach", "-itd", "-dp 8:8", "--detach=true"])
-    def test_detached(self, switch):
+    @pytest.mark.parametrize(
+        "switch",
+        [
+            *("-d", "--detach", "-itd", "-dp 8:8", "--detach=true", "-d=1"),
+            *("-P", "-Pi", "-itP", "-P=true", "--publish-all", "--publish-all=true", "-P --name x", "-Pp 8:8"),
+        ],
+    )
+    def test_refused(self, switch):
         problems = ADAPTER.check(
             config(cmd=f"docker run {switch} -p ${{port}}:80 image"), runtimes_dir=Path("/nonexistent")
         )
-        assert problems == ("cmd: a container that is detached looks as if it had ended: remove -d",)
+        everything = "cmd: -P publishes every port of the image to the whole network"
+        detached = "cmd: a container that is detached looks as if it had ended: remove -d"
+        assert [problem[: len(everything)] for problem in problems] == [
+            everything if "P" in switch or "publish" in switch else detached[: len(everything)]
+        ]
+
+    @pytest.mark.parametrize(
+        "options", ["-p 8080:80 -e PORT=${port}", "-p 80:${port}", "--publish 127.0.0.1:8080:80 --name=${port}"]
+    )
+    def test_nothing_is_published_where_llmux_asks(self, options):
+        problems = ADAPTER.check(config(cmd=f"docker run {options} image"), runtimes_dir=Path("/nonexistent"))
+        assert len(problems) == 1
+        assert problems[0].startswith("cmd: no -p publishes the port that llmux asks: write -p ${port}:8080")
+
+    @pytest.mark.parametrize(
+        "options", ["--network host", "-p 9000:9000 -p ${port}:80", "-p 127.0.0.1:${port}:80/tcp", "--pod x"]
+    )
+    def test_published_where_llmux_asks(self, options):
+        cmd = f"podman run {options} image --port ${{port}}"
+        assert ADAPTER.check(config(cmd=cmd), runtimes_dir=Path("/nonexistent")) == ()
+
+    @pytest.mark.parametrize("switch", ["-P=false", "-itP=0", "--publish-all=false", "--detach=false", "--http-proxy"])
+    def test_not_refused(self, switch):
+        """A switch that is off, and what comes after the image."""
+        cmd = f"docker run {switch} -p ${{port}}:80 image -P -d"
+        assert ADAPTER.check(config(cmd=cmd), runtimes_dir=Path("/nonexistent")) == ()
 
 
 class TestEndpoints:
