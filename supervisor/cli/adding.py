@@ -16,11 +16,11 @@ from pathlib import Path
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import HOST, DeviceAssignment
-from supervisor.catalog import Catalog, CatalogModel, check_devices, find_config, load_text
+from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
 from supervisor.catalog.edit import with_model
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.sections import config_dir
-from supervisor.cli import environments, hub_models, output, pull, starter
+from supervisor.cli import configuration, environments, hub_models, output, pull, starter
 from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
 from supervisor.core.types import ModelId
 from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
@@ -43,12 +43,20 @@ class Target:
 
     path: Path
     catalog: Catalog
+    foreign: Configuration | None = None  # another program's files stand for it
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """With which `serve` takes it."""
+        return () if self.foreign is not None else ("--config", str(self.path))
 
     def text(self) -> str:
         return _text(self.path)
 
     def check_writable(self) -> None:
-        """Raises OSError, so that nothing is fetched in vain."""
+        """Raises OSError or ConfigError, so that nothing is fetched in vain."""
+        if self.foreign is not None:
+            configuration.refuse_foreign(self.foreign)
         folder = self.path.resolve().parent
         there = next(place for place in (folder, *folder.parents) if place.exists())
         if not os.access(there, os.W_OK | os.X_OK):
@@ -104,7 +112,10 @@ def target(config: Path | None) -> Target:
     if config is not None and not config.exists():
         path = config.absolute()
     else:
-        path = find_config(config) or config_dir() / FILE_NAME
+        found = configuration.found(config)
+        if found is not None and found.foreign is not None:
+            return Target(found.base, found.read(check_files=False), found)
+        path = found.base if found is not None else config_dir() / FILE_NAME
     return Target(path, load_text(_text(path), path))
 
 

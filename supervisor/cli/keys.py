@@ -16,11 +16,9 @@ from typing import NamedTuple, TypedDict
 
 import yaml
 
-from supervisor.catalog import find_config, loader
-from supervisor.catalog.assembly import KEYS_NAME
 from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key
 from supervisor.catalog.problems import nearest
-from supervisor.catalog.sections import config_dir
+from supervisor.cli import configuration
 from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
 from supervisor.io import files
 
@@ -42,10 +40,7 @@ def keys_file(config: Path | None) -> Path:
 
     Raises ConfigError.
     """
-    base = find_config(config)
-    if base is None:
-        return config_dir() / KEYS_NAME
-    return loader.keys_file(base)
+    return configuration.settings(config).keys_file()
 
 
 class Added(NamedTuple):

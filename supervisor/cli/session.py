@@ -9,11 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.catalog import Catalog
 from supervisor.cli.client import Client
 from supervisor.errors import LlmuxError
 
@@ -30,12 +29,6 @@ class NotStartedError(LlmuxError):
     code = "daemon_not_started"
 
 
-def address(catalog: Catalog) -> str:
-    """Where a daemon with this configuration answers, on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(catalog.server.host, catalog.server.host)
-    return f"http://[{host}]:{catalog.server.port}" if ":" in host else f"http://{host}:{catalog.server.port}"
-
-
 def is_daemon(daemon: Client) -> bool:
     try:
         return "models_loaded" in daemon.get("/health", timeout_s=ANSWER_S)
@@ -44,8 +37,8 @@ def is_daemon(daemon: Client) -> bool:
 
 
 @contextlib.contextmanager
-def own_daemon(config: Path, state_dir: Path, echo: Echo) -> Iterator[str]:
-    """The URL of a daemon that serves this configuration until the block ends. What it logs goes into a file.
+def own_daemon(arguments: Sequence[str], state_dir: Path, echo: Echo) -> Iterator[str]:
+    """The URL of a daemon that serves with these arguments until the block ends. What it logs goes into a file.
 
     Raises NotStartedError, or OSError.
     """
@@ -54,7 +47,7 @@ def own_daemon(config: Path, state_dir: Path, echo: Echo) -> Iterator[str]:
     prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible may happen
     with path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "supervisor.cli", "serve", "--config", str(config), "--json"],
+            [sys.executable, "-P", "-m", "supervisor.cli", "serve", *arguments, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -98,13 +98,19 @@ def of_process(pid: int) -> LocalAccess | None:
 
 def answering_at(host: str, port: int) -> LocalAccess | None:
     """The daemon of this user that answers there; of several, as during an upgrade, the latest."""
+    names = LOOPBACK if host == "localhost" else {host}
+    return next((found for found in running() if found.host in names and found.port == port), None)
+
+
+def running() -> Iterator[LocalAccess]:
+    """The daemons of this user, the latest first."""
     try:
         paths = sorted(folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
-        return None
-    names = LOOPBACK if host == "localhost" else {host}
-    daemons = (of_process(int(path.stem)) for path in paths if path.stem.isdecimal())
-    return next((found for found in daemons if found and found.host in names and found.port == port), None)
+        return
+    for path in paths:
+        if path.stem.isdecimal() and (found := of_process(int(path.stem))) is not None:
+            yield found
 
 
 def _is_ours(status: os.stat_result) -> bool:

@@ -84,12 +84,9 @@ def config_check(config: Path | None, as_json: bool) -> None:
 @json_option
 def config_show(config: Path | None, flags: Flags, as_json: bool) -> None:
     """Show the effective settings and who set each: file, variable, option of serve, or default. Secrets are masked."""
-    from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import configuration  # noqa: PLC0415
+    from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
 
-    source = configuration.found(config, flags)
-    catalog = load_catalog(config) if source is None else source.read(check_files=False)
-    values = configuration.effective(catalog)
+    values = configuration.effective(configuration.required(config, flags).read(check_files=False))
     if as_json:
         print_json(configuration.as_json(values))
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.cli import output
-from supervisor.cli.client import Client
+from supervisor.cli.client import Client, url_of
 from supervisor.cli.commands.chat import Conversation, chat_options, converse
 from supervisor.cli.options import (
     ask_options,
@@ -185,9 +185,8 @@ def _reference(model: str) -> Reference:
 
 
 def _client(place: Target, url: str | None, key: str | None) -> Client:
-    from supervisor.cli import session  # noqa: PLC0415  # not for declaring
-
-    return Client(url or session.address(place.catalog), key)
+    server = place.catalog.server
+    return Client(url or url_of(server.host, server.port), key)
 
 
 def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
@@ -211,7 +210,7 @@ def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Itera
 
     daemon = _client(place, url, key)
     if url is None and not session.is_daemon(daemon):
-        with session.own_daemon(place.path, place.catalog.server.state_dir, _echo) as own:
+        with session.own_daemon(place.arguments, place.catalog.server.state_dir, _echo) as own:
             yield Client(own, key)
         return
     if not daemon.serves(name):
