@@ -32,6 +32,7 @@ class Listed(TypedDict):
     name: str
     scopes: list[str]
     expires: str | None
+    load_feedback: bool
     state: str
 
 
@@ -85,6 +86,7 @@ def listing(path: Path) -> list[Listed]:
             "name": key.name,
             "scopes": sorted(key.scopes),
             "expires": None if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat(),
+            "load_feedback": key.load_feedback,
             "state": "expired" if key.expires is not None and key.expires <= now else "valid",
         }
         for key in (load_keys(path).keys if path.exists() else ())
