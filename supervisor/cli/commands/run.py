@@ -7,13 +7,13 @@ import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from supervisor.cli import output
-from supervisor.cli.client import Client, url_of
-from supervisor.cli.commands.chat import Conversation, chat_options, converse
+from supervisor.cli.client import Client, quoted, url_of
+from supervisor.cli.commands.chat import Conversation, chat_options, converse, question
 from supervisor.cli.options import (
     ask_options,
     complete_configured,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from supervisor.cli.hub_models import Reference
 
 name_option = click.option("--name", help="Its name for clients. Default: the repository's, in small letters.")
+LAST_LINES: Final = 10
 _echo = functools.partial(click.echo, err=True)
 
 
@@ -62,11 +63,12 @@ def run(
 
     place = adding.target(config)
     known = _known(place, model)
+    text = question(prompt, as_json=as_json)
     if known is None:
         place.check_writable()
         known, place = _add(place, model, name)
     with _daemon(place, known, url, key) as daemon:
-        converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), prompt, as_json=as_json)
+        converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)
 
 
 @click.command()
@@ -203,6 +205,14 @@ def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
     return True
 
 
+def _add_last_words(error: LlmuxError, daemon: Client, model: str) -> None:
+    """Of a worker that failed: with this daemon gone, nobody can be asked for them."""
+    if error.code == "model_failed" and not error.detail:
+        with contextlib.suppress(LlmuxError):
+            lines = daemon.text(f"/v1/admin/models/{quoted(model)}/logs?lines={LAST_LINES}")
+            error.detail = tuple(lines.splitlines())
+
+
 @contextlib.contextmanager
 def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Iterator[Client]:
     """A daemon that serves this model: the running one, else one for as long as the block lasts."""
@@ -211,7 +221,12 @@ def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Itera
     daemon = _client(place, url, key)
     if url is None and not session.is_daemon(daemon):
         with session.own_daemon(place.arguments, place.catalog.server.state_dir, _echo) as own:
-            yield Client(own, key)
+            daemon = Client(own, key)
+            try:
+                yield daemon
+            except LlmuxError as error:
+                _add_last_words(error, daemon, place.catalog.resolve(name).model.id)
+                raise
         return
     if not daemon.serves(name):
         _reload(place, daemon, removed=False)
