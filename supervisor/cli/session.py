@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Final
 
 from supervisor.cli.client import Client
 from supervisor.errors import LlmuxError
+from supervisor.io import files
 
 LOG: Final = "run.log"
 ANSWER_S: Final = 5.0
@@ -37,13 +37,23 @@ def is_daemon(daemon: Client) -> bool:
 
 
 @contextlib.contextmanager
-def own_daemon(arguments: Sequence[str], state_dir: Path, echo: Echo) -> Iterator[str]:
+def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: Echo) -> Iterator[str | None]:
     """The URL of a daemon that serves with these arguments until the block ends. What it logs goes into a file.
 
-    Raises NotStartedError, or OSError.
+    None: somebody else has started one meanwhile, which answers at the usual address. Raises NotStartedError, or OSError.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
-    path = state_dir / LOG
+    with contextlib.ExitStack() as ends:
+        with files.alone_in(state_dir):  # two commands at the same time start one daemon
+            url = None if is_daemon(usual) else _start(arguments, state_dir / LOG, ends)
+        if url is not None:
+            echo(
+                f"No daemon runs: started one for this chat, with its log in {state_dir / LOG}. One that stays: llmux serve"
+            )
+        yield url
+
+
+def _start(arguments: Sequence[str], path: Path, ends: contextlib.ExitStack) -> str:
+    """Start it, with its log in this file; where it listens."""
     prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible may happen
     with path.open("wb") as log:
         process = subprocess.Popen(
@@ -55,15 +65,11 @@ def own_daemon(arguments: Sequence[str], state_dir: Path, echo: Echo) -> Iterato
             process_group=0,  # Ctrl-C cuts off an answer, not the daemon
             preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509  # there are no threads
         )
+    ends.enter_context(process)
+    ends.callback(process.terminate)
     assert process.stdout is not None
-    with process:
-        try:
-            told = json.loads(process.stdout.readline() or "{}")
-            if "url" not in told:
-                last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-                raise NotStartedError(f"The daemon could not start; {path} has all that it said:", detail=tuple(last))
-            echo(f"No daemon runs: started one for this chat, with its log in {path}. One that stays: llmux serve")
-            yield str(told["url"])
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+    told = json.loads(process.stdout.readline() or "{}")
+    if "url" not in told:
+        last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        raise NotStartedError(f"The daemon could not start; {path} has all that it said:", detail=tuple(last))
+    return str(told["url"])

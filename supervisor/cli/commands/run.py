@@ -173,8 +173,7 @@ def _add(place: Target, model: str, name: str | None, found: Offer | None = None
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
     found = found or _offer(place, model)
-    known = adding.free_name(place.catalog, _reference(model), found.taken, name)
-    adding.add(place, known, found.taken, found.device, _echo)
+    known = adding.add(place, _reference(model), found, name, _echo)
     return known, adding.target(place.path)
 
 
@@ -220,14 +219,15 @@ def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Itera
 
     daemon = _client(place, url, key)
     if url is None and not session.is_daemon(daemon):
-        with session.own_daemon(place.arguments, place.catalog.server.state_dir, _echo) as own:
-            daemon = Client(own, key)
-            try:
-                yield daemon
-            except LlmuxError as error:
-                _add_last_words(error, daemon, place.catalog.resolve(name).model.id)
-                raise
-        return
+        with session.own_daemon(daemon, place.arguments, place.catalog.server.state_dir, _echo) as own:
+            if own is not None:
+                started = Client(own, key)
+                try:
+                    yield started
+                except LlmuxError as error:
+                    _add_last_words(error, started, place.catalog.resolve(name).model.id)
+                    raise
+                return
     if not daemon.serves(name):
         _reload(place, daemon, removed=False)
         if not daemon.serves(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -91,9 +92,15 @@ class TestRun:
 
     def test_no_question(self, home):
         """Nothing is fetched for nobody."""
-        for words in ((), ("--json",)):
-            told = home("run", "acme/Tiny-Chat-GGUF", *words, stdin="")
-            assert (told.returncode, files_of(home)) == (ExitCode.USAGE, set())
+        told = home("run", "acme/Tiny-Chat-GGUF", stdin="")
+        assert (told.returncode, files_of(home)) == (ExitCode.USAGE, set())
+
+    def test_twice_at_the_same_time(self, home):
+        """One entry, one daemon, two answers."""
+        with ThreadPoolExecutor() as threads:
+            both = list(threads.map(lambda _: home("run", "acme/Tiny-Chat-GGUF", "Hello", timeout=300), range(2)))
+        assert [told.stdout.strip() for told in both] == [tiny.ANSWER] * 2, [told.stderr for told in both]
+        assert list(yaml.safe_load(config_of(home).read_text())["models"]) == ["tiny-chat"]
 
     def test_a_model_that_does_not_start(self, home):
         """Its last words are told at once: afterwards no daemon is there to ask."""
