@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from supervisor.catalog.sections import config_dir
 from supervisor.cli import configuration, environments, hub_models, output, pull, starter
 from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
 from supervisor.core.types import ModelId
-from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.errors import ConfigError, InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.io import files
 from supervisor.io.devices import open_sampler
 from supervisor.io.memory import DeviceInfo
@@ -56,10 +54,8 @@ class Target:
         """Raises OSError or ConfigError, so that nothing is fetched in vain."""
         if self.foreign is not None:
             configuration.refuse_foreign(self.foreign)
-        folder = self.path.resolve().parent
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        if (refusal := files.refusal(self.path.resolve().parent)) is not None:
+            raise refusal
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Target]:
@@ -69,10 +65,10 @@ class Target:
 
     def write(self, text: str) -> None:
         """Replace what it says. Its mode stays; where it is a link, the file that it leads to is replaced."""
-        if not self.path.exists():
-            starter.write(self.path, text)
-            return
         real = self.path.resolve()
+        if not real.exists():
+            starter.write(real, text)
+            return
         with files.replacing(real, 0o600) as fresh:
             fresh.write_bytes(text.encode())
             fresh.chmod(stat.S_IMODE(real.stat().st_mode))
@@ -121,7 +117,10 @@ def target(config: Path | None) -> Target:
         if found is not None and found.foreign is not None:
             return Target(found.base, "", found.read(check_files=False), found)
         path = found.base if found is not None else config_dir() / FILE_NAME
-    text = path.read_bytes().decode("utf-8-sig") if path.exists() else f"{starter.HEAD}\n"
+    try:
+        text = path.read_bytes().decode("utf-8-sig") if path.exists() else f"{starter.HEAD}\n"
+    except UnicodeDecodeError as error:
+        raise ConfigError((f"{path}: not UTF-8 text",)) from error
     return Target(path, text, load_text(text, path))
 
 

@@ -7,6 +7,7 @@ depends on a failed one is left out: what to fix first comes first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -25,7 +26,7 @@ from supervisor.catalog.sections import ServerConfig
 from supervisor.cli import configuration, environments, output, service, session, sizes
 from supervisor.cli.client import Client, url_of
 from supervisor.errors import ConfigError
-from supervisor.io import distribution, venvs
+from supervisor.io import distribution, files, venvs
 from supervisor.io.devices import detect
 from supervisor.io.memory import MIB, DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
@@ -219,10 +220,12 @@ def _amount(name: str, there: int, wanted: tuple[int, int], message: str, fix: s
 
 
 def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield Check(name, "fail", f"{folder}: {there} can't be written", f"make it yours: sudo chown $USER {there}")
+    if (refusal := files.refusal(folder)) is not None:
+        place, why = refusal.filename, refusal.strerror
+        fix = f"make it yours: sudo chown $USER {place}" if refusal.errno == errno.EACCES else "name another place"
+        yield Check(name, "fail", f"{folder}: {place} can't be written: {why}", fix)
         return
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free // MIB
     yield _amount(name, free, amounts, f"{folder}: {output.mib(free)} free", f"make room on the disk of {there}")
 
