@@ -85,12 +85,12 @@ class Assembly:
             origins=places(self.root),
         )
 
-    def keys_file(self) -> Path:
-        """The file of keys, whether it is there or not. Raises ConfigError with the mistakes of the section `server`."""
+    def server(self) -> ServerConfig:
+        """The section `server` alone. Raises ConfigError with its mistakes."""
         server = self._section(ServerConfig, "server")
         if server is None or self.problems:
             raise config_error(self.problems)
-        return server.api_keys or self.base.with_name(KEYS_NAME)
+        return server
 
     def _problem(self, node: Node, trail: Trail, message: str) -> None:
         self.problems.append(Problem(node.place, trail, message))

@@ -19,7 +19,7 @@ from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_er
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
 from supervisor.catalog.ownership import exposure, read_guarded
-from supervisor.catalog.sections import NoHomeError, config_dir
+from supervisor.catalog.sections import NoHomeError, ServerConfig, config_dir
 from supervisor.errors import ConfigError
 
 FILE_NAME = "llmux.yaml"
@@ -97,16 +97,6 @@ def load_text(text: str, base: Path) -> Catalog:
     return Assembly(root, base, REGISTRY, check_files=False).catalog(problems)
 
 
-def keys_file(base: Path) -> Path:
-    """Where a daemon with this base file reads its keys, whether it is there or not.
-
-    Mistakes outside the section `server` don't matter: a key must be revocable all the same. Raises ConfigError.
-    """
-    base = base.absolute()
-    root, _ = _merged(_layers(base, {}), base)
-    return Assembly(root, base, REGISTRY, check_files=False).keys_file()
-
-
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """A base file and the flags that override it; can be read again."""
@@ -118,6 +108,18 @@ class Configuration:
     def read(self, *, check_files: bool = True) -> Catalog:
         """What `load` makes of it now. Blocks on files. Raises ConfigError with every problem."""
         return load(self.base, flags=self.flags, check_files=check_files, foreign=self.foreign)
+
+    def tree(self) -> Table:
+        """Its values, not validated. Blocks on files. Raises ConfigError where one can't be read."""
+        return _merged(_layers(self.base, self.flags, self.foreign), self.base)[0]
+
+    def server(self) -> ServerConfig:
+        """The section `server` alone: mistakes in others don't matter. Blocks on files. Raises ConfigError."""
+        return Assembly(self.tree(), self.base, REGISTRY, check_files=False).server()
+
+    def keys_file(self) -> Path:
+        """Where a daemon reads its keys, whether it is there or not. Blocks on files. Raises ConfigError."""
+        return self.server().api_keys or self.base.with_name(KEYS_NAME)
 
     def files(self, catalog: Catalog) -> tuple[Path, ...]:
         """The files whose text decides what `catalog` is and who may use it, whether they are there or not."""

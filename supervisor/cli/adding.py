@@ -7,23 +7,22 @@ interrupted command leaves the configuration as it was.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
+import contextlib
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import HOST, DeviceAssignment
-from supervisor.catalog import Catalog, CatalogModel, check_devices, find_config, load_text
+from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
 from supervisor.catalog.edit import with_model
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.sections import config_dir
-from supervisor.cli import environments, hub_models, output, pull, starter
+from supervisor.cli import configuration, environments, hub_models, output, pull, starter
 from supervisor.cli.hub_models import PLAIN_WEIGHTS, Reference, Variant
 from supervisor.core.types import ModelId
-from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.errors import ConfigError, InvalidRequestError, LlmuxError, NotFoundError
 from supervisor.io import files
 from supervisor.io.devices import open_sampler
 from supervisor.io.memory import DeviceInfo
@@ -39,27 +38,37 @@ class UnusableError(LlmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The configuration file to change. It may not be there yet."""
+    """The configuration file to change, as it was when it was read. It may not be there yet."""
 
     path: Path
+    text: str
     catalog: Catalog
+    foreign: Configuration | None = None  # another program's files stand for it
 
-    def text(self) -> str:
-        return _text(self.path)
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """With which `serve` takes it."""
+        return () if self.foreign is not None else ("--config", str(self.path))
 
     def check_writable(self) -> None:
-        """Raises OSError, so that nothing is fetched in vain."""
-        folder = self.path.resolve().parent
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+        """Raises OSError or ConfigError, so that nothing is fetched in vain."""
+        if self.foreign is not None:
+            configuration.refuse_foreign(self.foreign)
+        if (refusal := files.refusal(self.path.resolve().parent)) is not None:
+            raise refusal
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[Target]:
+        """Nobody else adds or removes a model in this block; gives what the file says now. Raises LlmuxError, OSError."""
+        with files.alone_in(self.path.resolve().parent):
+            yield target(self.path)
 
     def write(self, text: str) -> None:
         """Replace what it says. Its mode stays; where it is a link, the file that it leads to is replaced."""
-        if not self.path.exists():
-            starter.write(self.path, text)
-            return
         real = self.path.resolve()
+        if not real.exists():
+            starter.write(real, text)
+            return
         with files.replacing(real, 0o600) as fresh:
             fresh.write_bytes(text.encode())
             fresh.chmod(stat.S_IMODE(real.stat().st_mode))
@@ -104,8 +113,15 @@ def target(config: Path | None) -> Target:
     if config is not None and not config.exists():
         path = config.absolute()
     else:
-        path = find_config(config) or config_dir() / FILE_NAME
-    return Target(path, load_text(_text(path), path))
+        found = configuration.found(config)
+        if found is not None and found.foreign is not None:
+            return Target(found.base, "", found.read(check_files=False), found)
+        path = found.base if found is not None else config_dir() / FILE_NAME
+    try:
+        text = path.read_bytes().decode("utf-8-sig") if path.exists() else f"{starter.HEAD}\n"
+    except UnicodeDecodeError as error:
+        raise ConfigError((f"{path}: not UTF-8 text",)) from error
+    return Target(path, text, load_text(text, path))
 
 
 def configured(catalog: Catalog, wanted: Reference) -> str | None:
@@ -161,25 +177,30 @@ def free_name(catalog: Catalog, wanted: Reference, variant: Variant, name: str |
     raise InvalidRequestError(f"There is a model {name or own} already; give it another name with --name.")
 
 
-def add(place: Target, name: str, variant: Variant, device: DeviceInfo, echo: Echo) -> None:
-    """Fetch its files, install its runtime, enter it. Raises LlmuxError; then the configuration is as it was."""
-    catalog = load_text(with_model(place.text(), name, variant.entry), place.path)
+def add(place: Target, wanted: Reference, found: Offer, given: str | None, echo: Echo) -> str:
+    """Fetch its files, install its runtime, enter it under the name given, or one of its own; returns the name.
+
+    Raises LlmuxError; then the configuration is as it was.
+    """
+    variant, name = found.taken, free_name(place.catalog, wanted, found.taken, given)
+    catalog = load_text(with_model(place.text, name, variant.entry), place.path)
     model = catalog.models[ModelId(name)]
-    wanted = pull.downloads(catalog, (name,))
-    pull.make_room(wanted)
-    pull.fetch(wanted, echo)
+    downloads = pull.downloads(catalog, (name,))
+    pull.make_room(downloads)
+    pull.fetch(downloads, echo)
     runtimes_dir = catalog.server.runtimes_dir
     _installed(model, runtimes_dir, echo)
     problems = model.adapter.check(model.config, runtimes_dir=runtimes_dir)
-    problems += check_devices(catalog, (device.spec,), (model.spec(),))
+    problems += check_devices(catalog, (found.device.spec,), (model.spec(),))
     if problems:
         raise UnusableError(f"{name} can't run here; it isn't entered:", detail=problems)
-    place.write(with_model(place.text(), name, variant.entry))
+    with place.changing() as now:
+        if (entered := configured(now.catalog, wanted)) is not None:  # meanwhile, by somebody else
+            return entered
+        name = free_name(now.catalog, wanted, variant, given)
+        now.write(with_model(now.text, name, variant.entry))
     echo(f"{name}: entered in {place.path}")
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8-sig") if path.exists() else f"{starter.HEAD}\n"
+    return name
 
 
 def _devices(catalog: Catalog) -> Sequence[DeviceInfo]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, object]
 
+DEFAULT_URL: Final = "http://127.0.0.1:8081"
 COMPLETION_S: Final = 0.3
 TIMEOUT_S: Final = 10.0
 _ERRORS: Final[dict[int, type[LlmuxError]]] = {
@@ -42,6 +43,12 @@ class ServerSent:
     kind: str
     id: str | None
     data: str
+
+
+def url_of(host: str, port: int) -> str:
+    """How this machine reaches a daemon that listens there."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def quoted(name: str) -> str:
@@ -143,8 +150,9 @@ class Client:
                 why = str(error) or type(error).__name__
                 if response is not None:
                     raise UnreachableError(f"The daemon at {self.url} hung up ({why}).") from error
-                message = f"No daemon answers at {self.url} ({why}). Start one with: llmux serve"
-                raise UnreachableError(message) from error
+                others = " or ".join(other.url for other in local_access.running())
+                remedy = f"One of yours runs elsewhere: --url {others}" if others else "Start one with: llmux serve"
+                raise UnreachableError(f"No daemon answers at {self.url} ({why}). {remedy}") from error
             except UnicodeError as error:  # in a key that is none, or in the host
                 message = f"The address or the key has characters that can't be sent ({error})."
                 raise InvalidRequestError(message) from error

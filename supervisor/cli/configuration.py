@@ -1,4 +1,4 @@
-"""`llmux config check` and `show`: every mistake; every value that counts, and who set it."""
+"""Which configuration a command takes; and `llmux config check` and `show`: every mistake; every value and who set it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Final
 
 from pydantic import BaseModel, JsonValue
 
-from supervisor.catalog import Catalog, Configuration, Foreign, find_config, load
+from supervisor.catalog import Catalog, Configuration, Foreign, find_config
 from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
-from supervisor.catalog.loader import search_path
+from supervisor.catalog.loader import FILE_NAME, require_config, search_path
 from supervisor.catalog.masking import masked
+from supervisor.catalog.sections import config_dir
 from supervisor.catalog.yaml_writer import Comments, to_yaml
-from supervisor.errors import ConfigError
+from supervisor.cli.client import DEFAULT_URL, url_of
+from supervisor.errors import ConfigError, LlmuxError
 
 DEFAULT = "default"
 SETTINGS_VARIABLE: Final = "LLM_POOL_SETTINGS_PATH"
@@ -62,6 +64,40 @@ def found(path: Path | None, flags: Mapping[str, object] | None = None) -> Confi
     return Configuration(search_path()[0], flags or {}, Foreign(tuple(files), read))
 
 
+def required(path: Path | None, flags: Mapping[str, object] | None = None) -> Configuration:
+    """The same for commands that need one. Raises ConfigError, with what to do, where there is none."""
+    return found(path, flags) or Configuration(require_config(path).absolute())
+
+
+def settings(path: Path | None = None) -> Configuration:
+    """The same for commands that need none: where there is none, the variables' settings count all the same.
+
+    Raises ConfigError for a named file that isn't there, NoHomeError where nobody knows where one would be.
+    """
+    configuration = found(path)
+    if configuration is None:
+        base = config_dir() / FILE_NAME
+        configuration = Configuration(base, foreign=Foreign((base,), dict))
+    return configuration
+
+
+def refuse_foreign(configuration: Configuration) -> None:
+    """Raises ConfigError where other programs' files stand for our own, which a command would change or name."""
+    if configuration.foreign is not None:
+        used = ", ".join(str(file) for file in configuration.foreign.files if file.is_file())
+        remedy = f"Make a configuration of them first: llmux config import -o {configuration.base}"
+        raise ConfigError((f"llmux reads llm-pool's settings here ({used}), but can't do this with them. {remedy}",))
+
+
+def daemon_url(path: Path | None = None) -> str:
+    """Where a daemon with this configuration answers, on this machine; by default where it can't be read."""
+    try:
+        server = settings(path).server()
+    except LlmuxError:
+        return DEFAULT_URL
+    return url_of(server.host, server.port)
+
+
 def pool_variables() -> list[str]:
     """Those of llm-pool that are set."""
     return [name for name in (SETTINGS_VARIABLE, LOCAL_VARIABLE) if os.environ.get(name)]
@@ -72,8 +108,7 @@ def checked(path: Path | None) -> Catalog:
 
     Raises ConfigError with every problem.
     """
-    configuration = found(path)
-    catalog = load(path) if configuration is None else configuration.read()
+    catalog = required(path).read()
     if nothing := catalog.nothing_to_serve():
         raise ConfigError((nothing,))
     keys = catalog.server.api_keys

@@ -7,6 +7,7 @@ depends on a failed one is left out: what to fix first comes first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
@@ -19,13 +20,13 @@ from typing import Final, Literal
 
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import CUDA, HOST, DeviceAssignment
-from supervisor.catalog import Catalog, find_config, load
+from supervisor.catalog import Catalog
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.sections import ServerConfig
-from supervisor.cli import environments, output, service, sizes
-from supervisor.cli.client import Client
-from supervisor.errors import ConfigError, LlmuxError
-from supervisor.io import distribution, venvs
+from supervisor.cli import configuration, environments, output, service, session, sizes
+from supervisor.cli.client import Client, url_of
+from supervisor.errors import ConfigError
+from supervisor.io import distribution, files, venvs
 from supervisor.io.devices import detect
 from supervisor.io.memory import MIB, DriverUnavailableError
 from supervisor.io.nvml import NvmlSession
@@ -89,20 +90,25 @@ def _environment() -> Iterator[Check]:
 
 
 def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
-    name, path = "configuration", None
+    name, remedy, source = "configuration", None, None
     try:
-        if (path := find_config(config)) is None:
+        if (source := configuration.found(config)) is None:
             fix = "make one: llmux config init, or llmux run ORG/REPO-GGUF for a first model of the hub"
-            return [Check(name, "warn", "there is none: llmux serve would serve the demo", fix)], None
-        catalog = load(config)
+            none = Check(name, "warn", "there is none: llmux serve would serve the demo", fix)
+            return [none], configuration.settings().read()
+        if source.foreign is None:
+            path, check = str(source.base), f"llmux config check --config {source.base}"
+        else:
+            path, check = ", ".join(str(file) for file in source.foreign.files if file.is_file()), "llmux config check"
+        remedy = f"edit {path}, then: {check}"
+        catalog = source.read()
     except ConfigError as error:
-        remedy = f"edit {path}, then: llmux config check --config {path}" if path is not None else None
         checks = [Check(name, "fail", problem, remedy) for problem in error.problems]
     else:
         count = f"{len(catalog.models)} models, {len(catalog.listing())} public names"
         return [Check(name, "ok", f"{path}: {count}")], catalog
     with contextlib.suppress(ConfigError):  # if only files are missing, the rest can still be checked
-        return checks, load(config, check_files=False)
+        return checks, source.read(check_files=False) if source is not None else None
     return checks, None
 
 
@@ -189,10 +195,10 @@ def _programs() -> Iterator[Check]:
 
 
 def _ports(server: ServerConfig) -> Iterator[Check]:
-    url = f"http://{'127.0.0.1' if server.host in {'0.0.0.0', '::'} else server.host}:{server.port}"
+    url = url_of(server.host, server.port)
     if server.port == 0 or can_bind(server.host, server.port):
         yield Check("port", "ok", f"{server.host}:{server.port} is free")
-    elif _is_daemon(url):
+    elif session.is_daemon(Client(url)):
         yield Check("port", "ok", f"llmux is running at {url}")
     else:
         holder = who_listens(server.port) or "another program, or is not an address of this machine"
@@ -213,18 +219,13 @@ def _amount(name: str, there: int, wanted: tuple[int, int], message: str, fix: s
     return Check(name, status, message, None if status == "ok" else fix)
 
 
-def _is_daemon(url: str) -> bool:
-    try:
-        return "models_loaded" in Client(url).get("/health", timeout_s=5.0)
-    except LlmuxError:
-        return False
-
-
 def _disk(name: str, folder: Path, amounts: tuple[int, int]) -> Iterator[Check]:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield Check(name, "fail", f"{folder}: {there} can't be written", f"make it yours: sudo chown $USER {there}")
+    if (refusal := files.refusal(folder)) is not None:
+        place, why = refusal.filename, refusal.strerror
+        fix = f"make it yours: sudo chown $USER {place}" if refusal.errno == errno.EACCES else "name another place"
+        yield Check(name, "fail", f"{folder}: {place} can't be written: {why}", fix)
         return
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free // MIB
     yield _amount(name, free, amounts, f"{folder}: {output.mib(free)} free", f"make room on the disk of {there}")
 

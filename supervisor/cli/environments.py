@@ -13,9 +13,8 @@ from typing import Final
 
 from runtimes import licences
 from runtimes.registry import REGISTRY
-from supervisor.catalog import find_config, load
 from supervisor.catalog.sections import runtimes_dir as default_dir
-from supervisor.cli import output, worker_imports
+from supervisor.cli import configuration, output, worker_imports
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io import env_lease, venvs
 from supervisor.io.recipe import Device, Recipe, pinned
@@ -28,11 +27,11 @@ _RESOLVED: Final = re.compile(r"Resolved (\d+) package")  # uv's words; a lock a
 
 
 def resolve(explicit: Path | None) -> Path:
-    """The folder of environments: the explicit one, the configured one, or the default. An invalid configuration is ignored."""
+    """The folder of environments: the explicit one, the configured one, or the default where that can't be read."""
     if explicit is not None:
         return explicit
     try:
-        return load(check_files=False).server.runtimes_dir if find_config() is not None else default_dir()
+        return configuration.settings().server().runtimes_dir
     except LlmuxError:
         return default_dir()
 

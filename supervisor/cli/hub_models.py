@@ -34,7 +34,7 @@ PLAIN_WEIGHTS: Final = ("BF16", "F16", "F32", "FP16", "FP32")
 _REFERENCE = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?::(?P<quantisation>[\w.-]+))?", re.ASCII)
 _PAGE = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?:blob|resolve|tree)/(?P<revision>[^/]+)(?:/(?P<file>.+))?")
 _HOSTS: Final = ("hf.co", "huggingface.co")
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_PART = re.compile(r"-\d{5}-of-(\d{5})$")
 _QUANTISATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q[1-8](?:_[A-Z0-9]+)*|TQ[12]_0|BF16|F16|F32|FP16|FP32|[MN][XV]FP4(?:_MOE)?))$",
     re.IGNORECASE,
@@ -85,15 +85,15 @@ def reference(text: str) -> Reference | None:
     """
     scheme, separator, rest = text.partition("://")
     if separator and scheme.lower() in {"http", "https"}:
-        parts = urlsplit(text)
-        if parts.netloc not in _hosts():
+        host, _, path = re.split(r"[?#]", rest)[0].partition("/")
+        if host not in _hosts():
             raise InvalidRequestError(
                 f"{text} is no page of the hub ({', '.join(_hosts())}); HF_ENDPOINT names another."
             )
-        rest = unquote(parts.path).strip("/")
-    elif separator and scheme.lower() == "hf":
-        rest = rest.strip("/")
-    elif not separator:
+        rest = unquote(path).strip("/")
+    elif separator:
+        rest = rest.strip("/") if scheme.lower() == "hf" else ""
+    else:
         host, _, path = text.partition("/")
         rest = path if host in _hosts() else text
     if (page := _PAGE.fullmatch(rest)) is not None and _REFERENCE.fullmatch(page["repo"]):
@@ -114,13 +114,13 @@ def variants(wanted: Reference) -> list[Variant]:
     Raises HubError, or NotFoundError where there is nothing in it that llmux can run.
     """
     listing = hub.look(Source(repo=wanted.repo, revision=wanted.revision, files=["*"]))
-    models = [file for file in listing.files if _is_model(file.name)]
-    if not models:
-        return [_folder(wanted, listing)]
     projector = _projector(listing)
     groups: dict[str, list[hub.File]] = {}
-    for file in sorted(models, key=lambda file: file.name):
+    for file in sorted(filter(lambda file: _is_model(file.name), listing.files), key=lambda file: file.name):
         groups.setdefault(_PART.sub("", file.name[: -len(GGUF)]), []).append(file)
+    groups = {stem: files for stem, files in groups.items() if _is_whole(files)}
+    if not groups:
+        return [_folder(wanted, listing)]
     beside = () if projector is None else (projector,)
     labels = _labels(groups)
     found = [Variant(labels[stem], (*files, *beside)) for stem, files in groups.items()]
@@ -134,13 +134,19 @@ def name_of(repo: str) -> str:
 
 def is_named(file: str, word: str) -> bool:
     """Does the word name this file, or its quantisation?"""
-    stem = _PART.sub("", file.removesuffix(GGUF))
+    stem = _PART.sub("", re.sub(r"\.gguf$", "", file, flags=re.IGNORECASE))
     return word.lower() in {file.lower(), Path(file).name.lower(), _quantisation(stem).lower()}
 
 
 def _is_model(name: str) -> bool:
     lower = name.lower()
     return lower.endswith(GGUF) and "mmproj" not in lower and "imatrix" not in lower
+
+
+def _is_whole(files: Sequence[hub.File]) -> bool:
+    """Are all parts there? The names of the parts say how many there must be."""
+    found = _PART.search(files[0].name[: -len(GGUF)])
+    return found is None or int(found[1]) == len(files)
 
 
 def _projector(listing: hub.Listing) -> hub.File | None:
@@ -208,15 +214,20 @@ def _folder(wanted: Reference, listing: hub.Listing) -> Variant:
     weights = tuple(file for file in listing.files if file.name.endswith(".safetensors") and "/" not in file.name)
     architectures: list[str] = []
     if weights and "config.json" in there:
-        described = json.loads(hub.content(listing, there["config.json"]))
+        try:
+            described = json.loads(hub.content(listing, there["config.json"]))
+        except (ValueError, RecursionError) as error:
+            raise NotFoundError(
+                f"{wanted.repo}: its config.json can't be read ({error}). Look for another one."
+            ) from error
         told = described.get("architectures") if isinstance(described, dict) else None
         architectures = [name for name in told if isinstance(name, str)] if isinstance(told, list) else []
     about = runtime_of(architectures, there)
     if about is None:
-        what = f"its config.json names {', '.join(architectures)}" if architectures else "it has no GGUF files"
+        what = f"its config.json names {', '.join(architectures)}" if architectures else "it has no whole model in GGUF"
         raise NotFoundError(
-            f"{wanted.repo}: {what}, which llmux can't enter by itself. Look for a repository with GGUF files, or write "
-            "an entry: llmux config example shows one for each runtime."
+            f"{wanted.repo}: {what}. llmux can't enter it by itself: look for a repository with GGUF files, or write "
+            "an entry; llmux config example shows one for each runtime."
         )
     need = -(-int(sum(file.size for file in weights) * WITHOUT_HEADER) // MIB)
     return Variant("safetensors", weights, {**about, "source": wanted.source(())}, need, "its files' size")

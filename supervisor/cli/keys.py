@@ -16,11 +16,9 @@ from typing import NamedTuple, TypedDict
 
 import yaml
 
-from supervisor.catalog import find_config, loader
-from supervisor.catalog.assembly import KEYS_NAME
 from supervisor.catalog.keys import Keyring, Scope, load_keys, new_key
 from supervisor.catalog.problems import nearest
-from supervisor.catalog.sections import config_dir
+from supervisor.cli import configuration
 from supervisor.errors import ConfigError, InvalidRequestError, NotFoundError
 from supervisor.io import files
 
@@ -34,6 +32,7 @@ class Listed(TypedDict):
     name: str
     scopes: list[str]
     expires: str | None
+    load_feedback: bool
     state: str
 
 
@@ -42,10 +41,7 @@ def keys_file(config: Path | None) -> Path:
 
     Raises ConfigError.
     """
-    base = find_config(config)
-    if base is None:
-        return config_dir() / KEYS_NAME
-    return loader.keys_file(base)
+    return configuration.settings(config).keys_file()
 
 
 class Added(NamedTuple):
@@ -90,6 +86,7 @@ def listing(path: Path) -> list[Listed]:
             "name": key.name,
             "scopes": sorted(key.scopes),
             "expires": None if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat(),
+            "load_feedback": key.load_feedback,
             "state": "expired" if key.expires is not None and key.expires <= now else "valid",
         }
         for key in (load_keys(path).keys if path.exists() else ())

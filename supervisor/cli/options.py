@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,6 @@ from supervisor.cli import output
 from supervisor.cli.client import Client
 
 _ESCAPED: Final = {code: f"\\u{code:04x}" for code in output.UNSHOWN if code > 31}
-DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 Command = Callable[..., None]
 _printed: Final = list[bool]()
@@ -41,21 +40,29 @@ def inference_options(command: Command) -> Command:
 
 def _connected(command: Command, scope: str) -> Command:
     @functools.wraps(command)
-    def connected(*words: object, url: str, key: str | None, **options: object) -> None:
-        command(*words, daemon=Client(url, key), **options)
+    def connected(*words: object, url: str | None, key: str | None, **options: object) -> None:
+        command(*words, daemon=Client(url or _configured_url(options), key), **options)
 
     help_ = f"API key with the scope {scope}. Default: what a daemon of yours on this machine takes. [$LLMUX_API_KEY]"
     wrapped = click.option("--key", envvar="LLMUX_API_KEY", help=help_)(json_option(connected))
-    return click.option(
-        "--url", envvar="LLMUX_URL", default=DEFAULT_URL, show_default=True, help="The daemon. [$LLMUX_URL]"
-    )(wrapped)
+    return _url_option(wrapped)
+
+
+_url_option = click.option("--url", envvar="LLMUX_URL", help="The daemon. Default: as configured. [$LLMUX_URL]")
 
 
 def ask_options(command: Command) -> Command:
     """`--url` and `--key` for commands that change the configuration and then tell the daemon that runs with it."""
     key = click.option("--key", envvar="LLMUX_API_KEY", help="API key with the scope admin. [$LLMUX_API_KEY]")
-    url = click.option("--url", envvar="LLMUX_URL", help="The daemon. Default: as configured. [$LLMUX_URL]")
-    return url(key(command))
+    return _url_option(key(command))
+
+
+def _configured_url(options: Mapping[str, object]) -> str:
+    """Of the configuration that `serve` would use, or of that in `--config`, where the command has that option."""
+    from supervisor.cli.configuration import daemon_url  # noqa: PLC0415  # most of the start
+
+    config = options.get("config")
+    return daemon_url(config if isinstance(config, Path) else None)
 
 
 def config_option(command: Command) -> Command:
@@ -133,7 +140,7 @@ def model_argument(*, required: bool = True, public: bool = False) -> Callable[[
     """
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        daemon = Client(ctx.params.get("url") or DEFAULT_URL, ctx.params.get("key"))
+        daemon = Client(ctx.params.get("url") or _configured_url(ctx.params), ctx.params.get("key"))
         names = daemon.names(public=public)
         if not names:
             return (complete_public if public else complete_configured)(ctx, param, incomplete)

@@ -30,17 +30,18 @@ def model(place: Target, name: str) -> CatalogModel:
 
 def take_out(place: Target, name: str) -> None:
     """Remove its entry. Raises LlmuxError, and has changed nothing, where another one refers to it."""
-    text = without_model(place.text(), name)
-    try:
-        load_text(text, place.path)
-    except ConfigError as error:
-        users = [virtual.name for virtual in place.catalog.virtual.values() if virtual.model.id == name]
-        if not users:
-            raise
-        raise InvalidRequestError(
-            f"Virtual models refer to {name}: {', '.join(users)}. Take them out of {place.path} first."
-        ) from error
-    place.write(text)
+    with place.changing() as now:
+        text = without_model(now.text, name)
+        try:
+            load_text(text, now.path)
+        except ConfigError as error:
+            users = [virtual.name for virtual in now.catalog.virtual.values() if virtual.model.id == name]
+            if not users:
+                raise
+            raise InvalidRequestError(
+                f"Virtual models refer to {name}: {', '.join(users)}. Take them out of {place.path} first."
+            ) from error
+        now.write(text)
 
 
 def pulled(catalog: Catalog, wanted: CatalogModel) -> tuple[Path, list[str]]:

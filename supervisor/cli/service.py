@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from supervisor.catalog import Configuration
 from supervisor.catalog.keys import Keyring, is_loopback, load_keys, refuse_exposed
-from supervisor.catalog.loader import keys_file, require_config
 from supervisor.catalog.sections import config_dir
+from supervisor.cli.configuration import refuse_foreign, required
 from supervisor.errors import ConfigError, LlmuxError
 from supervisor.io import files
 
@@ -83,7 +84,9 @@ def install(echo: Echo, *, config: Path | None, linger: bool, start: bool, addre
     The unit names the configuration, since systemd may look elsewhere than this shell. Raises ConfigError when there is
     none, or when others could reach `address` and there are no keys; ServiceError when systemd refuses.
     """
-    base = require_config(config).absolute()
+    configuration = required(config)
+    refuse_foreign(configuration)
+    base = configuration.base
     if address is not None:
         _check_exposure(address[0], base)
     unit, arguments = folder() / UNIT, ("--config", _literal(str(base)))
@@ -112,7 +115,7 @@ def _check_exposure(host: str, base: Path) -> None:
     """Raises ConfigError when the daemon would refuse to listen there."""
     if is_loopback(host):
         return
-    path = keys_file(base)
+    path = Configuration(base).keys_file()
     refused = refuse_exposed(host, load_keys(path) if path.exists() else Keyring(), "--socket")
     if refused is not None:
         raise ConfigError((refused,))

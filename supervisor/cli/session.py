@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from supervisor.catalog import Catalog
 from supervisor.cli.client import Client
 from supervisor.errors import LlmuxError
+from supervisor.io import files
 
 LOG: Final = "run.log"
 ANSWER_S: Final = 5.0
@@ -30,12 +29,6 @@ class NotStartedError(LlmuxError):
     code = "daemon_not_started"
 
 
-def address(catalog: Catalog) -> str:
-    """Where a daemon with this configuration answers, on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(catalog.server.host, catalog.server.host)
-    return f"http://[{host}]:{catalog.server.port}" if ":" in host else f"http://{host}:{catalog.server.port}"
-
-
 def is_daemon(daemon: Client) -> bool:
     try:
         return "models_loaded" in daemon.get("/health", timeout_s=ANSWER_S)
@@ -44,17 +37,27 @@ def is_daemon(daemon: Client) -> bool:
 
 
 @contextlib.contextmanager
-def own_daemon(config: Path, state_dir: Path, echo: Echo) -> Iterator[str]:
-    """The URL of a daemon that serves this configuration until the block ends. What it logs goes into a file.
+def own_daemon(usual: Client, arguments: Sequence[str], state_dir: Path, echo: Echo) -> Iterator[str | None]:
+    """The URL of a daemon that serves with these arguments until the block ends. What it logs goes into a file.
 
-    Raises NotStartedError, or OSError.
+    None: somebody else has started one meanwhile, which answers at the usual address. Raises NotStartedError, or OSError.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
-    path = state_dir / LOG
+    with contextlib.ExitStack() as ends:
+        with files.alone_in(state_dir):  # two commands at the same time start one daemon
+            url = None if is_daemon(usual) else _start(arguments, state_dir / LOG, ends)
+        if url is not None:
+            echo(
+                f"No daemon runs: started one for this chat, with its log in {state_dir / LOG}. One that stays: llmux serve"
+            )
+        yield url
+
+
+def _start(arguments: Sequence[str], path: Path, ends: contextlib.ExitStack) -> str:
+    """Start it, with its log in this file; where it listens."""
     prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec as little as possible may happen
     with path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "supervisor.cli", "serve", "--config", str(config), "--json"],
+            [sys.executable, "-P", "-m", "supervisor.cli", "serve", *arguments, "--json"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -62,15 +65,11 @@ def own_daemon(config: Path, state_dir: Path, echo: Echo) -> Iterator[str]:
             process_group=0,  # Ctrl-C cuts off an answer, not the daemon
             preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509  # there are no threads
         )
+    ends.enter_context(process)
+    ends.callback(process.terminate)
     assert process.stdout is not None
-    with process:
-        try:
-            told = json.loads(process.stdout.readline() or "{}")
-            if "url" not in told:
-                last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-                raise NotStartedError(f"The daemon could not start; {path} has all that it said:", detail=tuple(last))
-            echo(f"No daemon runs: started one for this chat, with its log in {path}. One that stays: llmux serve")
-            yield str(told["url"])
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+    told = json.loads(process.stdout.readline() or "{}")
+    if "url" not in told:
+        last = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        raise NotStartedError(f"The daemon could not start; {path} has all that it said:", detail=tuple(last))
+    return str(told["url"])

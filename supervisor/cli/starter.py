@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from supervisor.errors import InvalidRequestError
+from supervisor.io import files
 
 _PACKAGED: Final = Path(__file__).parents[1] / "config"
 EXAMPLES: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parents[2] / "config"
@@ -43,10 +44,8 @@ def write(path: Path, text: str) -> tuple[Path, ...]:
     """
     if os.path.lexists(path):
         raise InvalidRequestError(f"{path} is there already, and stays as it is.")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     schema = path.with_name(SCHEMA)
     new = {path: text} | ({} if os.path.lexists(schema) else {schema: (EXAMPLES / SCHEMA).read_text(encoding="utf-8")})
     for place, content in new.items():
-        place.touch(mode=0o600, exist_ok=False)
-        place.write_text(content, encoding="utf-8")
+        files.create(place, content)
     return tuple(new)

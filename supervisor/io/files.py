@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
@@ -14,7 +15,10 @@ from typing import BinaryIO
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """An empty file to fill in the block; then it replaces `path` in one step, synced to disk, unless the block raises."""
+    """An empty file to fill in the block; then it replaces `path` in one step, synced to disk, unless the block raises.
+
+    Raises OSError, with the path also where the disk is full.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
         pid = left.name.rsplit(".", 2)[1]
@@ -26,8 +30,30 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         with aside.open("rb") as file:
             os.fsync(file.fileno())
         aside.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+def create(path: Path, text: str) -> None:
+    """A new file with this text, for its owner alone: whole, or not at all. Raises OSError, also where it is there already."""
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with replacing(path, 0o600) as fresh:
+        fresh.write_text(text, encoding="utf-8")
+
+
+def refusal(folder: Path) -> OSError | None:
+    """Why nothing can be written in this folder, or in the nearest one above it that is there; None: it can be."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return None
+    is_fixed = os.statvfs(there).f_flag & os.ST_RDONLY
+    number = errno.EROFS if is_fixed else errno.EACCES if there.is_dir() else errno.ENOTDIR
+    return OSError(number, os.strerror(number), str(there))
 
 
 def move_aside(path: Path, *suffixes: str) -> Path:
@@ -49,6 +75,19 @@ def lock(file: BinaryIO | int, *, shared: bool = False, wait: bool = False) -> b
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Only one process at a time is in this block for the folder, which is made; where the file system has locks."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            lock(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

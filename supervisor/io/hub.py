@@ -130,9 +130,9 @@ def look(source: Source) -> Listing:
 
 
 def file_of(repo: str, name: str, size: int, digest: str) -> File:
-    """A file that the hub lists. Raises HubError for a name that leads out of the folder."""
+    """A file that the hub lists. Raises HubError for a name that leads out of the folder, or that nobody can read."""
     place = PurePosixPath(name)
-    if place.is_absolute() or ".." in place.parts:
+    if place.is_absolute() or ".." in place.parts or not name.isprintable():
         raise HubError(f"{repo}: {name!r} is no name for a file below a folder; don't use it.")
     return File(name, size, digest)
 

@@ -112,14 +112,20 @@ def of_process(pid: int) -> LocalAccess | None:
 
 def answering_at(host: str, port: int) -> LocalAccess | None:
     """The daemon of this user that answers there; of several, as during an upgrade, the latest."""
+    names = LOOPBACK if host == "localhost" else {host}
+    return next((found for found in running() if found.port == port and names & {*found.hosts}), None)
+
+
+def running() -> Iterator[LocalAccess]:
+    """The daemons of this user, the latest first."""
     try:
         paths = sorted(folder().glob(f"*{_suffix()}"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError:
-        return None
-    names = LOOPBACK if host == "localhost" else {host}
-    pids = (path.name.partition(".")[0] for path in paths)
-    daemons = (of_process(int(pid)) for pid in pids if pid.isdecimal())
-    return next((found for found in daemons if found and found.port == port and names & {*found.hosts}), None)
+        return
+    for path in paths:
+        pid = path.name.partition(".")[0]
+        if pid.isdecimal() and (found := of_process(int(pid))) is not None:
+            yield found
 
 
 def _is_ours(status: os.stat_result) -> bool:

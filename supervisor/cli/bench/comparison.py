@@ -15,8 +15,8 @@ from statistics import median
 from typing import Final
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
-from supervisor.catalog import Catalog, Route, load
-from supervisor.cli import log_setup, output
+from supervisor.catalog import Catalog, Route
+from supervisor.cli import configuration, log_setup, output
 from supervisor.cli.bench import temporary_worker, workloads
 from supervisor.cli.bench.devices import BenchError, check_memory, choose_devices, ledger_of, open_devices
 from supervisor.cli.bench.workloads import Round, WorkerClient, Workload
@@ -144,7 +144,7 @@ def run(options: Options, config: Path | None, echo: Echo) -> Comparison:
     Raises LlmuxError for what keeps it from beginning, KeyboardInterrupt.
     """
     log_setup.configure("error", "console")
-    catalog = load(config, check_files=False)
+    catalog = configuration.required(config).read(check_files=False)
     route = _route(catalog, options.model)
     workload, path = workloads.choose(route, options.prompt, options.tokens)
     become_subreaper()

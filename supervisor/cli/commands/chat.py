@@ -156,8 +156,8 @@ def chat_options(command: Command) -> Command:
     return click.option("--system", help="The system prompt.")(most(thinking(command)))
 
 
-def converse(conversation: Conversation, prompt: tuple[str, ...], *, as_json: bool) -> None:
-    """Answer the prompt, or what stdin says; without either talk until the person ends it."""
+def question(prompt: tuple[str, ...], *, as_json: bool) -> str:
+    """The prompt, or what stdin says; empty: a person will talk. Raises UsageError where there is nobody."""
     text = " ".join(prompt)
     if not sys.stdin.isatty() and (not prompt or text == "-"):
         text = sys.stdin.read().strip()
@@ -165,6 +165,11 @@ def converse(conversation: Conversation, prompt: tuple[str, ...], *, as_json: bo
             raise click.UsageError("There is no prompt: stdin is empty.")
     if as_json and not text:
         raise click.UsageError("--json is for one answer: give a prompt.")
+    return text
+
+
+def converse(conversation: Conversation, text: str, *, as_json: bool) -> None:
+    """Answer the question; without one talk until the person ends it."""
     if as_json:
         conversation.answer_json(text)
     elif text:
@@ -188,4 +193,5 @@ def chat(
     as_json: bool,
 ) -> None:
     """Chat with MODEL; with PROMPT, or a prompt on stdin, get one answer. --json prints the whole answer at once."""
-    converse(Conversation(daemon, model, system, max_tokens, thinking=not no_thinking), prompt, as_json=as_json)
+    text = question(prompt, as_json=as_json)
+    converse(Conversation(daemon, model, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)

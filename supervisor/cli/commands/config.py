@@ -16,7 +16,7 @@ from supervisor.cli.exit_codes import ExitCode, UnreachableError, exit_code_of
 from supervisor.cli.options import Flags, config_path, counted, daemon_options, json_option, print_json, server_options
 from supervisor.cli.starter import EXAMPLES, SCHEMA, STARTER
 from supervisor.errors import ConfigError, InvalidRequestError
-from supervisor.io import local_access
+from supervisor.io import files, local_access
 
 _EVERY_KEY: Final = ("llmux.example.yaml", SCHEMA)
 
@@ -84,12 +84,9 @@ def config_check(config: Path | None, as_json: bool) -> None:
 @json_option
 def config_show(config: Path | None, flags: Flags, as_json: bool) -> None:
     """Show the effective settings and who set each: file, variable, option of serve, or default. Secrets are masked."""
-    from supervisor.catalog import load as load_catalog  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import configuration  # noqa: PLC0415
+    from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
 
-    source = configuration.found(config, flags)
-    catalog = load_catalog(config) if source is None else source.read(check_files=False)
-    values = configuration.effective(catalog)
+    values = configuration.effective(configuration.required(config, flags).read(check_files=False))
     if as_json:
         print_json(configuration.as_json(values))
     else:
@@ -117,18 +114,18 @@ def config_schema(as_json: bool) -> None:  # noqa: ARG001  # there is nothing el
 @json_option
 def config_example(name: str | None, folder: Path | None, as_json: bool) -> None:
     """Print the configuration that explains every key, or the complete example NAME (home-16gb)."""
-    files = _example(name)
+    texts = _example(name)
     if folder is not None:
-        paths = _write(files, folder)
+        paths = _write(texts, folder)
         if as_json:
             print_json({"name": name, "written": [str(path) for path in paths]})
         else:
             click.echo("\n".join(f"wrote {path}" for path in paths))
     elif as_json:
-        print_json({"name": name, "files": files})
+        print_json({"name": name, "files": texts})
     else:
-        first, *further = files
-        click.echo(files[first], nl=False)
+        first, *further = texts
+        click.echo(texts[first], nl=False)
         click.echo(f"Its other files ({', '.join(further)}) come with --to FOLDER.", err=True)
 
 
@@ -152,9 +149,7 @@ def _write(texts: Mapping[str, str], folder: Path) -> tuple[Path, ...]:
         raise InvalidRequestError(f"{', '.join(there)}: there already. Name another folder with --to, or move it away.")
     try:
         for path, text in paths.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600, exist_ok=False)
-            path.write_text(text, encoding="utf-8")
+            files.create(path, text)
     except OSError as error:
         raise InvalidRequestError(f"{error.filename}: {error.strerror}. Name another folder with --to.") from error
     return tuple(paths)

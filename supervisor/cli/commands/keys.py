@@ -113,7 +113,7 @@ keys.add_command(_new)
 @file_options
 @json_option
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
-    """Show the keys' names, scopes and expiry; never the keys."""
+    """Show the keys' names, scopes, expiry, and whether they get load feedback; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
 
     path = path or files.keys_file(config)
@@ -121,9 +121,15 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "data": rows})
     elif rows:
-        head = ("NAME", "SCOPES", "EXPIRES", "STATE")
+        head = ("NAME", "SCOPES", "EXPIRES", "LOAD FEEDBACK", "STATE")
         told = [
-            (row["name"], ", ".join(row["scopes"]), row["expires"] or "never", output.state(row["state"]))
+            (
+                row["name"],
+                ", ".join(row["scopes"]),
+                row["expires"] or "never",
+                "yes" if row["load_feedback"] else "no",
+                output.state(row["state"]),
+            )
             for row in rows
         ]
         output.show(output.Table([head, *told], whole=True))

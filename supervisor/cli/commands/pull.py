@@ -26,10 +26,10 @@ def pull(models: tuple[str, ...], dry_run: bool, verify: bool, config: Path | No
     environment. Files that are there are not fetched again, and interrupted downloads resume; a file from Xet storage
     starts over. Gated models need a token: HF_TOKEN.
     """
-    from supervisor.catalog import load  # noqa: PLC0415  # not for declaring
-    from supervisor.cli import pull as pulling  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import configuration  # noqa: PLC0415  # not for declaring
+    from supervisor.cli import pull as pulling  # noqa: PLC0415  # as above
 
-    wanted = pulling.downloads(load(config, check_files=False), models, verify=verify)
+    wanted = pulling.downloads(configuration.required(config).read(check_files=False), models, verify=verify)
     if not wanted:
         click.echo("No model of the configuration names a source.", err=as_json)
     try:

@@ -7,13 +7,13 @@ import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from supervisor.cli import output
-from supervisor.cli.client import Client
-from supervisor.cli.commands.chat import Conversation, chat_options, converse
+from supervisor.cli.client import Client, quoted, url_of
+from supervisor.cli.commands.chat import Conversation, chat_options, converse, question
 from supervisor.cli.options import (
     ask_options,
     complete_configured,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from supervisor.cli.hub_models import Reference
 
 name_option = click.option("--name", help="Its name for clients. Default: the repository's, in small letters.")
+LAST_LINES: Final = 10
 _echo = functools.partial(click.echo, err=True)
 
 
@@ -62,11 +63,12 @@ def run(
 
     place = adding.target(config)
     known = _known(place, model)
+    text = question(prompt, as_json=as_json)
     if known is None:
         place.check_writable()
         known, place = _add(place, model, name)
     with _daemon(place, known, url, key) as daemon:
-        converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), prompt, as_json=as_json)
+        converse(Conversation(daemon, known, system, max_tokens, thinking=not no_thinking), text, as_json=as_json)
 
 
 @click.command()
@@ -171,8 +173,7 @@ def _add(place: Target, model: str, name: str | None, found: Offer | None = None
     from supervisor.cli import adding  # noqa: PLC0415  # not for declaring
 
     found = found or _offer(place, model)
-    known = adding.free_name(place.catalog, _reference(model), found.taken, name)
-    adding.add(place, known, found.taken, found.device, _echo)
+    known = adding.add(place, _reference(model), found, name, _echo)
     return known, adding.target(place.path)
 
 
@@ -185,9 +186,8 @@ def _reference(model: str) -> Reference:
 
 
 def _client(place: Target, url: str | None, key: str | None) -> Client:
-    from supervisor.cli import session  # noqa: PLC0415  # not for declaring
-
-    return Client(url or session.address(place.catalog), key)
+    server = place.catalog.server
+    return Client(url or url_of(server.host, server.port), key)
 
 
 def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
@@ -204,6 +204,14 @@ def _reload(place: Target, daemon: Client, *, removed: bool) -> bool:
     return True
 
 
+def _add_last_words(error: LlmuxError, daemon: Client, model: str) -> None:
+    """Of a worker that failed: with this daemon gone, nobody can be asked for them."""
+    if error.code == "model_failed" and not error.detail:
+        with contextlib.suppress(LlmuxError):
+            lines = daemon.text(f"/v1/admin/models/{quoted(model)}/logs?lines={LAST_LINES}")
+            error.detail = tuple(lines.splitlines())
+
+
 @contextlib.contextmanager
 def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Iterator[Client]:
     """A daemon that serves this model: the running one, else one for as long as the block lasts."""
@@ -211,9 +219,15 @@ def _daemon(place: Target, name: str, url: str | None, key: str | None) -> Itera
 
     daemon = _client(place, url, key)
     if url is None and not session.is_daemon(daemon):
-        with session.own_daemon(place.path, place.catalog.server.state_dir, _echo) as own:
-            yield Client(own, key)
-        return
+        with session.own_daemon(daemon, place.arguments, place.catalog.server.state_dir, _echo) as own:
+            if own is not None:
+                started = Client(own, key)
+                try:
+                    yield started
+                except LlmuxError as error:
+                    _add_last_words(error, started, place.catalog.resolve(name).model.id)
+                    raise
+                return
     if not daemon.serves(name):
         _reload(place, daemon, removed=False)
         if not daemon.serves(name):

@@ -24,6 +24,7 @@ from supervisor.cli.configuration import LOCAL_VARIABLE, SETTINGS_VARIABLE
 from supervisor.cli.importers import first_llmux, llama_swap, llm_pool, presets
 from supervisor.cli.importers.draft import Draft
 from supervisor.errors import ConfigError, InvalidRequestError
+from supervisor.io import files
 
 DEFAULT_SETTINGS: Final = Path("config/settings.json")  # of llm-pool
 _SUFFIXES: Final = {".ini": "llama.cpp", ".json": "llm-pool"}
@@ -53,13 +54,9 @@ def run(paths: Sequence[Path], form: str | None, out: Path | None) -> tuple[Draf
     text = draft.text((f"Imported from {names} ({form}) by llmux config import.",))
     _check(text)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
+        files.create(out, text)
         if draft.keys:
-            keys = out.with_name(KEYS_NAME)
-            keys.touch(mode=0o600, exist_ok=False)
-            keys.write_text(to_yaml({"keys": list[JsonValue](draft.keys)}), encoding="utf-8")
+            files.create(out.with_name(KEYS_NAME), to_yaml({"keys": list[JsonValue](draft.keys)}))
     return draft, text
 
 

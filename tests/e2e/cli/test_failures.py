@@ -141,7 +141,15 @@ class TestVersion:
 
 
 class TestUrl:
-    """The daemon's address, or that of its API, as clients are given it."""
+    """The daemon's address, or that of its API, as clients are given it; else as `serve` would find it."""
+
+    def test_the_configured_one(self, alone, site):
+        """By the variables alone, or by a file."""
+        alone.url = None
+        named = {"XDG_RUNTIME_DIR": str(alone.home)}
+        assert alone("ps", **named, LLMUX_SERVER__PORT=str(site.port)).returncode == ExitCode.DONE
+        (alone.home / "llmux.yaml").write_text(f"server: {{port: {site.port}}}")
+        assert alone("why", **named).returncode == ExitCode.DONE
 
     def test_any_form(self, shell, site):
         for suffix in ("/", "/v1", "/v1/"):

@@ -105,6 +105,10 @@ class TestKeys:
         assert told.returncode == ExitCode.DONE
         entries = yaml.safe_load(path.read_text())["keys"]
         assert [entry.get("load_feedback", False) for entry in entries] == [False, False, False, True]
+        shown = alone("keys", "list", "--file", str(path)).stdout.splitlines()[1:]
+        assert ["yes" in line.split() for line in shown] == [False, False, False, True]
+        data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
+        assert [entry["load_feedback"] for entry in data] == [False, False, False, True]
 
     @pytest.mark.parametrize("expires", ["2020-01-31", "2020-01-31T12:00:00+02:00", "0001-01-01"])
     def test_one_that_would_never_work(self, alone, path, expires):

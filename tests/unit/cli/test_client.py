@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from supervisor.cli.client import Client
+from supervisor.cli.exit_codes import UnreachableError
 from supervisor.io import local_access
 
 
@@ -61,3 +62,16 @@ def test_only_the_daemon_of_localhost_gets_the_offered_key(tmp_path, monkeypatch
         address = f"[{stranger}]" if ":" in stranger else stranger
         assert Client(f"http://{address}:{port}").get("/") == {"from": stranger}
         assert other.keys == [None]
+
+
+def test_nobody_answers_there_but_elsewhere(tmp_path, monkeypatch):
+    """As where `serve --port` was told another address than the configuration."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    lost = Client("http://127.0.0.1:1")
+    with (
+        local_access.offered("http://127.0.0.1:9", "127.0.0.1", 9),
+        pytest.raises(UnreachableError, match=r"--url http://127\.0\.0\.1:9$"),
+    ):
+        lost.get("/")
+    with pytest.raises(UnreachableError, match=r"llmux serve$"):
+        lost.get("/")

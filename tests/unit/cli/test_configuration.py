@@ -7,7 +7,8 @@ import json
 import pytest
 
 from runtimes.registry import REGISTRY
-from supervisor.cli.configuration import as_json, checked, effective, found, shown
+from supervisor.cli import adding, completing, doctor, environments, keys, service
+from supervisor.cli.configuration import as_json, checked, daemon_url, effective, found, required, shown
 from supervisor.errors import ConfigError
 from tests.support import tiny
 
@@ -105,3 +106,42 @@ class TestSettingsOfLlmPool:
         monkeypatch.delenv("LLM_POOL_SETTINGS_PATH")
         with pytest.raises(ConfigError, match=r"goes over config/settings.json, and there is no such file"):
             found(None)
+
+    def test_every_command_takes_them(self, folder, settings):
+        """Or says why it can't, instead of making a configuration that would hide them."""
+        settings.write_text(json.dumps(self.pool("one") | {"service": {"host": "127.0.0.1", "port": 9123}}))
+        assert list(required(None).read().models) == ["one"]  # pull, bench, config
+        assert daemon_url() == "http://127.0.0.1:9123"
+        assert completing.configured(None, ["models"]) == ["one"]
+        checks = {check.name: check for check in doctor.examine(None)}
+        assert str(settings) in checks["configuration"].message
+        assert "9123" in checks["port"].message
+        place = adding.target(None)
+        assert place.catalog.route("one") is not None
+        assert place.arguments == ()
+        with pytest.raises(ConfigError, match="llmux config import -o"):
+            place.check_writable()
+        with pytest.raises(ConfigError, match="llmux config import -o"):
+            service.install(print, config=None, linger=False, start=False, address=None)
+
+
+class TestWithoutAFile:
+    """The variables' settings count for every command, as they do for the demo that `serve` would serve."""
+
+    def test_address(self, folder, monkeypatch):
+        assert daemon_url() == "http://127.0.0.1:8081"
+        monkeypatch.setenv("LLMUX_SERVER__HOST", "::")
+        monkeypatch.setenv("LLMUX_SERVER__PORT", "9124")
+        assert daemon_url() == "http://[::1]:9124"
+        assert any("9124" in check.message for check in doctor.examine(None) if check.name == "port")
+
+    def test_places(self, folder, monkeypatch):
+        monkeypatch.setenv("LLMUX_SERVER__RUNTIMES_DIR", str(folder.path / "mine"))
+        monkeypatch.setenv("LLMUX_SERVER__API_KEYS", str(folder.path / "mine.yaml"))
+        assert environments.resolve(None) == folder.path / "mine"
+        assert keys.keys_file(None) == folder.path / "mine.yaml"
+
+    def test_mistakes_elsewhere_do_not_matter(self, folder, monkeypatch):
+        folder.write("models: {a: {}}\nserver: {port: 9126, runtimes_dir: mine}\n")
+        assert daemon_url() == "http://127.0.0.1:9126"
+        assert environments.resolve(None) == folder.path / "mine"

@@ -53,7 +53,9 @@ class TestReference:
         monkeypatch.setenv("HF_ENDPOINT", "http://hub.test")
         assert reference(text) == wanted
 
-    @pytest.mark.parametrize("text", ["http://other.test/acme/x", "hf://x", "http://hub.test/acme"])
+    @pytest.mark.parametrize(
+        "text", ["http://other.test/acme/x", "hf://x", "http://hub.test/acme", "http://[::1", "ftp://acme/x"]
+    )
     def test_of_something_else(self, monkeypatch, text):
         monkeypatch.setenv("HF_ENDPOINT", "http://hub.test")
         with pytest.raises(InvalidRequestError):
@@ -73,6 +75,7 @@ class TestReference:
             ("IQ2_XXS/x-00001-of-00003.gguf", "IQ2_XXS"),
             ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
             ("x.gguf", "x.gguf"),
+            ("X.Q4_K_M.GGUF", "Q4_K_M"),
         ],
     )
     def test_quantisation(self, file, quantisation):

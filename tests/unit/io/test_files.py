@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 
 import pytest
 
-from supervisor.io.files import replacing
+from supervisor.io.files import create, refusal, replacing
 
 
 class TestReplacing:
@@ -28,9 +29,9 @@ class TestReplacing:
         def fail() -> None:
             with replacing(path) as fresh:
                 fresh.write_text("ne")
-                raise OSError("full")
+                raise OSError(errno.ENOSPC, "full")
 
-        with pytest.raises(OSError, match="full"):
+        with pytest.raises(OSError, match=f"full: '{path}'"):
             fail()
         assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("keys", "old")]
 
@@ -43,3 +44,29 @@ class TestReplacing:
         with replacing(tmp_path / "keys"):
             pass
         assert {entry.name for entry in tmp_path.iterdir()} == kept
+
+
+class TestCreate:
+    """A new file is whole, or not there."""
+
+    def test_for_its_owner(self, tmp_path):
+        create(tmp_path / "new" / "keys", "a")
+        assert (tmp_path / "new" / "keys").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(FileExistsError):
+            create(tmp_path / "new" / "keys", "b")
+
+    def test_not_half(self, tmp_path):
+        with pytest.raises(UnicodeEncodeError):
+            create(tmp_path / "keys", "a\udc80")
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestRefusal:
+    """Whether files can be made in a folder that may not be there yet."""
+
+    def test_refusal(self, tmp_path):
+        (tmp_path / "file").touch()
+        assert refusal(tmp_path / "a" / "b") is None
+        told = refusal(tmp_path / "file" / "a")
+        assert told is not None
+        assert (told.errno, told.filename) == (errno.ENOTDIR, str(tmp_path / "file"))

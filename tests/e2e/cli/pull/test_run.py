@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def hub() -> Iterator[Hub]:
                 "x.imatrix.gguf": b"0",
             }
         )
+        hub.repos["acme/cut"] = Repo({"config.json": b'{"architectures": ', "model.safetensors": b"0" * 64})
+        hub.repos["acme/part-GGUF"] = Repo({"part-Q4_K_M-00002-of-00002.gguf": model, "mmproj-F16.gguf": model})
         hub.repos["acme/odd"] = Repo({"config.json": b'{"architectures": ["Odd"]}', "model.safetensors": b"0" * 64})
         yield hub
 
@@ -86,6 +89,27 @@ class TestRun:
         finally:
             hub.repos["acme/Tiny-Chat-GGUF"].gated = False
         assert json.loads(again.stdout)["choices"][0]["message"]["content"] == tiny.ANSWER, again.stderr
+
+    def test_no_question(self, home):
+        """Nothing is fetched for nobody."""
+        told = home("run", "acme/Tiny-Chat-GGUF", stdin="")
+        assert (told.returncode, files_of(home)) == (ExitCode.USAGE, set())
+
+    def test_twice_at_the_same_time(self, home):
+        """One entry, one daemon, two answers."""
+        with ThreadPoolExecutor() as threads:
+            both = list(threads.map(lambda _: home("run", "acme/Tiny-Chat-GGUF", "Hello", timeout=300), range(2)))
+        assert [told.stdout.strip() for told in both] == [tiny.ANSWER] * 2, [told.stderr for told in both]
+        assert list(yaml.safe_load(config_of(home).read_text())["models"]) == ["tiny-chat"]
+
+    def test_a_model_that_does_not_start(self, home):
+        """Its last words are told at once: afterwards no daemon is there to ask."""
+        config_of(home).parent.mkdir(parents=True)
+        model = fake("--exit-code", "1", "--log-text", "no such file: weights.bin")
+        config_of(home).write_text(yaml.safe_dump({"models": {"bad": model}, "limits": {"crash_limit": 1}}))
+        told = home("run", "bad", "Hello", "--json")
+        assert "no such file: weights.bin" in told.stderr.splitlines()[-1]
+        assert "no such file: weights.bin" in json.loads(told.stdout)["error"]["detail"]
 
     def test_its_daemon_ends_with_it(self, home, hub):
         """Also when the command is killed: nobody is left who could end it."""
@@ -174,10 +198,13 @@ class TestChoice:
         assert (told.returncode, "HF_TOKEN" in told.stderr) == (ExitCode.FAILED, True)
         assert home("add", "acme/closed-GGUF", "--dry-run", HF_TOKEN="hf_good").returncode == ExitCode.DONE
 
-    def test_what_no_runtime_is_sure_to_run(self, home):
-        told = home("add", "acme/odd")
+    @pytest.mark.parametrize(
+        ("repo", "why"), [("odd", "names Odd"), ("cut", "config.json can't be read"), ("part-GGUF", "no whole model")]
+    )
+    def test_what_no_runtime_is_sure_to_run(self, home, repo, why):
+        told = home("add", f"acme/{repo}")
         assert told.returncode == ExitCode.NOT_FOUND
-        assert "names Odd" in told.stderr
+        assert why in told.stderr
 
     def test_parts_and_projector(self, home):
         found = self.offered(home, "acme/split-GGUF")
