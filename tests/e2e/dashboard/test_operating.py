@@ -11,7 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.dashboard.conftest import KEY, PATIENCE_MS, row
+from tests.e2e.dashboard.conftest import KEY, row
 from tests.support.daemon import Daemon, wait_until
 
 
@@ -203,7 +203,7 @@ class TestMemory:
             "};"
         )
         page.reload()
-        page.wait_for_function("window.drawn.some((text) => /^[1-9]\\d* [MG]iB$/.test(text))", timeout=PATIENCE_MS)
+        wait_until(lambda: page.evaluate("window.drawn.some((text) => /^[1-9]\\d* [MG]iB$/.test(text))"))
         assert not page.evaluate("window.drawn.filter((text) => / Gi$|^\\d{4,}$/.test(text))")
 
     def test_an_eviction_is_marked_and_says_why(self, empty, open_page):
@@ -240,6 +240,20 @@ class TestManyModels:
         page.get_by_label("Filter the models").fill("model-77")
         expect(page.locator("tr[data-model]")).to_have_count(1)
         expect(row(page, "model-77")).to_be_visible()
+
+    def test_warn_of_their_memory_also_where_folded(self, crowd, open_page):
+        (huge,), (little,) = (crowd.model(name)["warnings"] for name in ["model-98", "model-99"])
+        page = open_page(crowd)
+        expect(row(page, "model-98")).to_have_count(0)
+        told = page.get_by_role("list", name="Memory warnings").get_by_role("listitem")
+        expect(told).to_have_text([f"model-98: {huge}", f"model-99: {little}"])
+        page.get_by_label("Filter the models").fill("model-98")
+        expect(row(page, "model-98").get_by_role("link", name="warning")).to_have_attribute("title", huge)
+        told.get_by_role("link", name="model-99").click()
+        model = page.get_by_role("dialog", name="model-99")
+        expect(model.get_by_role("list", name="Memory warnings")).to_have_text(little)
+        size = crowd.model("model-99")["sizing"]["text"].removeprefix("context ")
+        expect(model.locator("dt", has_text="Context").locator("+ dd")).to_have_text(size)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ function Facts({ model }) {
     ["Address", worker?.address ? `${worker.address}, as ${worker.upstream_model}, ${plural(worker.connections, "connection")}` : ""],
     ["Worker", worker?.pid ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
     ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
-    ["Context", model.capabilities?.context ? `${model.capabilities.context} tokens` : ""],
+    ["Context", model.sizing?.text.replace(/^context /, "") ?? (model.capabilities?.context ? `${model.capabilities.context} tokens` : "")],
     ["Overrides", Object.entries(model.overrides ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],
     ["Takes", model.capabilities?.modalities?.join(", ") ?? ""],
     ["Can", ["tools", "thinking", "multi_turn"].filter((name) => model.capabilities?.[name]).join(", ").replace("multi_turn", "multi-turn")],
@@ -91,6 +91,7 @@ export function ModelDialog({ name, tab = "why", onClose }) {
       <${StateBadge} model=${model} /><span class="reason">${model.reason || "never loaded"}</span>
       <${Actions} model=${model} />
     </div>
+    ${model.warnings.length > 0 && html`<ul class="warnings" aria-label="Memory warnings">${model.warnings.map((text) => html`<li>${text}</li>`)}</ul>`}
     <nav class="tabs" aria-label=${`About ${name}`}>
       ${shown.map(([id, title]) => html`<a href=${href("models", name, id)} aria-current=${id === open ? "page" : null}>${title}</a>`)}
     </nav>
