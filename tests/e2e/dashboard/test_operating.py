@@ -11,6 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from supervisor.http.watch import RESTARTED
 from tests.e2e.dashboard.conftest import KEY, row
 from tests.support.daemon import Daemon, wait_until
 
@@ -189,6 +190,36 @@ class TestLog:
             page.get_by_role("button", name="Download").click()
         assert saved.value.suggested_filename == "kokoro.log"
         assert "kokoro speaks" in saved.value.path().read_text()
+
+    def test_goes_on_after_the_daemon_restarted(self, locked, open_page):
+        def loaded() -> str:
+            view = locked.post("/v1/admin/models/plain/load", headers={"authorization": f"Bearer {KEY}"}).json()
+            return f"fake worker {view['worker']['pid']} starting"
+
+        first = loaded()
+        page = open_page(locked, "models/plain/log")
+        page.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        log, search = page.get_by_role("log"), page.get_by_label("Search the log")
+        expect(log).to_contain_text(first)
+        search.fill("WORKER")
+        page.get_by_label("Wrap").uncheck()
+        locked.stop()
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("Trying again")
+        locked.start()
+        second = loaded()
+        expect(log).to_contain_text(second)
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_have_count(0)
+        written = [path.read_text() for path in sorted((locked.state_dir).rglob("plain.log*"), reverse=True)]
+        assert first in written[0]
+        assert second in written[1]
+        wait_until(lambda: len(log.inner_text().splitlines()) == len("".join(written).splitlines()) + 1)
+        lines = log.inner_text().splitlines()
+        assert [line for line in lines if line != RESTARTED] == "".join(written).splitlines()
+        assert lines.index(first) < lines.index(RESTARTED) < lines.index(second)
+        expect(search).to_have_value("WORKER")
+        expect(log.locator("mark").first).to_have_text("worker")
+        expect(page.get_by_label("Wrap")).not_to_be_checked()
 
 
 class TestMemory:
