@@ -14,7 +14,7 @@ function Why({ model }) {
   const decisions = useDecisions(model.name);
   return html`
     ${model.crash && html`<div class="crash"><p><span class="badge bad">${model.crash.class}</span> ${model.crash.summary}</p>
-      ${model.crash.log_tail.length > 0 && html`<pre tabindex="0" aria-label="Last words of the worker">${model.crash.log_tail.join("\n")}</pre>`}</div>`}
+      ${model.crash.log_tail.length > 0 && html`<pre role="group" tabindex="0" aria-label="Last words of the worker">${model.crash.log_tail.join("\n")}</pre>`}</div>`}
     ${model.waits_for.length > 0 && html`<p>Waits for the memory of ${model.waits_for.map((claim) => (Array.isArray(claim) ? claim[0] : claim)).join(", ")}.</p>`}
     <${Decisions} decisions=${decisions} named=${false} />
     ${decisions.length === 0 && html`<${Empty}>Nothing was decided about it yet.<//>`}
@@ -39,7 +39,7 @@ function Facts({ model }) {
     ["Serves", model.capabilities?.endpoints?.join("\n") ?? ""],
   ];
   return html`<dl class="facts">${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${text}</dd>`)}</dl>
-    ${model.definition && html`<h3>Definition</h3><pre tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
+    ${model.definition && html`<h3>Definition</h3><pre role="group" tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
 }
 
 function Constraint({ name, rule, value, configured, onInput }) {

@@ -51,8 +51,8 @@ function Row({ model }) {
     <td class="kind">${model.type} <small>${model.runtime}</small></td>
     <td class="state"><${StateBadge} model=${model} /> <small>${age(model)}</small></td>
     <td class="memory num">
-      ${model.warnings.length > 0 && html`<a class="badge busy" href=${href("models", model.name, "about")} title=${model.warnings.join("\n")}>warning</a> `}
       ${model.remote ? html`<span class="muted" title="Others run it: no memory here">remote</span>` : lease === null ? html`<span class="muted" title=${estimate.detail}>~ ${mib(estimate.mib)}</span>` : html`${measured === null ? "" : `${Math.round(measured)} of `}${mib(lease)}${state.devices.length > 1 && html`<small>${model.device}</small>`}`}
+      ${model.warnings.length > 0 && html`<a class="badge busy" href=${href("models", model.name, "about")} title=${model.warnings.join("\n")}>warning</a>`}
     </td>
     <td class="load num">${model.in_flight > 0 && html`<span>${model.in_flight} in flight</span>`}${model.queued > 0 && html`<small>${model.queued} queued</small>`}</td>
     <td class="reason" title=${model.reason}>${model.crash ? model.crash.summary : model.reason || "never loaded"}</td>
