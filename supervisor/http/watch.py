@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -21,10 +23,12 @@ MAX_LINES: Final = 10_000
 LINE_BYTES: Final = 512  # longer lines are not shown in full anyway
 FOLLOW_INTERVAL_S: Final = 0.3
 LONGEST_RECORDING_S: Final = 24 * 3600
+RESTARTED: Final = "[the daemon restarted; what follows was written since the connection broke]"
 
 
 def routes(daemon: Daemon) -> list[Route]:
     """`GET /v1/admin/events`, `GET /v1/admin/recording` and `GET /v1/admin/models/{name}/logs`."""
+    this = secrets.token_hex(4)  # in the id of a log's line: which daemon sent it
 
     async def events(request: Request) -> Response:
         kinds = choices(request, "types", KINDS)
@@ -42,8 +46,10 @@ def routes(daemon: Daemon) -> list[Route]:
         lines = number(request, "lines", 200, MAX_LINES, least=0)
         path = daemon.fleet.log_path(model)
         if flag(request, "follow"):
+            follower, after = LogFollower(path), request.headers.get("last-event-id")
+            begin = partial(_resume, follower, after, this) if after else partial(follower.begin, lines)
             closing = daemon.hub.subscribe(())
-            return EventStream(_follow(LogFollower(path), lines, closing), closing)
+            return EventStream(_follow(follower, begin, this, closing), closing)
         kept = await asyncio.to_thread(tail, path, lines, lines * LINE_BYTES) if lines else ()
         return PlainTextResponse("".join(f"{line}\n" for line in kept))
 
@@ -70,17 +76,30 @@ async def _lines(recording: Recording, seconds: int) -> AsyncGenerator[bytes, No
         yield b"event: end\ndata: end\n\n"
 
 
-async def _follow(follower: LogFollower, lines: int, closing: Subscription) -> AsyncGenerator[bytes, None]:
-    """The end of the log, then every line that is added, until the daemon stops."""
-    yield b": following\n\n" + _data(await asyncio.to_thread(follower.begin, lines))
+def _resume(follower: LogFollower, after: str, this: str) -> list[str]:
+    """What was added since a client got the line with the id `after`."""
+    daemon, _, position = after.partition("-")
+    lines = follower.resume(position)
+    return lines if daemon == this else [RESTARTED, *lines]
+
+
+async def _follow(
+    follower: LogFollower, begin: Callable[[], list[str]], this: str, closing: Subscription
+) -> AsyncGenerator[bytes, None]:
+    """What `begin` finds, then every line that is added, until the daemon stops. The last line of each piece has an id."""
+    found = await asyncio.to_thread(begin)
+    yield b": following\n\n" + _data(found, f"{this}-{follower.position}")
     silent_s = 0.0
     while await closing.next(FOLLOW_INTERVAL_S) is not None:
         found = await asyncio.to_thread(follower.read)
         silent_s = 0.0 if found else silent_s + FOLLOW_INTERVAL_S
         if found or silent_s >= KEEPALIVE_S:
             silent_s = 0.0
-            yield _data(found)
+            yield _data(found, f"{this}-{follower.position}")
 
 
-def _data(lines: list[str]) -> bytes:
-    return "".join(f"data: {line}\n\n" for line in lines).encode()
+def _data(lines: list[str], identity: str) -> bytes:
+    events = [f"data: {line}\n\n" for line in lines]
+    if events:
+        events[-1] = f"id: {identity}\n{events[-1]}"
+    return "".join(events).encode()

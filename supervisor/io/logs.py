@@ -7,15 +7,22 @@ because programs report the cause before its consequences. Quotes are for operat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from supervisor.core.types import Crash, CrashClass
 
 TELLING_LINES = 200  # a cause can stand a long traceback before the end
+_CHECKED_BYTES = 64
+_POSITION = re.compile(r"(\d{1,20})-(\d{1,18})-(\d{1,10})", re.ASCII)
+_UNKNOWN = -1  # no file has this number
+CUT = "[the log began anew; lines before this may be missing]"
 _KEPT_LINES = 20
 MOST_BYTES = 256 * 1024  # at one look; of a flood only the end is shown
 _LINE_CHARS = 500
@@ -167,17 +174,25 @@ def cleaned(text: str) -> list[str]:
     return [line for line in shown if line]
 
 
+def _checksum(file: BinaryIO, offset: int) -> int:
+    """Of the bytes before this one."""
+    start = max(0, offset - _CHECKED_BYTES)
+    return zlib.crc32(os.pread(file.fileno(), offset - start, start))
+
+
 class LogFollower:
     """Reads a log while it is written. Blocks on the file; one reader at a time.
 
-    A start begins the file anew (another file of the same name), and a log over its limit is truncated. The file's identity
-    and size show both, and reading goes on at the beginning.
+    A start begins the file anew and keeps the last one as `LOG.1`, and a log over its limit is truncated. The file's identity
+    and size show both: what was added to the last one is read there, then reading goes on at the beginning.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._last_path = path.with_name(f"{path.name}.1")
         self._identity: int | None = None
         self._offset = 0
+        self._check = 0  # of what comes before the position: a new file may have the number of one that is gone
         self._partial = b""
 
     def begin(self, lines: int) -> list[str]:
@@ -191,24 +206,66 @@ class LogFollower:
         there = self.read()
         return there[max(is_cut, len(there) - lines) :]
 
+    @property
+    def position(self) -> str:
+        """Where the next line begins, for the `resume` of another follower."""
+        return f"{self._identity or 0}-{self._offset - len(self._partial)}-{self._check}"
+
+    def resume(self, position: str) -> list[str]:
+        """The whole lines since another follower of this log was at `position`; a line says when that isn't found any more."""
+        self._identity = _UNKNOWN
+        if found := _POSITION.fullmatch(position):
+            identity, self._offset, check = map(int, found.groups())
+            for path in (self._path, self._last_path):
+                with contextlib.suppress(OSError), path.open("rb") as file:
+                    if os.fstat(file.fileno()).st_ino == identity and _checksum(file, self._offset) == check:
+                        self._identity, self._check = identity, check
+        return self.read()
+
     def read(self) -> list[str]:
         """The whole lines since the last call, cleaned for showing; a line says when some were left out."""
+        before: list[str] = []
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                if found.st_ino != self._identity or found.st_size < self._offset:
-                    self._identity, self._offset, self._partial = found.st_ino, 0, b""
-                left_out = max(0, found.st_size - self._offset - MOST_BYTES)
-                file.seek(self._offset + left_out)
-                data = file.read(MOST_BYTES)
+                if found.st_ino != self._identity:
+                    before = self._end_of_last()
+                    self._begin_anew(found.st_ino)
+                elif found.st_size < self._offset:
+                    before = [CUT]
+                    self._begin_anew(found.st_ino)
+                return before + self._added(file, found.st_size)
         except OSError:
+            return before
+
+    def _begin_anew(self, identity: int) -> None:
+        self._identity, self._offset, self._check, self._partial = identity, 0, 0, b""
+
+    def _end_of_last(self) -> list[str]:
+        """What was added to the log that was read until now; another has taken its place."""
+        if self._identity is None:
             return []
+        try:
+            with self._last_path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino == self._identity:
+                    lines = self._added(file, found.st_size)
+                    return [*lines, *cleaned(self._partial.decode("utf-8", "replace"))]
+        except OSError:
+            pass
+        return [CUT]
+
+    def _added(self, file: BinaryIO, size: int) -> list[str]:
+        left_out = max(0, size - self._offset - MOST_BYTES)
+        file.seek(self._offset + left_out)
+        data = file.read(MOST_BYTES)
         self._offset += left_out + len(data)
         whole, found_end, rest = (self._partial + data if not left_out else data).rpartition(b"\n")
         if not found_end:
             self._partial = rest[-MOST_BYTES:]
             return []
         self._partial = rest
+        self._check = _checksum(file, self._offset - len(rest))
         lines = cleaned(whole.decode("utf-8", "replace"))
         return [f"[{left_out} bytes left out]", *lines] if left_out else lines
 

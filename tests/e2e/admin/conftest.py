@@ -63,7 +63,7 @@ class Listener:
     """What came on a stream so far, read in a thread: events as (name, data), comments and ids apart."""
 
     events: list[tuple[str, Any]] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
+    ids: list[Any] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     ended: bool = False
@@ -83,7 +83,7 @@ class Listener:
                 if key == "event":
                     name = value
                 elif key == "id":
-                    self.ids.append(int(value))
+                    self.ids.append(value if plain else int(value))
                 elif key == "data":
                     self.events.append((name, value if plain else json.loads(value)))
                 elif line.startswith(":"):

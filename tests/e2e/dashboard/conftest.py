@@ -101,9 +101,10 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """A hundred models of several types, the first twelve of them loaded."""
+    """A hundred models of several types, the first twelve of them loaded. The memory of two can't be right."""
     types = ["llm", "llm", "tts", "asr", "embedding"]
-    models = {f"model-{n}": fake(vram_mib=10, type=types[n % 5]) for n in range(100)}
+    models = {f"model-{n}": fake(vram_mib=60, type=types[n % 5]) for n in range(100)}
+    models |= {"model-98": fake(vram_mib=5000), "model-99": gguf(tiny.model(name="tiny-chat"), vram_mib=4)}
     limits = {"loads_per_device": 12}
     with running(tmp_path_factory.mktemp("crowd"), {"models": models, "limits": limits}) as daemon:
         for n in range(12):

@@ -139,9 +139,17 @@ class TestColours:
         assert len(set(seen)) == 3, seen
 
     def test_no_two_loaded_models_look_alike(self, crowd, open_page):
+        """Also once others were unloaded, which keep their colours in the charts."""
         page = open_page(crowd)
-        expect(page.locator(".segment[data-model]")).to_have_count(12)
-        colours = page.locator(".segment[data-model] i").evaluate_all(
-            "parts => parts.map(part => getComputedStyle(part).backgroundColor)"
-        )
-        assert len(set(colours)) == 12
+        segments = page.locator(".segment[data-model]")
+        colours = "parts => new Set(parts.map(part => getComputedStyle(part.querySelector('i')).backgroundColor)).size"
+        expect(segments).to_have_count(12)
+        assert segments.evaluate_all(colours) == 12
+        expect(page.locator(".chart.whole figcaption")).to_contain_text("model-0")
+        for n in range(12):
+            crowd.post(f"/v1/admin/models/model-{n}/unload").raise_for_status()
+            crowd.post(f"/v1/admin/models/model-{n + 12}/load").raise_for_status()
+        for n in range(12, 24):
+            segment(page, f"model-{n}").wait_for()
+        expect(segments).to_have_count(12)
+        assert segments.evaluate_all(colours) == 12

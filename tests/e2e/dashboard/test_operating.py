@@ -11,7 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.dashboard.conftest import KEY, PATIENCE_MS, row
+from supervisor.http.watch import RESTARTED
+from tests.e2e.dashboard.conftest import KEY, row
 from tests.support.daemon import Daemon, wait_until
 
 
@@ -190,6 +191,36 @@ class TestLog:
         assert saved.value.suggested_filename == "kokoro.log"
         assert "kokoro speaks" in saved.value.path().read_text()
 
+    def test_goes_on_after_the_daemon_restarted(self, locked, open_page):
+        def loaded() -> str:
+            view = locked.post("/v1/admin/models/plain/load", headers={"authorization": f"Bearer {KEY}"}).json()
+            return f"fake worker {view['worker']['pid']} starting"
+
+        first = loaded()
+        page = open_page(locked, "models/plain/log")
+        page.get_by_label("Key", exact=True).fill(KEY)
+        page.keyboard.press("Enter")
+        log, search = page.get_by_role("log"), page.get_by_label("Search the log")
+        expect(log).to_contain_text(first)
+        search.fill("WORKER")
+        page.get_by_label("Wrap").uncheck()
+        locked.stop()
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("Trying again")
+        locked.start()
+        second = loaded()
+        expect(log).to_contain_text(second)
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_have_count(0)
+        written = [path.read_text() for path in sorted((locked.state_dir).rglob("plain.log*"), reverse=True)]
+        assert first in written[0]
+        assert second in written[1]
+        wait_until(lambda: len(log.inner_text().splitlines()) == len("".join(written).splitlines()) + 1)
+        lines = log.inner_text().splitlines()
+        assert [line for line in lines if line != RESTARTED] == "".join(written).splitlines()
+        assert lines.index(first) < lines.index(RESTARTED) < lines.index(second)
+        expect(search).to_have_value("WORKER")
+        expect(log.locator("mark").first).to_have_text("worker")
+        expect(page.get_by_label("Wrap")).not_to_be_checked()
+
 
 class TestMemory:
     """The last half hour by model; an eviction leads to its reason."""
@@ -203,7 +234,7 @@ class TestMemory:
             "};"
         )
         page.reload()
-        page.wait_for_function("window.drawn.some((text) => /^[1-9]\\d* [MG]iB$/.test(text))", timeout=PATIENCE_MS)
+        wait_until(lambda: page.evaluate("window.drawn.some((text) => /^[1-9]\\d* [MG]iB$/.test(text))"))
         assert not page.evaluate("window.drawn.filter((text) => / Gi$|^\\d{4,}$/.test(text))")
 
     def test_an_eviction_is_marked_and_says_why(self, empty, open_page):
@@ -240,6 +271,20 @@ class TestManyModels:
         page.get_by_label("Filter the models").fill("model-77")
         expect(page.locator("tr[data-model]")).to_have_count(1)
         expect(row(page, "model-77")).to_be_visible()
+
+    def test_warn_of_their_memory_also_where_folded(self, crowd, open_page):
+        (huge,), (little,) = (crowd.model(name)["warnings"] for name in ["model-98", "model-99"])
+        page = open_page(crowd)
+        expect(row(page, "model-98")).to_have_count(0)
+        told = page.get_by_role("list", name="Memory warnings").get_by_role("listitem")
+        expect(told).to_have_text([f"model-98: {huge}", f"model-99: {little}"])
+        page.get_by_label("Filter the models").fill("model-98")
+        expect(row(page, "model-98").get_by_role("link", name="warning")).to_have_attribute("title", huge)
+        told.get_by_role("link", name="model-99").click()
+        model = page.get_by_role("dialog", name="model-99")
+        expect(model.get_by_role("list", name="Memory warnings")).to_have_text(little)
+        size = crowd.model("model-99")["sizing"]["text"].removeprefix("context ")
+        expect(model.locator("dt", has_text="Context").locator("+ dd")).to_have_text(size)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from supervisor.io.logs import MOST_BYTES, LogFollower
+from supervisor.io.logs import CUT, MOST_BYTES, LogFollower
 
 
 class TestLogFollower:
@@ -35,10 +35,33 @@ class TestLogFollower:
         follower = LogFollower(path)
         follower.begin(0)
         path.write_text("cut\n")
-        assert follower.read() == ["cut"]
+        assert follower.read() == [CUT, "cut"]
+        with path.open("a") as log:
+            log.write("its last words\nno end of a li")
         path.rename(tmp_path / "log.1")
         path.write_text("another file, longer than the last\n")
-        assert follower.read() == ["another file, longer than the last"]
+        assert follower.read() == ["its last words", "no end of a li", "another file, longer than the last"]
+
+    def test_another_goes_on_where_one_was(self, tmp_path: Path):
+        path = tmp_path / "log"
+        path.write_text("one\ntw")
+        follower = LogFollower(path)
+        assert follower.begin(9) == ["one"]
+        with path.open("a") as log:
+            log.write("o\nthree\n")
+        second, third = LogFollower(path), LogFollower(path)
+        assert second.resume(follower.position) == ["two", "three"]
+        assert third.resume(second.position) == []
+        assert LogFollower(path).resume(third.position) == []
+        path.rename(tmp_path / "log.1")
+        path.write_text("four\n")
+        last = LogFollower(path)
+        assert last.resume(follower.position) == ["two", "three", "four"]
+        assert last.read() == []
+        path.rename(tmp_path / "log.1")
+        path.write_text("five\n")
+        assert LogFollower(path).resume(follower.position) == [CUT, "five"]  # also where it has the first one's inode
+        assert LogFollower(path).resume("of another program") == [CUT, "five"]
 
     def test_says_what_it_left_out_of_a_flood(self, tmp_path: Path):
         path = tmp_path / "log"

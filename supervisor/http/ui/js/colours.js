@@ -1,20 +1,17 @@
 // Each model's colour, the same wherever it is shown. Only models that hold memory, or did so within the charts, have one:
-// so no two of them look alike, however many are configured.
+// so no two loaded ones look alike, up to twelve of them, however many are configured.
 
-import { state } from "./state.js";
+import { state, subscribe } from "./state.js";
 
 const COLOURS = 12; // --hue-0 and so on
 const STEP = 5; // neighbours in the row of colours look alike, those so far apart don't
+const LOADED = 1000; // how much more it counts that a loaded model has a colour
+const MEMORY = "worker_memory_mib:"; // before a device, a slash and a model
 const taken = new Map(); // names of models, their colours
 
 /** The physical model behind a public name. */
 export function physical(name) {
   return state.models.get(name) ?? [...state.models.values()].find((model) => model.virtual_models.includes(name));
-}
-
-function isShown(name) {
-  const model = state.models.get(name);
-  return model?.memory.lease_mib != null || Object.keys(state.history?.series ?? {}).some((series) => series.endsWith(`/${name}`));
 }
 
 /** The colour that the name itself leads to, so that it mostly stays the same from visit to visit. */
@@ -24,26 +21,35 @@ function preferred(name) {
   return sum % COLOURS;
 }
 
-/** Give every model that needs a colour one, in the order of their names: the next visit finds them the same. */
+/** Give every model that is shown a colour, in the order of their names: the next visit finds them the same. Those loaded come
+ * first; one that comes back while another loaded one has its old colour takes a new one. */
 function assign() {
-  const shown = [...state.models.keys()].filter(isShown).sort();
-  for (const name of taken.keys()) if (!shown.includes(name)) taken.delete(name);
-  for (const name of shown.filter((each) => !taken.has(each))) {
-    const used = new Set(taken.values());
-    let colour = preferred(name);
-    for (let tries = 1; tries < COLOURS && used.has(colour); tries += 1) colour = (colour + STEP) % COLOURS;
+  const loaded = new Set([...state.models.values()].filter(({ memory }) => memory.lease_mib !== null).map(({ name }) => name).sort());
+  const most = Math.ceil(loaded.size / COLOURS) * LOADED; // of a colour
+  const series = Object.keys(state.history?.series ?? {}).filter((name) => name.startsWith(MEMORY));
+  const shown = new Set([...loaded, ...series.map((name) => name.slice(name.indexOf("/") + 1)).sort()]);
+  const uses = Array(COLOURS).fill(0);
+  const take = (name, colour) => {
     taken.set(name, colour);
+    uses[colour] += loaded.has(name) ? LOADED : 1;
+  };
+  const before = new Map(taken);
+  taken.clear();
+  for (const name of shown) {
+    const colour = before.get(name);
+    if (colour !== undefined && (uses[colour] < most || !loaded.has(name))) take(name, colour);
+  }
+  for (const name of shown) {
+    if (taken.has(name)) continue;
+    const row = uses.map((_, tries) => (preferred(name) + tries * STEP) % COLOURS);
+    take(name, row.reduce((best, colour) => (uses[colour] < uses[best] ? colour : best)));
   }
 }
 
-function colourOf(name) {
-  if (!taken.has(name) && isShown(name)) assign();
-  return taken.get(name) ?? null;
-}
+subscribe(assign);
 
 /** The class of a model's colour, under whichever of its names; "" where it has none. */
 export function hue(name) {
-  const model = physical(name);
-  const colour = model ? colourOf(model.name) : null;
-  return colour === null ? "" : `hue-${colour}`;
+  const colour = taken.get(physical(name)?.name);
+  return colour === undefined ? "" : `hue-${colour}`;
 }

@@ -150,7 +150,7 @@ async function follow(signal) {
   return true;
 }
 
-const pause = (ms, signal) =>
+export const pause = (ms, signal) =>
   new Promise((resolve) => {
     const timer = setTimeout(resolve, ms);
     signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });

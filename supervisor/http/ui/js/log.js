@@ -3,37 +3,54 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { events, modelPath, send } from "./api.js";
 import { plural } from "./format.js";
+import { pause } from "./live.js";
 import { Empty } from "./parts.js";
-import { notify } from "./state.js";
+import { notify, state } from "./state.js";
 
 const LINES = 1000; // at first
 const LINES_KEPT = 5000;
 const LINES_SAVED = 10000; // the most that the daemon gives at once
+const AGAIN_MS = 1000;
 const AT_END = 24; // pixels
 
-/** The lines of the log: its tail, then each new one. null: none are to be had. */
+/** `[lines, trouble]`: the tail of the log, then each new line, also after a broken connection; and why none come just now. */
 function useLines(name) {
   const [lines, setLines] = useState([]);
+  const [trouble, setTrouble] = useState(null);
   useEffect(() => {
     const controller = new AbortController();
+    const { signal } = controller;
     let arrived = [];
+    let last = null; // the id of the last line taken in, after which the daemon goes on
     const show = () => {
       const added = arrived;
       arrived = [];
       setLines((kept) => [...kept, ...added].slice(-LINES_KEPT));
     };
     const read = async () => {
-      const response = await send("GET", modelPath(name, `/logs?lines=${LINES}&follow=true`), { signal: controller.signal });
-      for await (const { data } of events(response)) {
+      const response = await send("GET", modelPath(name, `/logs?lines=${LINES}&follow=true`), { signal, headers: last ? { "last-event-id": last } : {} });
+      setTrouble(null);
+      const begun = []; // lines up to the next id: without it they come again
+      for await (const { data, id } of events(response)) {
+        begun.push(data);
+        if (id === null || id === last) continue;
+        last = id;
         if (arrived.length === 0) setTimeout(show, 50); // many lines come at once: one drawing for all
-        arrived.push(data);
+        arrived.push(...begun.splice(0));
+      }
+      throw new Error("The daemon ended.");
+    };
+    const follow = async () => {
+      while (!signal.aborted) {
+        if (state.link !== "locked") await read().catch((error) => error.name !== "AbortError" && setTrouble(error.message));
+        await pause(AGAIN_MS, signal);
       }
     };
     setLines([]);
-    read().catch((error) => error.name !== "AbortError" && setLines((kept) => (kept.length ? kept : null)));
+    follow();
     return () => controller.abort();
   }, [name]);
-  return lines;
+  return [lines, trouble && `${trouble} Trying again.`];
 }
 
 async function download(name) {
@@ -54,14 +71,14 @@ function pieces(lines, wanted, only) {
 const Check = ({ label, checked, onChange }) => html`<label class="check"><input type="checkbox" checked=${checked} onChange=${(event) => onChange(event.target.checked)} />${label}</label>`;
 
 export function Log({ model }) {
-  const lines = useLines(model.name);
+  const [lines, trouble] = useLines(model.name);
   const [wanted, setWanted] = useState("");
   const [only, setOnly] = useState(false);
   const [wrap, setWrap] = useState(localStorage.getItem("llmux.wrap") !== "no");
   const [follows, setFollows] = useState(true);
   const place = useRef(null);
   const at = useRef(-1); // which of the places found was gone to last
-  const { parts, matching } = useMemo(() => pieces(lines ?? [], wanted, only), [lines, wanted, only]);
+  const { parts, matching } = useMemo(() => pieces(lines, wanted, only), [lines, wanted, only]);
   useEffect(() => {
     if (follows && place.current) place.current.scrollTop = place.current.scrollHeight;
   }, [parts, follows, wrap]);
@@ -80,7 +97,7 @@ export function Log({ model }) {
     localStorage.setItem("llmux.wrap", value ? "yes" : "no");
     setWrap(value);
   };
-  if (!lines?.length) return html`<${Empty}>${lines ? "The log is empty." : "There is no log yet."}<//>`;
+  if (lines.length === 0) return html`<${Empty}>${trouble ?? "The log is empty."}<//>`;
   return html`<div class="log-tools">
       <input type="search" placeholder="Search; Enter goes on" aria-label="Search the log" value=${wanted} onInput=${search} onKeyDown=${goOn} />
       <span class="muted num" role="status">${wanted ? plural(matching, "line") : ""}</span>
@@ -89,5 +106,6 @@ export function Log({ model }) {
       <${Check} label="Follow" checked=${follows} onChange=${setFollows} />
       <button class="small" onClick=${() => download(model.name).catch((error) => notify(error.message, "bad"))}>Download</button>
     </div>
+    ${trouble && html`<p class="problem" role="alert">${trouble}</p>`}
     <pre class=${`log ${wrap ? "wrapped" : ""}`} ref=${place} tabindex="0" role="log" aria-label=${`Log of ${model.name}`} onScroll=${scrolled}>${parts.map((part, index) => (index % 2 ? html`<mark>${part}</mark>` : part))}</pre>`;
 }

@@ -14,7 +14,7 @@ function Why({ model }) {
   const decisions = useDecisions(model.name);
   return html`
     ${model.crash && html`<div class="crash"><p><span class="badge bad">${model.crash.class}</span> ${model.crash.summary}</p>
-      ${model.crash.log_tail.length > 0 && html`<pre tabindex="0" aria-label="Last words of the worker">${model.crash.log_tail.join("\n")}</pre>`}</div>`}
+      ${model.crash.log_tail.length > 0 && html`<pre role="group" tabindex="0" aria-label="Last words of the worker">${model.crash.log_tail.join("\n")}</pre>`}</div>`}
     ${model.waits_for.length > 0 && html`<p>Waits for the memory of ${model.waits_for.map((claim) => (Array.isArray(claim) ? claim[0] : claim)).join(", ")}.</p>`}
     <${Decisions} decisions=${decisions} named=${false} />
     ${decisions.length === 0 && html`<${Empty}>Nothing was decided about it yet.<//>`}
@@ -32,14 +32,14 @@ function Facts({ model }) {
     ["Address", worker?.address ? `${worker.address}, as ${worker.upstream_model}, ${plural(worker.connections, "connection")}` : ""],
     ["Worker", worker?.pid ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
     ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
-    ["Context", model.capabilities?.context ? `${model.capabilities.context} tokens` : ""],
+    ["Context", model.sizing?.text.replace(/^context /, "") ?? (model.capabilities?.context ? `${model.capabilities.context} tokens` : "")],
     ["Overrides", Object.entries(model.overrides ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],
     ["Takes", model.capabilities?.modalities?.join(", ") ?? ""],
     ["Can", ["tools", "thinking", "multi_turn"].filter((name) => model.capabilities?.[name]).join(", ").replace("multi_turn", "multi-turn")],
     ["Serves", model.capabilities?.endpoints?.join("\n") ?? ""],
   ];
   return html`<dl class="facts">${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${text}</dd>`)}</dl>
-    ${model.definition && html`<h3>Definition</h3><pre tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
+    ${model.definition && html`<h3>Definition</h3><pre role="group" tabindex="0" aria-label="Definition">${JSON.stringify(model.definition, null, 2)}</pre>`}`;
 }
 
 function Constraint({ name, rule, value, configured, onInput }) {
@@ -91,6 +91,7 @@ export function ModelDialog({ name, tab = "why", onClose }) {
       <${StateBadge} model=${model} /><span class="reason">${model.reason || "never loaded"}</span>
       <${Actions} model=${model} />
     </div>
+    ${model.warnings.length > 0 && html`<ul class="warnings" aria-label="Memory warnings">${model.warnings.map((text) => html`<li>${text}</li>`)}</ul>`}
     <nav class="tabs" aria-label=${`About ${name}`}>
       ${shown.map(([id, title]) => html`<a href=${href("models", name, id)} aria-current=${id === open ? "page" : null}>${title}</a>`)}
     </nav>

@@ -12,6 +12,7 @@ import { useShortcuts } from "./shortcuts.js";
 
 const UNGROUPED = 12; // so many models need no headings
 const UNFOLDED = 30; // of more than that only the active ones are shown at first
+const WARNED = 3; // so many warnings are shown at first
 
 export function StateBadge({ model }) {
   const tone = model.state === "ready" ? "good" : model.state === "failed" || model.state === "backoff" ? "bad" : model.state === "stopped" ? "" : "busy";
@@ -51,6 +52,7 @@ function Row({ model }) {
     <td class="state"><${StateBadge} model=${model} /> <small>${age(model)}</small></td>
     <td class="memory num">
       ${model.remote ? html`<span class="muted" title="Others run it: no memory here">remote</span>` : lease === null ? html`<span class="muted" title=${estimate.detail}>~ ${mib(estimate.mib)}</span>` : html`${measured === null ? "" : `${Math.round(measured)} of `}${mib(lease)}${state.devices.length > 1 && html`<small>${model.device}</small>`}`}
+      ${model.warnings.length > 0 && html`<a class="badge busy" href=${href("models", model.name, "about")} title=${model.warnings.join("\n")}>warning</a>`}
     </td>
     <td class="load num">${model.in_flight > 0 && html`<span>${model.in_flight} in flight</span>`}${model.queued > 0 && html`<small>${model.queued} queued</small>`}</td>
     <td class="reason" title=${model.reason}>${model.crash ? model.crash.summary : model.reason || "never loaded"}</td>
@@ -78,6 +80,17 @@ function grouped(models) {
   }
   for (const members of groups.values()) members.sort((left, right) => byName(left.name, right.name));
   return [...groups].sort(([left], [right]) => rank(left) - rank(right) || byName(left, right));
+}
+
+/** What can't be right about models' memory, also of those whose group is folded. */
+function Warnings() {
+  const [all, setAll] = useState(false);
+  const told = [...state.models.values()].flatMap(({ name, warnings }) => warnings.map((text) => [name, text]));
+  if (told.length === 0) return null;
+  return html`<ul class="warnings" aria-label="Memory warnings">
+    ${told.slice(0, all ? Infinity : WARNED).map(([name, text]) => html`<li key=${`${name} ${text}`}><a href=${href("models", name, "about")}>${name}</a>: ${text}</li>`)}
+    ${told.length > WARNED && html`<li><button class="small" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Fewer" : `${told.length - WARNED} more`}</button></li>`}
+  </ul>`;
 }
 
 const GroupRow = ({ group, count, open, onToggle }) => html`<tr class="group">
@@ -132,6 +145,7 @@ export function Models() {
       <h2 id="models-title">Models <small>${state.models.size}</small></h2>
       <input ref=${search} type="search" placeholder="Filter" aria-label="Filter the models" value=${filter} onInput=${(event) => setFilter(event.target.value)} onKeyDown=${(event) => event.key === "Escape" && (setFilter(""), event.target.blur())} />
     </div>
+    <${Warnings} />
     <table class="models">
       <thead><tr><th>Model</th><th>Type</th><th>State</th><th class="num">Memory</th><th class="num">Requests</th><th>Reason</th><th><span class="unseen">Actions</span></th></tr></thead>
       <tbody ref=${body}>${rows}</tbody>

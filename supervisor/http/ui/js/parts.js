@@ -85,7 +85,7 @@ export async function copy(text) {
 
 export function Snippet({ label, text, shown = text }) {
   return html`<div class="snippet">
-    <pre tabindex="0" aria-label=${label}>${shown}</pre>
+    <pre role="group" tabindex="0" aria-label=${label}>${shown}</pre>
     <button class="quiet square" aria-label=${`Copy ${label}`} title="Copy" onClick=${() => copy(text)}><${Icon} name="copy" /></button>
   </div>`;
 }

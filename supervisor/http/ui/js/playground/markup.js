@@ -27,7 +27,7 @@ export function Text({ text }) {
   for (let at = 0; at < parts.length; at += 3) {
     const prose = parts[at].trim();
     if (prose) shown.push(...prose.split(/\n{2,}/).map(block));
-    if (at + 2 < parts.length) shown.push(html`<pre tabindex="0" aria-label=${parts[at + 1].trim() || "code"}>${parts[at + 2]}</pre>`);
+    if (at + 2 < parts.length) shown.push(html`<pre role="group" tabindex="0" aria-label=${parts[at + 1].trim() || "code"}>${parts[at + 2]}</pre>`);
   }
   return html`<div class="prose">${shown}</div>`;
 }

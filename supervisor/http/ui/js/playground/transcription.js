@@ -61,7 +61,7 @@ export function Transcription({ model, choice }) {
       ${!busy && result && file && html`<button type="button" onClick=${() => transcribe(file)}>Again</button>`}
     </div>
     ${busy && html`<${Waiting} model=${model} />`}
-    ${result && !busy && html`<div class="transcript"><p tabindex="0" aria-label="Transcript">${result.text || "(nothing was heard)"}</p>
+    ${result && !busy && html`<div class="transcript"><p role="group" tabindex="0" aria-label="Transcript">${result.text || "(nothing was heard)"}</p>
       <button class="quiet square" aria-label="Copy the transcript" onClick=${() => copy(result.text)}><${Icon} name="copy" /></button></div>
       <small class="num">${file.name} · ${milliseconds(result.took)}</small>`}
   </div>`;
