@@ -1,7 +1,9 @@
 """Settings for all tests."""
 
 import os
+import ssl
 import sys
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +18,9 @@ settings.load_profile("shared")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 os.environ.pop("COLUMNS", None)  # pytest-xdist's, for its own reports
+
+# Every call of httpx makes a context anew, also for plain HTTP: reading the authorities' certificates takes 30 ms.
+ssl.create_default_context = cache(ssl.create_default_context)
 
 
 def pytest_addoption(parser):

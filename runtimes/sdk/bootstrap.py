@@ -8,6 +8,7 @@ The folder above `runtimes` may be the supervisor's site-packages, so it must no
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 import types
@@ -15,6 +16,7 @@ from pathlib import Path
 
 
 def main() -> None:
+    gc.disable()  # modules stay: looking through them while they are loaded takes a sixth of a start; `server.serve` enables it
     package = types.ModuleType("runtimes")
     package.__path__ = [str(Path(__file__).resolve().parents[1])]
     sys.modules["runtimes"] = package

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import gc
 import hmac
 import json
 import os
@@ -96,6 +97,8 @@ class Worker(abc.ABC):
 
 def serve(make: Callable[[Settings], Worker]) -> None:
     """Run the program. Never returns."""
+    gc.freeze()  # the modules
+    gc.enable()
     settings = Settings.parse(sys.argv[1])
     key = os.environ.pop(KEY_VARIABLE, "")
     code = asyncio.run(_serve(make, settings, key))

@@ -136,6 +136,7 @@ class TestOperator:
 
     def test_finds_no_sideways_scrolling_on_a_phone(self, empty, open_page):
         empty.post("/v1/admin/models/embedder/load")
+        page = open_page(empty, width=360, height=740)
         for path in [
             "",
             "models/embedder/log",
@@ -146,7 +147,8 @@ class TestOperator:
             "connect",
             "daemon",
         ]:
-            page = open_page(empty, path, width=360, height=740)
+            page.goto(f"{empty.url}/ui/#/{path}")
+            page.reload()
             page.locator("main .panel").first.wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
 
