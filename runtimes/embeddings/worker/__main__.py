@@ -174,7 +174,6 @@ class Reranker(_Model):
 
     async def begun(self, texts: Sequence[str], most: int) -> list[str]:
         """The beginning of each text, of so many tokens."""
-
         if not self.tokenizer.is_fast:
             raise unsupported("max_tokens_per_doc", "this model's tokenizer doesn't tell where its tokens are")
 
