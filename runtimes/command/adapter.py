@@ -205,9 +205,8 @@ class CommandAdapter(Adapter[CommandConfig]):
         if not sizes:
             return None
         size_mib = -(-sum(sizes) // (1 << 20))
-        return Estimate(
-            mib=-(-size_mib * 13 // 10), source="file_size", detail=f"{len(sizes)} files of {size_mib} MiB, times 1.3"
-        )
+        files = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
+        return Estimate(mib=-(-size_mib * 13 // 10), source="file_size", detail=f"{files} of {size_mib} MiB, times 1.3")
 
     def thinking(self, config: CommandConfig) -> Thinking | None:
         """By a chat template argument, if the configuration says that the program knows it."""

@@ -231,7 +231,7 @@ async def _read(worker: WorkerKey, read: Callable[[], T]) -> T | None:
 async def _warn_of_exposure(worker: WorkerKey, port: int) -> None:
     """Of a worker without a key that other machines may reach: whatever its program or container was told."""
     if addresses := await _read(worker, lambda: exposed(port)):
-        remedy = "let it listen on ${host} alone, or let llmux ask it with a key"
+        remedy = "let it listen on ${host} alone, or check a key (auth: bearer)"
         log.warning(
             "worker.exposed", model=worker[0], generation=worker[1], port=port, addresses=addresses, remedy=remedy
         )

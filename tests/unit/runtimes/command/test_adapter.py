@@ -277,5 +277,7 @@ class TestEstimate:
         file.write_bytes(b"")
         with file.open("r+b") as opened:
             opened.truncate(100 << 20)
-        assert ADAPTER.estimate(config(files=[str(file)])).mib == 130
+        found = ADAPTER.estimate(config(files=[str(file)]))
+        assert (found.mib, found.detail) == (130, "1 file of 100 MiB, times 1.3")
+        assert ADAPTER.estimate(config(files=[str(file)] * 2)).detail == "2 files of 200 MiB, times 1.3"
         assert ADAPTER.estimate(config()) is None
