@@ -154,13 +154,8 @@ async def forward(
     try:
         content_type = _header(response.headers, b"content-type")
         has_events = content_type.startswith(EVENTS)
-        if names is not None and response.status < 400 and not _encoded(response.headers):
-            response = RenamedResponse.of(response, names, content_type)
-        if completion is not None and response.status < 400 and not _encoded(response.headers):
-            response = TranslatedResponse(response, content_type, completion)
-        if translation is not None and response.status < 400:
-            response = await TranslatedResponse.of(response, translation, is_stream=has_events)
-            outcome.canonical = response.canonical
+        if is_read and response.status < 400:
+            response = await _shaped(response, content_type, outcome, names, completion, translation)
             content_type = _header(response.headers, b"content-type")
         outcome.status = response.status
         own = [(b"x-request-id", request_id), *extra_headers]
@@ -185,6 +180,27 @@ async def forward(
             await break_off(send, outcome, error if explain is None else await explain(error), dialect)
     finally:
         response.close()
+
+
+async def _shaped(
+    response: UpstreamResponse,
+    content_type: bytes,
+    outcome: Outcome,
+    names: Renaming | None,
+    completion: StreamTranslation | None,
+    translation: Translation | None,
+) -> UpstreamResponse:
+    """The answer as the client is to get it. Raises UpstreamError for one that can't be translated."""
+    if not _encoded(response.headers):
+        if names is not None:
+            response = RenamedResponse.of(response, names, content_type)
+        if completion is not None:
+            response = TranslatedResponse(response, content_type, completion)
+    if translation is None:
+        return response
+    translated = await TranslatedResponse.of(response, translation, is_stream=content_type.startswith(EVENTS))
+    outcome.canonical = translated.canonical
+    return translated
 
 
 async def break_off(send: Send, outcome: Outcome, error: LlmuxError, dialect: Dialect) -> None:

@@ -61,7 +61,7 @@ class _Model(Worker):
         for place, count in enumerate(counts):
             if count > self.limit and not cut:
                 raise WorkerError(
-                    f"{name}[{place}] has {count} tokens, {self.settings.model} takes {self.limit}. "
+                    f"{name}[{place}] has {count} tokens, and the model takes {self.limit}. "
                     "Split it, or say truncate: true to have the rest ignored.",
                     code="context_length_exceeded",
                     param=name,

@@ -191,6 +191,15 @@ class TestFailure:
         assert re.search("shown (does not start|was not loaded)", told.text)
         assert "broken" not in told.text
 
+    def test_what_operators_type_takes_that_name(self, site):
+        """`llmux why`, `logs` and `load` ask for these; what they show has the model's own name."""
+        (site.folder / WRONG).touch()
+        with site.client(headers=headers("boss")) as client:
+            assert client.post("/v1/admin/models/shown/load").status_code == 503
+            decisions = client.get("/v1/admin/decisions?model=shown").json()["data"]
+            assert ("failed", "broken") in {(decision["kind"], decision["model"]) for decision in decisions}
+            assert "unknown argument: --nonsense" in client.get("/v1/admin/models/shown/logs").text
+
 
 class TestRealClient:
     """OpenAI's own client reads a whole answer of a real llama.cpp after the news."""

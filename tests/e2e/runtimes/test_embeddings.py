@@ -154,7 +154,7 @@ class TestEmbeddings:
     def test_too_long(self, daemon):
         refused = self.embed(daemon, input=["fine", "word " * 300])
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-        assert "input[1] has 302 tokens, minilm takes 256" in refused.json()["error"]["message"]
+        assert "input[1] has 302 tokens, and the model takes 256" in refused.json()["error"]["message"]
         cut = self.embed(daemon, input=["fine", "word " * 300], truncate=True)
         assert (cut.status_code, cut.json()["usage"]["prompt_tokens"]) == (200, 3 + 256)
 
