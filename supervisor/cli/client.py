@@ -45,9 +45,14 @@ class ServerSent:
     data: str
 
 
+def reachable(host: str) -> str:
+    """Where this machine reaches it: what listens everywhere listens on loopback too."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
+
+
 def url_of(host: str, port: int) -> str:
-    """How this machine reaches a daemon that listens there."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    """The address of a daemon that listens there, for clients on this machine."""
+    host = reachable(host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

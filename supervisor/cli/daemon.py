@@ -18,6 +18,7 @@ import structlog
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
+from supervisor.cli.client import reachable, url_of
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
     on_signals,
@@ -207,7 +208,7 @@ def _holdings(
 ) -> Holdings:
     host, port = listener.getsockname()[:2]
     address = catalog.server.host, catalog.server.port
-    return Holdings(address, listener.fileno(), lock, launcher, stores, (_reachable(host), port))
+    return Holdings(address, listener.fileno(), lock, launcher, stores, (reachable(host), port))
 
 
 async def _run(
@@ -226,7 +227,7 @@ async def _run(
 def _offer(offering: contextlib.ExitStack, host: str, port: int) -> Key | None:
     """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
     try:
-        access = offering.enter_context(local_access.offered(_url(host, port), host, port))
+        access = offering.enter_context(local_access.offered(url_of(host, port), host, port))
     except OSError as error:
         log.info("local_access.unavailable", reason=str(error))
         return None
@@ -253,19 +254,10 @@ async def _serve(
     reloader = Reloader(daemon, configuration, listener.getsockname()[0])
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
     application = Application(daemon, reloader, handover)
-    url, keys = _url(*holdings.answers_at), len(daemon.keyring.keys)
+    url, keys = url_of(*holdings.answers_at), len(daemon.keyring.keys)
     on_listening(url, keys)
     log.info("daemon.listening", url=url, keys=keys)
     await _until_stopped(daemon, application, reloader, listener, handover, takeover)
-
-
-def _reachable(host: str) -> str:
-    """Where this machine reaches it: what listens everywhere listens on loopback too."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _sized(catalog: Catalog, opened: Opened) -> Catalog:
