@@ -37,11 +37,17 @@ from supervisor.errors import ConfigError
 SECTIONS = ("models", "virtual_models", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
 
+NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
 _OWN_PATHS = re.compile(r"/|/(?:v1/)?health|/metrics|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 S = TypeVar("S", bound=BaseModel)
+
+
+def is_name(text: str) -> bool:
+    """Can a model be called this?"""
+    return bool(_NAME.fullmatch(text)) and text.isprintable()
 
 
 class Assembly:
@@ -200,8 +206,8 @@ class Assembly:
         return models
 
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
-        if not (_NAME.fullmatch(name) and name.isprintable()):
-            self._problem(node, trail, "not a name: up to 200 visible characters without spaces, no leading slash")
+        if not is_name(name):
+            self._problem(node, trail, f"not a name: {NAME_RULE}")
 
     def _model(self, name: str, node: Node, trail: Trail) -> CatalogModel | None:
         if not isinstance(node, Table):

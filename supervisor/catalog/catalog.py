@@ -219,7 +219,9 @@ class Catalog:
         disabled = sum(trail[0] == "models" for trail in self.origins if len(trail) == 2)
         what = 'every model has "enabled: false", so there is nothing to serve: enable one'
         if not disabled:
-            what = "there are no models to serve: add one (llmux config example explains every key), or try: llmux demo"
+            what = (
+                "there are no models to serve: add one with llmux add ORG/REPO-GGUF, or as llmux config example shows"
+            )
         return str(Problem(self.origins[at], at, what))
 
     def route(self, name: str) -> Route | None:

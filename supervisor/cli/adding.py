@@ -16,6 +16,7 @@ from pathlib import Path
 from runtimes.base import LaunchContext, ModelUnusableError, RuntimeNotInstalledError
 from runtimes.device_kind import HOST, DeviceAssignment
 from supervisor.catalog import Catalog, CatalogModel, Configuration, check_devices, load_text
+from supervisor.catalog.assembly import NAME_RULE, is_name
 from supervisor.catalog.edit import with_model
 from supervisor.catalog.loader import FILE_NAME
 from supervisor.catalog.sections import config_dir
@@ -169,6 +170,8 @@ def offer(catalog: Catalog, wanted: Reference) -> Offer:
 
 def free_name(catalog: Catalog, wanted: Reference, variant: Variant, name: str | None) -> str:
     """The name for its entry: the one that was given, else one made of the repository's. Raises InvalidRequestError."""
+    if name is not None and not is_name(name):
+        raise InvalidRequestError(f"{name!r} is not a name: {NAME_RULE}.", param="--name")
     taken = {*catalog.models, *catalog.virtual}
     own = hub_models.name_of(wanted.repo)
     for word in (name,) if name is not None else (own, f"{own}-{variant.label.lower()}"):

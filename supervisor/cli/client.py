@@ -46,8 +46,8 @@ class ServerSent:
 
 
 def url_of(host: str, port: int) -> str:
-    """How this machine reaches a daemon that listens there."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    """The address of a daemon that listens there, for clients on this machine: everywhere is on loopback too."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # not a bind, but what a bind means
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -18,6 +18,7 @@ import structlog
 from supervisor.catalog import Catalog, Configuration, check_devices
 from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
 from supervisor.catalog.keys import Key, Keyring, load_keys, local_key, refuse_exposed
+from supervisor.cli.client import url_of
 from supervisor.cli.log_setup import dropped_lines
 from supervisor.cli.own_process import (
     on_signals,
@@ -227,7 +228,7 @@ def _offer(offering: contextlib.ExitStack, listener: socket.socket) -> Key | Non
     """A key for the commands of our own user, until the stack is left. None where it can't be kept: they need another."""
     addresses, port = reached_at(listener), listener.getsockname()[1]
     try:
-        access = offering.enter_context(local_access.offered(_url(addresses[0], port), addresses, port))
+        access = offering.enter_context(local_access.offered(url_of(addresses[0], port), addresses, port))
     except OSError as error:
         log.info("local_access.unavailable", reason=str(error))
         return None
@@ -254,7 +255,7 @@ async def _serve(
     reloader = Reloader(daemon, configuration, listener.getsockname()[0])
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
     application = Application(daemon, reloader, handover)
-    url, keys = _url(*holdings.answers_at), len(daemon.keyring.keys)
+    url, keys = url_of(*holdings.answers_at), len(daemon.keyring.keys)
     on_listening(url, keys)
     log.info("daemon.listening", url=url, keys=keys)
     await _until_stopped(daemon, application, reloader, listener, handover, takeover)
@@ -267,10 +268,6 @@ def reached_at(listener: socket.socket) -> tuple[str, ...]:
         is_alone = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         return ("::1",) if is_alone else ("127.0.0.1", "::1")
     return ("127.0.0.1",) if host == "0.0.0.0" else (host,)
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def _sized(catalog: Catalog, opened: Opened) -> Catalog:

@@ -54,7 +54,7 @@ class Check:
 def examine(config: Path | None) -> list[Check]:
     """Every check, in the order in which to fix things. Takes a few seconds where a GPU has to be woken."""
     configured, catalog = _configuration(config)
-    server = catalog.server if catalog is not None else ServerConfig()
+    server = catalog.server if catalog is not None else _server(config)
     found = [*_environment(), *configured, *_gpus(catalog)]
     if catalog is not None:
         found += _models(catalog)
@@ -110,6 +110,14 @@ def _configuration(config: Path | None) -> tuple[list[Check], Catalog | None]:
     with contextlib.suppress(ConfigError):  # if only files are missing, the rest can still be checked
         return checks, source.read(check_files=False) if source is not None else None
     return checks, None
+
+
+def _server(config: Path | None) -> ServerConfig:
+    """As far as it can be read where the rest has mistakes."""
+    try:
+        return configuration.settings(config).server()
+    except ConfigError:
+        return ServerConfig()
 
 
 def _gpus(catalog: Catalog | None) -> Iterator[Check]:

@@ -65,6 +65,16 @@ COMMANDS = (
 )
 
 
+def _open_missing_streams() -> None:
+    """Nothing that is opened later may get the numbers of stdin, stdout and stderr: what prints would write into it."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+            setattr(sys, name, os.fdopen(descriptor, "r+" if descriptor else "r", closefd=False))
+
+
 class _Group(click.Group):
     """Renders our errors: the message alone, no traceback. Lists commands in the order of their declaration."""
 
@@ -72,6 +82,7 @@ class _Group(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *words: Any, **extra: Any) -> Any:
         """As click does it, but that programs are told of a mistake in the command line, too."""
+        _open_missing_streams()
         given = sys.argv[1:] if args is None else list(args)
         self._for_programs = "--json" in itertools.takewhile(lambda word: word != "--", given)
         if not extra.get("standalone_mode", True):

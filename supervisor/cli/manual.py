@@ -17,6 +17,7 @@ _ENVIRONMENT: Final = {
     "LLMUX_CONFIG": "The configuration file, where --config doesn't name one.",
     "LLMUX_URL": "The daemon to ask, where --url doesn't name one.",
     "LLMUX_API_KEY": "The API key to ask it with, where --key doesn't give one.",
+    "LLMUX_SERVER__PORT": "The setting server.port; so with all of server, limits and devices.",
     "HF_TOKEN": "A token of the model hub, for gated and private models.",
     "HF_ENDPOINT": "Another model hub.",
     "NO_COLOR": "Leave out colours.",

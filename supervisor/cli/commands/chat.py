@@ -158,9 +158,9 @@ def chat_options(command: Command) -> Command:
 
 def question(prompt: tuple[str, ...], *, as_json: bool) -> str:
     """The prompt, or what stdin says; empty: a person will talk. Raises UsageError where there is nobody."""
-    text = " ".join(prompt)
+    text = " ".join(prompt).encode("utf-8", "replace").decode()  # arguments may be any bytes
     if not sys.stdin.isatty() and (not prompt or text == "-"):
-        text = sys.stdin.read().strip()
+        text = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
         if not text:
             raise click.UsageError("There is no prompt: stdin is empty.")
     if as_json and not text:

@@ -100,7 +100,11 @@ def add(
         place.check_writable()
         found = _offer(place, model)
         known, place = _add(place, model, name, found)
-    reloaded = not dry_run and _reload(place, _client(place, url, key), removed=False)
+    daemon = _client(place, url, key)
+    runs = not dry_run and _reload(place, daemon, removed=False)
+    reloaded = runs and daemon.serves(known)
+    if runs and not reloaded:
+        _echo(f"The daemon at {daemon.url} does not serve {known}: it runs with another configuration.")
     if as_json:
         variants = found.rows() if found is not None else []
         print_json({"name": known, "config": str(place.path), "variants": variants, "reloaded": reloaded})

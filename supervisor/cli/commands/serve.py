@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
 from pathlib import Path
@@ -45,7 +44,6 @@ def demo(takeover: bool, flags: Flags, as_json: bool) -> None:
 
 
 def _run(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_json: bool) -> None:
-    _open_missing_streams()
     signal.signal(signal.SIGTERM, _end)
     gc.disable()  # what a start makes stays: looking through it takes a sixth of the start
     from supervisor.io.distribution import refuse_name_clashes  # noqa: PLC0415  # not for declaring
@@ -54,15 +52,6 @@ def _run(config: Path | None, flags: Flags, *, demo: bool, takeover: bool, as_js
     from supervisor.cli.serve import serve as run_daemon  # noqa: PLC0415
 
     run_daemon(config, flags, demo=demo, takeover=takeover, as_json=as_json)
-
-
-def _open_missing_streams() -> None:
-    """Nothing that is opened later may get the numbers of stdin, stdout and stderr: what prints would write into it."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
 
 
 def _end(*_: object) -> None:

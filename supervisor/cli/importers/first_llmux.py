@@ -146,14 +146,19 @@ def _virtual(draft: Draft, name: str, values: Values) -> None:
 def _keys(draft: Draft, root: Mapping[str, JsonValue]) -> None:
     """Digests instead of the keys themselves: these keep working, and nobody can read them out of the file."""
     for index, entry in enumerate(list_of(root.get("api_keys"))):
-        key, name = object_of(entry).get("key"), object_of(entry).get("name")
+        key, name = object_of(entry).get("key"), text_of(object_of(entry).get("name") or f"key {index + 1}")[:90]
         if not isinstance(key, str) or len(key) < 16:
             draft.lose(
                 f"api_keys[{index}]", "a key has at least 16 characters; make a new one with: llmux keys add NAME"
             )
             continue
         digest = hashlib.sha256(key.encode()).hexdigest()
-        draft.keys.append({"name": text_of(name or f"key {index + 1}"), "key_sha256": digest, "scopes": ["inference"]})
+        if any(known["key_sha256"] == digest for known in draft.keys):
+            draft.lose(f"api_keys[{index}]", "the same key is there already")
+            continue
+        if any(known["name"] == name for known in draft.keys):
+            name = f"{name} {index + 1}"
+        draft.keys.append({"name": name, "key_sha256": digest, "scopes": ["inference"]})
     if draft.keys:
         draft.look(
             "api_keys",

@@ -131,6 +131,21 @@ class TestForPrograms:
         assert alone("chat", "x", "--", "--json").stdout == ""
 
 
+class TestClosedStreams:
+    """Whoever closes them wants none of it: a command does its work all the same."""
+
+    @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+    def test_no_traceback(self, alone, closed):
+        told = subprocess.run(
+            ["sh", "-c", f'"$@" {closed}', "sh", *LLMUX, "runtimes", "list"],
+            env=alone.env(PYTHONPATH=str(REPOSITORY)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (told.returncode, told.stdout, "Traceback" in told.stderr) == (ExitCode.DONE, "", False)
+
+
 class TestVersion:
     """However people ask for it."""
 

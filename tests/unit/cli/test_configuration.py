@@ -144,4 +144,5 @@ class TestWithoutAFile:
     def test_mistakes_elsewhere_do_not_matter(self, folder, monkeypatch):
         folder.write("models: {a: {}}\nserver: {port: 9126, runtimes_dir: mine}\n")
         assert daemon_url() == "http://127.0.0.1:9126"
+        assert any("9126" in check.message for check in doctor.examine(None) if check.name == "port")
         assert environments.resolve(None) == folder.path / "mine"

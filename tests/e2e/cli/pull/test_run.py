@@ -250,6 +250,13 @@ models:
             config_of(home).write_text(self.CONFIG.replace("talker", "other"))
             told = home("run", "other", "Hello", "--url", daemon.url)
             assert (told.returncode, "another configuration" in told.stderr) == (ExitCode.NOT_FOUND, True)
+            added = home("add", "acme/Tiny-Chat-GGUF", "--json", "--url", daemon.url)
+            assert (json.loads(added.stdout)["reloaded"], "another configuration" in added.stderr) == (False, True)
+
+    @pytest.mark.parametrize("name", ["a b", ""])
+    def test_no_name(self, home, name):
+        told = home("add", "acme/Tiny-Chat-GGUF", "--name", name)
+        assert (told.returncode, f"{name!r} is not a name" in told.stderr) == (ExitCode.FAILED, True)
 
     def test_what_can_not_be_fetched_is_not_entered(self, home, hub):
         config_of(home).parent.mkdir(parents=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.catalog.keys import load_keys
+from supervisor.catalog.yaml_writer import to_yaml
 from supervisor.cli.importers import first_llmux
 from supervisor.errors import ConfigError
+from supervisor.io.files import create
 from tests.support.importing import notes
 
 
@@ -89,3 +92,12 @@ class TestKeys:
             f"api_keys[{n}]: a key has at least 16 characters; make a new one with: llmux keys add NAME" for n in (1, 2)
         ]
         assert any("llmux keys add NAME --scope admin" in note for note in notes(draft))
+
+    def test_names_and_keys_are_there_once(self, tmp_path):
+        """A file of keys with two of a name, or one key twice, would be a mistake."""
+        told = [{"key": f"sk-llmux-012345678{n}", "name": "web"} for n in (1, 2, 2)]
+        draft = imported({"m": HUB}, keys=told)
+        path = tmp_path / "api_keys.yaml"
+        create(path, to_yaml({"keys": list(draft.keys)}))
+        assert [key.name for key in load_keys(path).keys] == ["web", "web 2"]
+        assert "api_keys[2]: the same key is there already" in notes(draft)
