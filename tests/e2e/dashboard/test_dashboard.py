@@ -136,6 +136,7 @@ class TestOperator:
 
     def test_finds_no_sideways_scrolling_on_a_phone(self, empty, open_page):
         empty.post("/v1/admin/models/embedder/load")
+        page = open_page(empty, width=360, height=740)
         for path in [
             "",
             "models/embedder/log",
@@ -146,7 +147,10 @@ class TestOperator:
             "connect",
             "daemon",
         ]:
-            page = open_page(empty, path, width=360, height=740)
+            page.evaluate("path => (location.hash = `#/${path}`)", path)
+            page.locator(
+                "dialog .tabs" if path.startswith("models/") else f'nav [aria-current][href="#/{path.split("/")[0]}"]'
+            ).wait_for()
             page.locator("main .panel").first.wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
 
