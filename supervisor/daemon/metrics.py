@@ -29,7 +29,9 @@ MIB: Final = 1024 * 1024
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PER_TOKEN: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _PER_SECOND: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
-_STATUSES: Final = ("200", "400", "429", "500", "502", "503", "504")  # what requests for a known model get
+_NONE: Final = "none"  # the client left before it got a status
+_STATUSES: Final = ("200", "400", "429", "500", "502", "503", "504", _NONE)  # what requests for a known model get
+_UNKNOWN: Final = ("400", "404", _NONE)  # and others
 _DECISION: Final = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.005, 0.025)
 
 
@@ -84,7 +86,8 @@ class Metrics:
 
         Histograms of requests are left out. They would be thousands of series, and a request more or less is no matter there.
         """
-        self._requests.add(("unknown", "404"), 0)
+        for status in _UNKNOWN:
+            self._requests.add(("unknown", status), 0)
         for route in self._daemon.catalog.listing():
             self._prompt.add((route.name,), 0)
             self._completion.add((route.name,), 0)
@@ -125,7 +128,7 @@ class Metrics:
         route = self._daemon.catalog.route(context.name) if context.name is not None else None
         name = context.name if context.name is not None and route is not None else "unknown"
         outcome, ticket = context.outcome, context.ticket
-        self._requests.add((name, str(outcome.status or context.failed_status or "none")))
+        self._requests.add((name, str(outcome.status or context.failed_status or _NONE)))
         if ticket is None:
             return
         self._queue_wait.observe(name, ticket.queued_s)

@@ -147,8 +147,10 @@ class TestOperator:
             "connect",
             "daemon",
         ]:
-            page.goto(f"{empty.url}/ui/#/{path}")
-            page.reload()
+            page.evaluate("path => (location.hash = `#/${path}`)", path)
+            page.locator(
+                "dialog .tabs" if path.startswith("models/") else f'nav [aria-current][href="#/{path.split("/")[0]}"]'
+            ).wait_for()
             page.locator("main .panel").first.wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
 

@@ -2,56 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import threading
 from collections.abc import Callable, Iterator
 
-import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
 from supervisor.http.watch import RESTARTED
 from tests.e2e.dashboard.conftest import KEY, row
 from tests.support.daemon import Daemon, wait_until
-
-
-class Clients:
-    """Chat requests in threads, and what became of them."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self.threads: list[threading.Thread] = []
-        self.ends: list[str] = []
-
-    def begin(self, model: str, count: int) -> None:
-        """Return once the daemon has them all."""
-        for _ in range(count):
-            self.threads.append(threading.Thread(target=self._ask, args=(model,)))
-            self.threads[-1].start()
-        wait_until(lambda: len(self._daemon.get("/v1/admin/requests").json()["data"]) == len(self.threads))
-
-    def _ask(self, model: str) -> None:
-        try:
-            self.ends.append(self._daemon.chat(model, stream=True).text)
-        except httpx.RemoteProtocolError as error:
-            self.ends.append(f"cut: {error}")
-
-    def join(self) -> None:
-        """Cancel what is left, and wait."""
-        with self._daemon.client() as client:
-            for request in client.get("/v1/admin/requests").json()["data"]:
-                client.delete(f"/v1/admin/requests/{request['id']}")
-        for thread in self.threads:
-            thread.join()
-
-
-@pytest.fixture
-def clients(empty: Daemon) -> Iterator[Clients]:
-    made = Clients(empty)
-    with contextlib.ExitStack() as stack:
-        stack.callback(made.join)
-        yield made
 
 
 def ended(page: Page) -> list[str]:

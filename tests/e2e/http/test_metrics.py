@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,6 +24,7 @@ def daemon(tmp_path_factory):
         "tiny": gguf(),
         "a": fake(vram_mib=3000),
         "b": fake(vram_mib=3000),
+        "late": fake("--start-delay", "600"),
         "broken": fake("--exit-code", "3", "--log-text", "no such thing"),
     }
     limits = {"crash_limit": 1, "min_residency_s": 0}
@@ -133,6 +136,23 @@ class TestMetrics:
         found = samples(daemon)
         crashes = {key: count - before[key] for key, count in found.items() if key[0] == "llmux_crashes_total"}
         assert sum(crashes.values()) == 1, "its series began at 0 before"
+
+    def test_series_of_requests_begin_at_0(self, daemon):
+        """`rate` sees no increase in the first value of a series: the first trouble would be on no panel."""
+        before = samples(daemon)
+        with contextlib.suppress(httpx.ReadTimeout), daemon.client() as client:  # leaves while it waits
+            client.post("/v1/chat/completions", json={"model": "late", "messages": []}, timeout=0.5)
+        assert daemon.post("/v1/chat/completions", json={"messages": []}).status_code == 400
+
+        def counted() -> dict[str, float]:
+            found = samples(daemon)
+            return {
+                f"{dict(key[1])['model']} {dict(key[1])['status']}": count - before[key]
+                for key, count in found.items()
+                if key[0] == "llmux_requests_total" and count != before.get(key)
+            }
+
+        wait_until(lambda: counted() == {"late none": 1, "unknown 400": 1})
 
     def test_workers_own_metrics_bear_their_models_name(self, daemon):
         daemon.chat("Tiny")

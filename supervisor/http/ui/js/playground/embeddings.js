@@ -33,7 +33,7 @@ export function Embeddings({ model, choice }) {
     ${busy && html`<${Waiting} model=${model} />`}
     ${result && !busy && html`<div class="scroll" tabindex="0" role="region" aria-label="Similarity">
       <table class="similarity num">
-        <thead><tr><th /><th />${result.lines.map((_, index) => html`<th scope="col">${index + 1}</th>`)}</tr></thead>
+        <thead><tr><td /><td />${result.lines.map((_, index) => html`<th scope="col">${index + 1}</th>`)}</tr></thead>
         <tbody>${result.table.map((row, index) => html`<tr><th scope="row">${index + 1}</th><td class="line">${result.lines[index]}</td>${row.map((value) => html`<td style=${shade(value)}>${value.toFixed(3)}</td>`)}</tr>`)}</tbody>
       </table></div>
       <small class="num">${result.size} dimensions · ${milliseconds(result.took)}</small>`}
