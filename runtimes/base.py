@@ -38,7 +38,7 @@ PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s", "probe")
 class Source(BaseModel):
     """Where a model's files come from, for `llmux pull`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     repo: str = Field(
         pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$",
@@ -58,7 +58,7 @@ class ModelConfig(BaseModel):
     Strict: unknown keys and wrong types are errors. Paths are expanded (`~`, `$VAR`) by the catalog before validation.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     @classmethod
     def options(cls) -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import gc
 import os
 import ssl
 import sys
@@ -41,6 +42,16 @@ def pytest_xdist_auto_num_workers():
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return shares.scheduler(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()  # six thousand tests, which no later collection needs to look through
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -67,7 +67,7 @@ def _home(variable: str) -> Path:
 class Section(BaseModel):
     """Unknown keys and wrong types are errors; a validated section doesn't change."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]

@@ -7,6 +7,7 @@ in modules beside that package, which a command imports when it runs.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -83,6 +84,7 @@ class _Group(click.Group):
     def main(self, args: Sequence[str] | None = None, *words: Any, **extra: Any) -> Any:
         """As click does it, but that programs are told of a mistake in the command line, too."""
         _open_missing_streams()
+        gc.set_threshold(50_000, 20, 20)  # most of what a command makes are modules, which are no garbage
         given = sys.argv[1:] if args is None else list(args)
         self._for_programs = "--json" in itertools.takewhile(lambda word: word != "--", given)
         if not extra.get("standalone_mode", True):

@@ -209,7 +209,7 @@ class TestEmbeddings:
         assert daemon.model("minilm")["worker"]["pid"] != pid
 
     def test_estimate_and_measurement(self, daemon, record_property):
-        self.embed(daemon, input=["word " * 250] * 64)
+        self.embed(daemon, input=["word " * 250] * 32)  # as many as are computed at once
 
         memory = daemon.wait_foretold("minilm")
         estimate, measured = memory["estimate"]["mib"], memory["measured_mib"]

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.limits import LIMIT_S
 MIB = 1 << 20
 
 
+@cache
 def content(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
