@@ -200,7 +200,7 @@ class TestOpening:
         [
             (b'{"stream": true}', "model", "is missing"),
             (b'{"model": 3}', "model", "must be a string"),
-            (b'{"model": null}', "model", "must be a string"),
+            (b'{"model": null}', "model", "is missing"),
             (b'{"model": "m", "stream": "yes"}', "stream", "must be true or false"),
             (b'{"model": "\xff"}', None, "not valid JSON"),
             (b'{"model": "m", "a": 1, "a": 1, "model": "m"}', None, "same key twice"),
