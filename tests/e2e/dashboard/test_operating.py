@@ -244,6 +244,10 @@ class TestManyModels:
         expect(model.get_by_role("list", name="Memory warnings")).to_have_text(little)
         size = crowd.model("model-99")["sizing"]["text"].removeprefix("context ")
         expect(model.locator("dt", has_text="Context").locator("+ dd")).to_have_text(size)
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Daemon", exact=True).click()
+        page.get_by_role("button", name="Check").click()
+        expect(told).to_have_text([f"model-98: {huge}", f"model-99: {little}"])
 
 
 @pytest.fixture
