@@ -149,6 +149,12 @@ class TestLog:
             page.get_by_role("button", name="Download").click()
         assert saved.value.suggested_filename == "kokoro.log"
         assert "kokoro speaks" in saved.value.path().read_text()
+        with next(empty.state_dir.rglob("kokoro.log")).open("a") as written:
+            written.writelines(f"line {number}\n" for number in range(6000))
+        expect(log).to_contain_text("line 5999")
+        shown = log.text_content().splitlines()
+        assert len(shown) == 5000
+        assert shown[0].startswith("[older lines are not shown")
 
     def test_goes_on_after_the_daemon_restarted(self, locked, open_page):
         def loaded() -> str:
