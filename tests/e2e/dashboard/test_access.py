@@ -139,6 +139,7 @@ class TestKeyDialog:
         prompt.get_by_label("Key", exact=True).fill(KEY)
         page.keyboard.press("Enter")
         expect(row(page, "plain")).to_be_visible()
+        expect(page.get_by_role("main")).to_be_focused()
 
     @pytest.mark.parametrize("odd", ["ключ-от-админа", "sk-llmux-“quoted”", "sk llmux"])
     def test_says_what_is_wrong_with_a_key_that_can_not_be_sent(self, locked, open_page, odd):

@@ -149,6 +149,12 @@ class TestLog:
             page.get_by_role("button", name="Download").click()
         assert saved.value.suggested_filename == "kokoro.log"
         assert "kokoro speaks" in saved.value.path().read_text()
+        with next(empty.state_dir.rglob("kokoro.log")).open("a") as written:
+            written.writelines(f"line {number}\n" for number in range(6000))
+        expect(log).to_contain_text("line 5999")
+        shown = log.text_content().splitlines()
+        assert len(shown) == 5000
+        assert shown[0].startswith("[older lines are not shown")
 
     def test_goes_on_after_the_daemon_restarted(self, locked, open_page):
         def loaded() -> str:
@@ -244,6 +250,10 @@ class TestManyModels:
         expect(model.get_by_role("list", name="Memory warnings")).to_have_text(little)
         size = crowd.model("model-99")["sizing"]["text"].removeprefix("context ")
         expect(model.locator("dt", has_text="Context").locator("+ dd")).to_have_text(size)
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Daemon", exact=True).click()
+        page.get_by_role("button", name="Check").click()
+        expect(told).to_have_text([f"model-98: {huge}", f"model-99: {little}"])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ async function act(name, rest, body) {
     keepModel(await post(modelPath(name, rest), body));
     if (state.link !== "live") await refresh();
   } catch (error) {
-    if (error.status !== 401) notify(`${name}: ${error.message}`, "bad");
+    if (error.status !== 401) notify(error.message.startsWith(name) ? error.message : `${name}: ${error.message}`, "bad");
   } finally {
     asking.delete(name);
     changed();

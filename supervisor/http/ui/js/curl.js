@@ -25,7 +25,7 @@ export function curl({ path, model, stream, key }) {
   } else {
     const [, example] = EXAMPLES.find(([pattern]) => pattern.test(path)) ?? [null, {}];
     const limit = path.endsWith("/messages") ? { max_tokens: 256 } : {};
-    const body = JSON.stringify({ model, ...example, ...limit, ...(stream ? { stream } : {}) });
+    const body = JSON.stringify({ model: model ?? undefined, ...example, ...limit, ...(stream ? { stream } : {}) });
     parts.push("-H 'Content-Type: application/json'", `-d ${quoted(body)}`);
   }
   return parts.join(" \\\n  ");

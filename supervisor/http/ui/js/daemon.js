@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { get, post } from "./api.js";
 import { duration, now, plural } from "./format.js";
-import { Empty, Snippet, useWork } from "./parts.js";
+import { Empty, Snippet, useWork, Warnings } from "./parts.js";
 import { notify, state } from "./state.js";
 
 function useInfo() {
@@ -40,7 +40,7 @@ const stopText = ({ model, in_flight: running, queued, drain_s: drain }) =>
 
 /** What a reload does, or did. */
 function Difference({ difference, done }) {
-  const { added, removed, changed, stops, settings, needs_restart: later, unchanged } = difference;
+  const { added, removed, changed, stops, settings, needs_restart: later, unchanged, warnings } = difference;
   const nothing = [added, removed, changed, settings, later].every((names) => names.length === 0);
   return html`<p role="status">${done ? "The configuration was reloaded." : "The configuration is right."} ${nothing ? `Nothing ${done ? "has changed" : "would change"}.` : `${plural(unchanged, "model")} ${done ? "stayed" : "would stay"} as ${unchanged === 1 ? "it is" : "they are"}.`}</p>
     ${!nothing && html`<dl class="facts">
@@ -50,7 +50,8 @@ function Difference({ difference, done }) {
       <${Names} title="Workers that end for it" names=${stops.map(stopText)} />
       <${Names} title="Settings" names=${settings} />
       <${Names} title="Only after a restart" names=${later} />
-    </dl>`}`;
+    </dl>`}
+    <${Warnings} texts=${warnings} />`;
 }
 
 function Reload() {

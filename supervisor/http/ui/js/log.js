@@ -10,6 +10,7 @@ import { notify, state } from "./state.js";
 const LINES = 1000; // at first
 const LINES_KEPT = 5000;
 const LINES_SAVED = 10000; // the most that the daemon gives at once
+const OLDER = `[older lines are not shown; Download has the last ${LINES_SAVED}]`;
 const AGAIN_MS = 1000;
 const AT_END = 24; // pixels
 
@@ -25,7 +26,10 @@ function useLines(name) {
     const show = () => {
       const added = arrived;
       arrived = [];
-      setLines((kept) => [...kept, ...added].slice(-LINES_KEPT));
+      setLines((kept) => {
+        const all = [...kept, ...added];
+        return all.length > LINES_KEPT ? [OLDER, ...all.slice(1 - LINES_KEPT)] : all;
+      });
     };
     const read = async () => {
       const response = await send("GET", modelPath(name, `/logs?lines=${LINES}&follow=true`), { signal, headers: last ? { "last-event-id": last } : {} });

@@ -6,7 +6,7 @@ import { Decisions, useDecisions } from "./decisions.js";
 import { duration, mib, plural } from "./format.js";
 import { Log } from "./log.js";
 import { Actions, StateBadge } from "./models.js";
-import { Dialog, Empty } from "./parts.js";
+import { Dialog, Empty, Warnings } from "./parts.js";
 import { href } from "./route.js";
 import { state } from "./state.js";
 
@@ -91,7 +91,7 @@ export function ModelDialog({ name, tab = "why", onClose }) {
       <${StateBadge} model=${model} /><span class="reason">${model.reason || "never loaded"}</span>
       <${Actions} model=${model} />
     </div>
-    ${model.warnings.length > 0 && html`<ul class="warnings" aria-label="Memory warnings">${model.warnings.map((text) => html`<li>${text}</li>`)}</ul>`}
+    <${Warnings} texts=${model.warnings} />
     <nav class="tabs" aria-label=${`About ${name}`}>
       ${shown.map(([id, title]) => html`<a href=${href("models", name, id)} aria-current=${id === open ? "page" : null}>${title}</a>`)}
     </nav>

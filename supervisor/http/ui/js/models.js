@@ -83,7 +83,7 @@ function grouped(models) {
 }
 
 /** What can't be right about models' memory, also of those whose group is folded. */
-function Warnings() {
+function AllWarnings() {
   const [all, setAll] = useState(false);
   const told = [...state.models.values()].flatMap(({ name, warnings }) => warnings.map((text) => [name, text]));
   if (told.length === 0) return null;
@@ -145,7 +145,7 @@ export function Models() {
       <h2 id="models-title">Models <small>${state.models.size}</small></h2>
       <input ref=${search} type="search" placeholder="Filter" aria-label="Filter the models" value=${filter} onInput=${(event) => setFilter(event.target.value)} onKeyDown=${(event) => event.key === "Escape" && (setFilter(""), event.target.blur())} />
     </div>
-    <${Warnings} />
+    <${AllWarnings} />
     <table class="models">
       <thead><tr><th>Model</th><th>Type</th><th>State</th><th class="num">Memory</th><th class="num">Requests</th><th>Reason</th><th><span class="unseen">Actions</span></th></tr></thead>
       <tbody ref=${body}>${rows}</tbody>

@@ -32,7 +32,8 @@ export function Dialog({ title, className = "", onClose, children }) {
     dialog.showModal();
     return () => {
       dialog.close(); // gives the focus back, as long as it is still there
-      if (document.activeElement === document.body) document.getElementById("main").focus();
+      const focused = document.activeElement;
+      if (focused === document.body || dialog.contains(focused)) document.getElementById("main").focus();
     };
   }, []);
   // A browser lets a page refuse Escape only once: the next one closes the dialog, whatever `cancel` says.
@@ -109,5 +110,8 @@ export function useWork(work) {
   };
   return [run, busy, () => controller.current?.abort()];
 }
+
+/** What can't be right about models' memory: sentences of the daemon. */
+export const Warnings = ({ texts }) => texts.length > 0 && html`<ul class="warnings" aria-label="Memory warnings">${texts.map((text) => html`<li>${text}</li>`)}</ul>`;
 
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
