@@ -94,6 +94,13 @@ class TestNoHome:
         assert told.returncode == ExitCode.FAILED
         assert "Set HOME, or XDG_" in told.stderr.splitlines()[-1]
 
+    @pytest.mark.parametrize("words", ["llmux keys revoke ", "llmux runtimes remove "])
+    def test_completes_nothing(self, stranger, words, monkeypatch):
+        program = "from supervisor.cli.main import main; main(prog_name='llmux')"
+        monkeypatch.setitem(globals(), "LLMUX", [LLMUX[0], "-c", program])
+        told = stranger(_LLMUX_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
+        assert (told.stdout.strip(), told.stderr) == ("", "")
+
     def test_is_not_needed_where_all_places_are_named(self, stranger):
         places = {name: str(stranger.folder / name) for name in ("state_dir", "runtimes_dir", "models_dir")}
         (stranger.folder / "own.yaml").write_text(json.dumps({"server": places, "models": {"a": MODEL}}))
