@@ -84,6 +84,23 @@ class TestUnwritable:
         assert error["message"] in told.stderr
 
 
+class TestNoCurrentFolder:
+    """It was removed while the shell was in it."""
+
+    def test_says_so(self, alone):
+        gone = 'mkdir gone && cd gone && rmdir ../gone && "$@"'
+        told = subprocess.run(
+            ["sh", "-c", gone, "sh", *LLMUX, "config", "check"],
+            env=alone.env(PYTHONPATH=str(REPOSITORY)),
+            cwd=alone.home,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert told.returncode == ExitCode.FAILED
+        assert told.stderr == "llmux: The current folder is gone. Change to one that is there.\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody whom the system doesn't know")
 class TestNoHome:
     """No HOME, and no entry for the user."""
