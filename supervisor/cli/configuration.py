@@ -93,7 +93,7 @@ def daemon_url(path: Path | None = None) -> str:
     """Where a daemon with this configuration answers, on this machine; by default where it can't be read."""
     try:
         server = settings(path).server()
-    except LlmuxError:
+    except (LlmuxError, OSError):  # the current folder may be gone
         return DEFAULT_URL
     return url_of(server.host, server.port)
 

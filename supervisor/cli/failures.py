@@ -30,12 +30,23 @@ def of_system(error: OSError) -> LlmuxError | None:
 
     A refusal names a file, or a limit that was reached. A bad descriptor, for one, is nothing that a person could mend.
     """
+    if error.filename is None and error.errno == errno.ENOENT and not _has_folder():
+        return LlmuxError("The current folder is gone. Change to one that is there.", code="os_error")
     if error.filename is None and error.errno not in _LIMITS:
         return None
     place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
     what = error.strerror or str(error) or type(error).__name__
     told = f"{place}: {what}." if place is not None else f"{what}."
     return LlmuxError(f"{told}{_remedy(error.errno, place)}", code="os_error")
+
+
+def _has_folder() -> bool:
+    """Is the current folder still there?"""
+    try:
+        os.getcwd()  # noqa: PTH109  # nothing but that call
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _remedy(number: int | None, place: str | None) -> str:

@@ -11,6 +11,7 @@ import click
 
 from supervisor.cli import output
 from supervisor.cli.options import config_option, json_option, print_json
+from supervisor.errors import LlmuxError
 
 
 @click.group()
@@ -140,11 +141,10 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """For the shell's completion: the keys there are."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
-    from supervisor.errors import ConfigError  # noqa: PLC0415  # as above
 
     try:
         rows = files.listing(ctx.params.get("path") or files.keys_file(ctx.params.get("config")))
-    except ConfigError:
+    except (LlmuxError, OSError):
         return []
     return [row["name"] for row in rows if row["name"].startswith(incomplete)]
 

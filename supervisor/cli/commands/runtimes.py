@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.cli.options import answer, json_option, print_json
+from supervisor.errors import LlmuxError
 
 if TYPE_CHECKING:
     from supervisor.io.recipe import Device
@@ -31,8 +32,11 @@ def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
     names = [name for name in environments.installable() if name.startswith(incomplete)]
     if ctx.command.name != "remove":
         return names
-    folder = environments.resolve(ctx.params.get("runtimes_dir"))
-    return [name for name in names if (folder / name).exists()]
+    try:
+        folder = environments.resolve(ctx.params.get("runtimes_dir"))
+        return [name for name in names if (folder / name).exists()]
+    except (LlmuxError, OSError):
+        return []
 
 
 @runtimes.command("install")

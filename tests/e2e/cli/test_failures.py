@@ -84,6 +84,23 @@ class TestUnwritable:
         assert error["message"] in told.stderr
 
 
+class TestNoCurrentFolder:
+    """It was removed while the shell was in it."""
+
+    def test_says_so(self, alone):
+        gone = 'mkdir gone && cd gone && rmdir ../gone && "$@"'
+        told = subprocess.run(
+            ["sh", "-c", gone, "sh", *LLMUX, "config", "check"],
+            env=alone.env(PYTHONPATH=str(REPOSITORY)),
+            cwd=alone.home,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert told.returncode == ExitCode.FAILED
+        assert told.stderr == "llmux: The current folder is gone. Change to one that is there.\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody whom the system doesn't know")
 class TestNoHome:
     """No HOME, and no entry for the user."""
@@ -93,6 +110,13 @@ class TestNoHome:
         told = stranger(*words.split())
         assert told.returncode == ExitCode.FAILED
         assert "Set HOME, or XDG_" in told.stderr.splitlines()[-1]
+
+    @pytest.mark.parametrize("words", ["llmux keys revoke ", "llmux runtimes remove "])
+    def test_completes_nothing(self, stranger, words, monkeypatch):
+        program = "from supervisor.cli.main import main; main(prog_name='llmux')"
+        monkeypatch.setitem(globals(), "LLMUX", [LLMUX[0], "-c", program])
+        told = stranger(_LLMUX_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3")
+        assert (told.stdout.strip(), told.stderr) == ("", "")
 
     def test_is_not_needed_where_all_places_are_named(self, stranger):
         places = {name: str(stranger.folder / name) for name in ("state_dir", "runtimes_dir", "models_dir")}

@@ -141,6 +141,12 @@ class TestWithoutAFile:
         assert environments.resolve(None) == folder.path / "mine"
         assert keys.keys_file(None) == folder.path / "mine.yaml"
 
+    def test_the_current_folder_is_gone(self, folder, monkeypatch):
+        (folder.path / "gone").mkdir()
+        monkeypatch.chdir(folder.path / "gone")
+        (folder.path / "gone").rmdir()
+        assert daemon_url() == "http://127.0.0.1:8081"
+
     def test_mistakes_elsewhere_do_not_matter(self, folder, monkeypatch):
         folder.write("models: {a: {}}\nserver: {port: 9126, runtimes_dir: mine}\n")
         assert daemon_url() == "http://127.0.0.1:9126"
