@@ -154,7 +154,7 @@ class Reader:
         told = f"{script}\n{done.stdout}\n{done.stderr}"
         error = next((line for line in shown if line.startswith("llmux: ")), None)
         if error is not None:
-            assert error in done.stderr, told
+            assert error.replace("127.0.0.1:8081", f"127.0.0.1:{self.port}") in done.stderr, told
         else:
             assert done.returncode == 0, told
             if shown and HEADINGS.fullmatch(shown[0]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -58,7 +59,9 @@ class Toy(Worker):
         return JSONResponse({**self.seen, "running": self.pool.running, "waiting": self.pool.waiting})
 
     async def path(self, _request):
-        return JSONResponse({"path": sys.path, "modules": sorted(sys.modules), "env": dict(os.environ)})
+        return JSONResponse(
+            {"path": sys.path, "modules": sorted(sys.modules), "env": dict(os.environ), "collects": gc.isenabled()}
+        )
 
 
 if __name__ == "__main__":

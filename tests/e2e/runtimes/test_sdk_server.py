@@ -23,12 +23,13 @@ TOY = Path(__file__).parents[2] / "support" / "toy_worker.py"
 KEY = "k" * 32
 
 START = f"""
-import runpy, sys
+import gc, runpy, sys
+gc.disable()
 sys.path.append({str(Path(__file__).parents[3])!r})
 sys.argv = sys.argv[1:]
 runpy.run_path({str(TOY)!r}, run_name="__main__")
 """
-"""The toy isn't part of the package that bootstrap.py opens."""
+"""What bootstrap.py does, for the toy isn't part of the package that it opens."""
 
 
 class Toy:
@@ -146,6 +147,9 @@ class TestKey:
 
 
 class TestRequests:
+    def test_garbage_is_collected_again(self, toy):
+        assert toy.http.get("/path").json()["collects"]
+
     def test_answer_and_stream(self, toy):
         assert toy.http.post("/count", json={"number": 2}).json() == [{"step": 0}, {"step": 1}]
         streamed = toy.http.post("/count", json={"number": 2, "stream": True})
