@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import BinaryIO, Final
 
 import structlog
 
@@ -115,11 +115,10 @@ def own_connections(address: str) -> int:
 async def resume(parked: notify.Parked, host: str, port: int) -> None:
     """Have the request answered by the daemon at this address, to the end of the connection. Raises nothing."""
     try:
-        with parked.file:
-            facts = json.loads(parked.file.readline())
-            request = parked.file.read()
+        facts = json.loads(parked.file.readline())
         reader, client = await asyncio.open_connection(sock=parked.connection)
     except (OSError, ValueError) as error:  # another version's
+        parked.file.close()
         parked.connection.close()
         log.warning("request.lost", reason=str(error))
         return
@@ -128,7 +127,7 @@ async def resume(parked: notify.Parked, host: str, port: int) -> None:
         answers, daemon = await asyncio.open_connection(host, port)
         address = daemon.get_extra_info("sockname")[:2]
         _resumed[address] = client, facts["started"]
-        asking = asyncio.create_task(_ask(request, reader, daemon))
+        asking = asyncio.create_task(_ask(parked.file, reader, daemon))
         try:
             if facts["started"]:
                 await _skip_head(answers, client, facts["path"], is_chunked=facts["version"] != "1.0")
@@ -141,13 +140,17 @@ async def resume(parked: notify.Parked, host: str, port: int) -> None:
         client.transport.abort()
     finally:
         _own[host] -= 1
+        parked.file.close()
         client.close()
 
 
-async def _ask(request: bytes, reader: asyncio.StreamReader, daemon: asyncio.StreamWriter) -> None:
-    """What the client sends later, and the end of it, reaches the daemon, which decides what that means."""
+async def _ask(request: BinaryIO, reader: asyncio.StreamReader, daemon: asyncio.StreamWriter) -> None:
+    """The request, piece by piece: 500 of them may be large. What its client sends later, and the end of it, reach the daemon, too."""
     try:
-        daemon.write(request)
+        with request:  # in memory
+            while piece := request.read(_PIECE):
+                daemon.write(piece)
+                await daemon.drain()
         await _copy(reader, daemon)
         daemon.write_eof()
     except OSError:

@@ -79,8 +79,13 @@ def unit(tmp_path, gate):
 
 
 def waiting(unit, count):
-    """So many requests wait for a worker, by the daemon's own account."""
-    wait_until(lambda: unit.daemon.get("/health").json()["queued"] == count)
+    """So many requests wait for `slow`, by the daemon's own account: `quick` may have to wait for its load."""
+
+    def are_there():
+        found = unit.daemon.get("/v1/admin/requests").json()["data"]
+        return [(one["model"], one["state"]) for one in found].count(("slow", "queued")) == count
+
+    wait_until(are_there)
 
 
 class TestRestart:
