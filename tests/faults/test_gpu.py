@@ -75,7 +75,7 @@ class Test17MemoryReturnsLate:
             call = Call(daemon, "other")
             wait_until(lambda: device(daemon)["quarantined"])
             quarantined_s = time.monotonic() - asked_at
-            assert "big ended" in device(daemon)["blocked"]
+            assert "big's worker ended" in device(daemon)["blocked"]
             assert keeper.result().ended_cleanly
             assert daemon.chat("small").status_code == 200
             assert starts(daemon, "other") == 0
