@@ -23,13 +23,12 @@ const Running = ({ request }) => html`<li class=${hue(request.model)}>
   <button class="small" aria-label=${`Cancel request ${request.request_id}`} onClick=${() => cancel([request])}>Cancel</button>
 </li>`;
 
-function Alike({ requests }) {
-  const [open, setOpen] = useState(false);
+function Alike({ requests, open, toggle }) {
   const [first] = requests;
   const what = `${requests.length} ${first.state} for ${first.model}`;
   return html`<li class=${hue(first.model)}>
       <i class="swatch" />
-      <span class="what"><button class="fold" aria-expanded=${open} onClick=${() => setOpen(!open)}><b class="num">${requests.length}</b> ${first.state} for <b>${first.model}</b></button></span>
+      <span class="what"><button class="fold" aria-expanded=${open} onClick=${toggle}><b class="num">${requests.length}</b> ${first.state} for <b>${first.model}</b></button></span>
       <span class="num age" title="The oldest">${duration(state.at - first.since)}</span>
       <button class="small" aria-label=${`Cancel all ${what}`} onClick=${() => askCancel(requests, what)}>Cancel all</button>
     </li>
@@ -49,12 +48,14 @@ function alike(requests) {
 
 /** What is queued or in flight, for a list of its own or within the page of requests. */
 export function InFlight() {
+  const [opened, setOpened] = useState([]); // by model, so that they stay open when they begin to run
+  const toggled = (model) => (opened.includes(model) ? opened.filter((name) => name !== model) : [...opened, model]);
   return html`<ul class="requests" aria-label="In flight and queued">
-    ${alike(state.requests).flatMap(([name, requests]) =>
-      requests.length < FOLDED_FROM
-        ? requests.map((request) => html`<${Running} key=${request.id} request=${request} />`)
-        : [html`<${Alike} key=${name} requests=${requests} />`],
-    )}
+    ${alike(state.requests).flatMap(([name, requests]) => {
+      if (requests.length < FOLDED_FROM) return requests.map((request) => html`<${Running} key=${request.id} request=${request} />`);
+      const { model } = requests[0];
+      return [html`<${Alike} key=${name} requests=${requests} open=${opened.includes(model)} toggle=${() => setOpened(toggled(model))} />`];
+    })}
   </ul>`;
 }
 
