@@ -61,12 +61,12 @@ class Upgraded(Daemon):
 
     def end(self) -> None:
         """End all daemons, by force where it must be; then nothing may be left."""
+        serving = None
         with contextlib.suppress(OSError, ValueError, IndexError):
-            if self.serving in self.successors():
-                os.kill(self.serving, signal.SIGTERM)
+            serving = self.serving  # once: a successor may begin to serve meanwhile
         for pid in self.successors():
-            if pid != self.serving:
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM if pid == serving else signal.SIGKILL)
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait(LIMIT_S)
