@@ -29,6 +29,14 @@ def pytest_addoption(parser):
     figures.add_option(parser)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def runtime_dir(tmp_path_factory):
+    """No command finds daemons of the user's, or of the tests in the processes beside this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 def pytest_configure(config):
     costs.register(config)
     figures.register(config)

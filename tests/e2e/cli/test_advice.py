@@ -109,8 +109,8 @@ class TestWhy:
 class TestWithoutADaemon:
     """What can't be asked says what to do next."""
 
-    def test_nobody_answers(self, llmux):
-        text = said(llmux("ps", url="http://127.0.0.1:9"), ExitCode.UNREACHABLE)
+    def test_nobody_answers(self, llmux, tmp_path):
+        text = said(llmux("ps", url="http://127.0.0.1:9", XDG_RUNTIME_DIR=str(tmp_path)), ExitCode.UNREACHABLE)
         assert "No daemon answers at http://127.0.0.1:9" in text
         assert "llmux serve" in text
 
