@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from supervisor.core.demand import NORMAL
 from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy
 
 if TYPE_CHECKING:
@@ -51,16 +52,16 @@ class AdmissionPolicy:
 
     def rank_request(self, waiting: Waiting) -> Rank:
         """Who of one model's requests is served first. Asked once, on arrival."""
-        return (-waiting.priority,)
+        return (waiting.demand.priority,)
 
     def rank_model(self, model: ModelState, queue: AdmissionQueue, now: float) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
         del now
         head, oldest, asked_at = queue.peek(model.id), queue.oldest(model.id), model.asked_at
         since = min(math.inf if oldest is None else oldest, math.inf if asked_at is None else asked_at)
-        priority, seq = (head.priority, head.seq) if head is not None else (0, 0)
+        priority, seq = (head.demand.priority, head.seq) if head is not None else (NORMAL, 0)
         # A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
-        return (-priority, max(since, model.stopped_at), seq, -model.spec.priority)
+        return (priority, max(since, model.stopped_at), seq, -model.spec.priority)
 
     # ------------------------------------------------------------------------------------- who keeps its place how long
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from supervisor.core.demand import ANY, Demand
 from supervisor.core.types import (
     Crash,
     DeviceId,
@@ -31,11 +32,11 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A client wants `model`. A higher `priority` is served first."""
+    """A client wants `model`."""
 
     ticket: TicketId
     model: ModelId
-    priority: int = 0
+    demand: Demand = ANY
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.planner import plan
 from supervisor.core.plans import (
     Admit,
-    Demand,
     DeviceView,
     Evict,
     EvictionBlock,
+    LoadDemand,
     Option,
     Plan,
     Refuse,
@@ -136,7 +136,9 @@ def _postpone(state: SchedulerState, step: Step, model: ModelState, answer: Plan
     state.update_wanted(model)
 
 
-def _reconsider(state: SchedulerState, step: Step, demand: Demand, snapshot: Snapshot, answer: Refuse) -> Refuse | Wait:
+def _reconsider(
+    state: SchedulerState, step: Step, demand: LoadDemand, snapshot: Snapshot, answer: Refuse
+) -> Refuse | Wait:
     """Where only memory used by other programs is in the way: wait until running loads and stops show in the readings."""
     held = dict.fromkeys(state.ledger.device_ids(), 0)
     for resident in snapshot.residents:
@@ -204,13 +206,13 @@ def _promise(
     return Resident(model.id, model.spec.type, model.spec.priority, devices, held_mib, block)
 
 
-def _demand(state: SchedulerState, model: ModelState) -> Demand:
+def _demand(state: SchedulerState, model: ModelState) -> LoadDemand:
     spec = model.spec
     options = (
         Option(tuple(device.id for device in device_set), model.lease_mib(device_set))
         for device_set in device_sets(spec, state.ledger.devices())
     )
-    return Demand(model.id, spec.type, spec.priority, tuple(options))
+    return LoadDemand(model.id, spec.type, spec.priority, tuple(options))
 
 
 def _begin(state: SchedulerState, step: Step) -> _Round:

@@ -38,10 +38,10 @@ from itertools import groupby
 from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
 from supervisor.core.plans import (
     Admit,
-    Demand,
     DeviceView,
     Evict,
     EvictionBlock,
+    LoadDemand,
     Option,
     Plan,
     Refuse,
@@ -55,7 +55,7 @@ SHOWN_DEVICES = 3
 """A refusal explains this many devices or device sets, and only counts the others."""
 
 
-def plan(demand: Demand, snapshot: Snapshot) -> Plan:
+def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
     """What must happen so that `demand` can be loaded now.
 
     An Evict may rely on memory that STOPPING residents are about to return besides its victims': when the victims are
@@ -157,7 +157,7 @@ class Fit:
 class _Case:
     """One demand against one snapshot, past rule 1."""
 
-    def __init__(self, demand: Demand, snapshot: Snapshot, candidates: Sequence[DeviceSet], excess: int) -> None:
+    def __init__(self, demand: LoadDemand, snapshot: Snapshot, candidates: Sequence[DeviceSet], excess: int) -> None:
         self.demand = demand
         self.admission = snapshot.admission
         self.candidates = candidates
@@ -304,7 +304,7 @@ class _Case:
         return f"{_needs(device_set)}; in the way: {', '.join(ways)}"
 
 
-def _excess(demand: Demand, snapshot: Snapshot) -> int:
+def _excess(demand: LoadDemand, snapshot: Snapshot) -> int:
     """How many residents of its type must go before one more is allowed."""
     limit = snapshot.admission.max_loaded(demand.type)
     if limit is None:

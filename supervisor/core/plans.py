@@ -61,7 +61,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class LoadDemand:
     """A model that somebody wants loaded."""
 
     model: ModelId

@@ -14,6 +14,7 @@ from collections.abc import KeysView
 from dataclasses import dataclass, field
 
 from supervisor.core.admission import AdmissionPolicy, Rank
+from supervisor.core.demand import Demand
 from supervisor.core.types import ModelId, TicketId
 
 
@@ -23,7 +24,7 @@ class Waiting:
 
     ticket: TicketId
     model: ModelId
-    priority: int
+    demand: Demand
     arrived_at: float
     seq: int
 
@@ -67,14 +68,14 @@ class AdmissionQueue:
     def __contains__(self, ticket: TicketId) -> bool:
         return ticket in self._arrivals
 
-    def push(self, ticket: TicketId, model_id: ModelId, priority: int, now: float) -> str | None:
+    def push(self, ticket: TicketId, model_id: ModelId, demand: Demand, now: float) -> str | None:
         """Queue it and return None, or return why the queue is full. `now` must not go backwards between calls."""
         assert ticket not in self._arrivals, f"{ticket} is queued already"
         full = self._admission.queue_is_full(self.count(model_id), len(self._arrivals))
         if full is not None:
             return full
         self._seq += 1
-        waiting = Waiting(ticket, model_id, priority, now, self._seq)
+        waiting = Waiting(ticket, model_id, demand, now, self._seq)
         line = self._lines.setdefault(model_id, _Line())
         self._arrivals[ticket] = line.arrivals[ticket] = waiting
         heapq.heappush(line.heap, (self._admission.rank_request(waiting), waiting.seq, ticket))

@@ -20,6 +20,7 @@ from typing import Any, assert_never
 import structlog
 
 from supervisor.core.decisions import DecisionLog
+from supervisor.core.demand import ANY, Demand
 from supervisor.core.effects import (
     Alert,
     AskClients,
@@ -228,8 +229,7 @@ class Engine(ReadDoor, Leaving):
 
     def _keep(self, learned: Learn | LearnLoad) -> None:
         if self._learn is not None:
-            task = asyncio.create_task(self._learn(learned))
-            self._tasks.add(task)
+            self._tasks.add(task := asyncio.create_task(self._learn(learned)))
             task.add_done_callback(self._tasks.discard)
 
     def _dispatch(self, effect: Dispatch) -> None:
@@ -251,7 +251,7 @@ class Engine(ReadDoor, Leaving):
         self,
         ticket_id: TicketId,
         model: ModelId,
-        priority: int = 0,
+        demand: Demand = ANY,
         client: CancelOnDisconnect | None = None,
         waits: list[Wait] | None = None,
         asked: str | None = None,
@@ -259,13 +259,13 @@ class Engine(ReadDoor, Leaving):
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
         `client` is interrupted when the request is cut. A wait is added to `waits`. Errors name the model as it was `asked`
-        for. Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. The caller must
-        `finish()` the ticket.
+        for. Cancelling it removes the request from the queue. The caller must `finish()` the ticket.
+        Raises NotFoundError or UnavailableError.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
         try:
-            self.post(RequestArrived(ticket_id, model, priority))
+            self.post(RequestArrived(ticket_id, model, demand))
         except BaseException:
             self.finish(ticket)
             raise

@@ -14,6 +14,7 @@ from itertools import count
 
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.decisions import DecisionLog
+from supervisor.core.demand import NORMAL, Demand
 from supervisor.core.effects import AskClients, CutRequest, Decided, Dispatch, Effect, Reject, StartWorker, StopWorker
 from supervisor.core.events import (
     ClientsRead,
@@ -125,10 +126,10 @@ class World:
         self.post(Configured(models, devices, limits or Limits(), policy or Policy()))
         self.sample()
 
-    def request(self, name: str, priority: int = 0) -> TicketId:
+    def request(self, name: str, priority: int = NORMAL) -> TicketId:
         ticket = TicketId(f"t{next(self._tickets)}")
         self.open[ticket] = ModelId(name)
-        self.post(RequestArrived(ticket, ModelId(name), priority))
+        self.post(RequestArrived(ticket, ModelId(name), Demand(priority)))
         return ticket
 
     def finish(self, ticket: TicketId) -> None:

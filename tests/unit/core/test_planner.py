@@ -18,10 +18,10 @@ from supervisor.core.messages import listed
 from supervisor.core.planner import plan
 from supervisor.core.plans import (
     Admit,
-    Demand,
     DeviceView,
     Evict,
     EvictionBlock,
+    LoadDemand,
     Option,
     Plan,
     Refuse,
@@ -62,9 +62,9 @@ def resident(
     return Resident(ModelId(name), kind, DEFAULT_PRIORITY[kind], (GPU,), (mib,), block, idle_s, mib / 1024, in_flight)
 
 
-def demand(name: str) -> Demand:
+def demand(name: str) -> LoadDemand:
     kind, mib = MODELS[name]
-    return Demand(ModelId(name), kind, DEFAULT_PRIORITY[kind], (Option((GPU,), mib),))
+    return LoadDemand(ModelId(name), kind, DEFAULT_PRIORITY[kind], (Option((GPU,), mib),))
 
 
 @dataclass(frozen=True)
@@ -171,14 +171,14 @@ def on(
     return Resident(ModelId(name), "llm", priority, (DeviceId(device),), (mib,), block, **more)  # type: ignore[arg-type]  # only floats
 
 
-def want(need: int, *devices: str, priority: int = 100) -> Demand:
-    return Demand(ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), need) for d in devices or ("d0",)))
+def want(need: int, *devices: str, priority: int = 100) -> LoadDemand:
+    return LoadDemand(ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), need) for d in devices or ("d0",)))
 
 
-def want_pairs(need: int, *devices: str) -> Demand:
+def want_pairs(need: int, *devices: str) -> LoadDemand:
     """Of a model that two of these share."""
     pairs = combinations(map(DeviceId, devices), 2)
-    return Demand(ModelId("new"), "llm", 100, tuple(Option(pair, need) for pair in pairs))
+    return LoadDemand(ModelId("new"), "llm", 100, tuple(Option(pair, need) for pair in pairs))
 
 
 def world(*parts: DeviceView | Resident, **policy: object) -> Snapshot:

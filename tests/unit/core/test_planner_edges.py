@@ -8,10 +8,10 @@ from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.planner import plan
 from supervisor.core.plans import (
     Admit,
-    Demand,
     DeviceView,
     Evict,
     EvictionBlock,
+    LoadDemand,
     Option,
     Refuse,
     Resident,
@@ -32,7 +32,7 @@ def on(name, *devices, mib=10, kind="llm", priority=100, block=EvictionBlock.NON
 
 def want(need, *devices, parts=1, priority=100, kind="llm"):
     sets = combinations(map(DeviceId, devices or ("d0",)), parts)
-    return Demand(ModelId("new"), kind, priority, tuple(Option(places, need) for places in sets))
+    return LoadDemand(ModelId("new"), kind, priority, tuple(Option(places, need) for places in sets))
 
 
 def world(*things, **policy):
@@ -131,7 +131,7 @@ class TestRefusals:
         views = [view(f"d{n}", 0) for n in range(4)]
         demand = want(10, "d0", "d1", "d2")
         pair = Option((DeviceId("d2"), DeviceId("d3")), 10)
-        demand = Demand(demand.model, demand.type, demand.priority, (*demand.options, pair))
+        demand = LoadDemand(demand.model, demand.type, demand.priority, (*demand.options, pair))
         answer = plan(demand, world(*views))
         assert isinstance(answer, Refuse)
         assert answer.reason.endswith("; 1 more place can't take it either")

@@ -19,10 +19,10 @@ from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.planner import plan
 from supervisor.core.plans import (
     Admit,
-    Demand,
     DeviceView,
     Evict,
     EvictionBlock,
+    LoadDemand,
     Option,
     Refuse,
     Resident,
@@ -35,7 +35,7 @@ TYPES = ("llm", "tts")
 
 
 @st.composite
-def cases(draw) -> tuple[Demand, Snapshot]:
+def cases(draw) -> tuple[LoadDemand, Snapshot]:
     """Few small numbers, so that ties and exact fits are common; free may be negative (promised beyond)."""
     devices = []
     for number in range(draw(st.integers(1, 3))):
@@ -59,7 +59,7 @@ def cases(draw) -> tuple[Demand, Snapshot]:
         for name in names[: draw(st.sampled_from([7, 6, 5, 3, 1, 0]))]
     )
     places = draw(st.one_of(st.just(known), st.lists(st.sampled_from([*known, DeviceId("gone")]), unique=True)))
-    demand = Demand(
+    demand = LoadDemand(
         ModelId("new"),
         draw(st.sampled_from(TYPES)),
         draw(st.sampled_from([100, 200, 300])),
@@ -74,7 +74,7 @@ def cases(draw) -> tuple[Demand, Snapshot]:
 class Oracle:
     """One case, looked at exhaustively."""
 
-    def __init__(self, demand: Demand, snapshot: Snapshot) -> None:
+    def __init__(self, demand: LoadDemand, snapshot: Snapshot) -> None:
         self.demand = demand
         self.snapshot = snapshot
         views = {view.id: view for view in snapshot.devices}
@@ -228,7 +228,7 @@ class TestOracle:
             random.shuffle(items)
         shuffled = Snapshot(tuple(devices), tuple(residents), snapshot.admission)
 
-        other = plan(Demand(demand.model, demand.type, demand.priority, tuple(options)), shuffled)
+        other = plan(LoadDemand(demand.model, demand.type, demand.priority, tuple(options)), shuffled)
 
         assert plan(demand, snapshot) == other
 
@@ -302,7 +302,7 @@ class TestProofs:
 
 
 @st.composite
-def spread_cases(draw) -> tuple[Demand, Snapshot]:
+def spread_cases(draw) -> tuple[LoadDemand, Snapshot]:
     """A model that two devices share, among others that one or two hold."""
     demand, snapshot = draw(cases())
     need = draw(st.integers(1, 9))

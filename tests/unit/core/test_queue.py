@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.demand import ANY, HIGH, LOW, Demand
 from supervisor.core.queue import AdmissionQueue
 from supervisor.core.types import ASKED, Limits, ModelId, Policy, TicketId
 
@@ -30,27 +31,27 @@ def drained(queue: AdmissionQueue, model: ModelId) -> list[TicketId]:
 
 
 class TestOrder:
-    """Higher priority first, then first in, first out."""
+    """The more urgent first, then first in, first out."""
 
     def test_equal_priorities_are_served_in_order_of_arrival(self):
         queue = AdmissionQueue()
         for number in range(5):
-            assert queue.push(ticket(number), A, 0, float(number)) is None
+            assert queue.push(ticket(number), A, ANY, float(number)) is None
 
         assert [ticket(n) for n in range(5)] == drained(queue, A)
 
     def test_a_higher_priority_overtakes_but_does_not_become_the_oldest(self):
         queue = AdmissionQueue()
-        queue.push(ticket(1), A, 0, 1.0)
-        queue.push(ticket(2), A, 5, 2.0)
-        queue.push(ticket(3), A, 5, 3.0)
+        queue.push(ticket(1), A, ANY, 1.0)
+        queue.push(ticket(2), A, Demand(HIGH), 2.0)
+        queue.push(ticket(3), A, Demand(HIGH), 3.0)
 
         assert queue.oldest(A) == 1.0
         assert [ticket(2), ticket(3), ticket(1)] == drained(queue, A)
 
     def test_one_models_requests_are_not_another_ones(self):
         queue = AdmissionQueue()
-        queue.push(ticket(1), A, 0, 1.0)
+        queue.push(ticket(1), A, ANY, 1.0)
 
         assert queue.pop(B) is None
         assert queue.peek(B) is None
@@ -64,35 +65,35 @@ class TestLimits:
 
     def test_the_total_is_limited(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_total=2)))
-        queue.push(ticket(1), A, 0, 0.0)
-        queue.push(ticket(2), B, 0, 0.0)
+        queue.push(ticket(1), A, ANY, 0.0)
+        queue.push(ticket(2), B, ANY, 0.0)
 
-        assert queue.push(ticket(3), C, 0, 0.0) == "2 requests are queued, the limit is 2"
+        assert queue.push(ticket(3), C, ANY, 0.0) == "2 requests are queued, the limit is 2"
         assert ticket(3) not in queue
 
     def test_one_model_cannot_take_all_of_it(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_per_model=1)))
-        queue.push(ticket(1), A, 0, 0.0)
+        queue.push(ticket(1), A, ANY, 0.0)
 
-        assert queue.push(ticket(2), A, 9, 0.0) == f"1 requests are queued for {ASKED}, the limit is 1"
-        assert queue.push(ticket(3), B, 0, 0.0) is None
+        assert queue.push(ticket(2), A, Demand(HIGH), 0.0) == f"1 requests are queued for {ASKED}, the limit is 1"
+        assert queue.push(ticket(3), B, ANY, 0.0) is None
 
     def test_smaller_limits_keep_who_is_queued_already(self):
         admission = AdmissionPolicy()
         queue = AdmissionQueue(admission)
         for number in range(3):
-            queue.push(ticket(number), A, 0, 0.0)
+            queue.push(ticket(number), A, ANY, 0.0)
         admission.configure(Limits(queue_total=1), Policy())
 
         assert len(queue) == 3
-        assert queue.push(ticket(9), B, 0, 0.0) is not None
+        assert queue.push(ticket(9), B, ANY, 0.0) is not None
 
     def test_a_ticket_is_queued_once(self):
         queue = AdmissionQueue()
-        queue.push(ticket(1), A, 0, 0.0)
+        queue.push(ticket(1), A, ANY, 0.0)
 
         with pytest.raises(AssertionError, match="queued already"):
-            queue.push(ticket(1), B, 0, 0.0)
+            queue.push(ticket(1), B, ANY, 0.0)
 
 
 class TestExpiry:
@@ -101,8 +102,8 @@ class TestExpiry:
     def test_the_oldest_decides_the_deadline_whatever_its_priority(self):
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_wait_s=10.0)))
         assert queue.deadline() == math.inf
-        queue.push(ticket(1), A, 0, 1.0)
-        queue.push(ticket(2), A, 9, 2.0)
+        queue.push(ticket(1), A, ANY, 1.0)
+        queue.push(ticket(2), A, Demand(HIGH), 2.0)
         assert queue.deadline() == 11.0
 
         assert queue.expired(10.9) == []
@@ -112,8 +113,8 @@ class TestExpiry:
     def test_a_new_limit_counts_for_those_already_waiting(self):
         admission = AdmissionPolicy(Limits(queue_wait_s=10.0))
         queue = AdmissionQueue(admission)
-        queue.push(ticket(1), A, 0, 0.0)
-        queue.push(ticket(2), B, 0, 4.0)
+        queue.push(ticket(1), A, ANY, 0.0)
+        queue.push(ticket(2), B, ANY, 4.0)
         admission.configure(Limits(queue_wait_s=3.0), Policy())
 
         assert [ticket(1)] == [waiting.ticket for waiting in queue.expired(5.0)]
@@ -128,20 +129,20 @@ class TestCost:
         """CPU time of 200 rounds of push, peek, remove and pop beside `queued` others; the best of five."""
         queue = AdmissionQueue(AdmissionPolicy(Limits(queue_total=10**6, queue_per_model=10**6)))
         for number in range(queued):
-            queue.push(ticket(number), ModelId(f"m{number % 100}"), 0, float(number))
-        queue.push(ticket(-1), ModelId("m0"), 0, float(queued))
+            queue.push(ticket(number), ModelId(f"m{number % 100}"), ANY, float(number))
+        queue.push(ticket(-1), ModelId("m0"), ANY, float(queued))
         best = math.inf
         for attempt in range(5):
             started = time.process_time()
             for number in range(200):
                 fresh = TicketId(f"x{attempt}-{number}")
-                queue.push(fresh, ModelId("m1"), 1, float(queued))
+                queue.push(fresh, ModelId("m1"), Demand(LOW), float(queued))
                 queue.peek(ModelId("m1"))
                 queue.deadline()
                 queue.remove(fresh)
                 served = queue.pop(ModelId("m2"))
                 if served is not None:
-                    queue.push(served.ticket, ModelId("m2"), 0, float(queued))
+                    queue.push(served.ticket, ModelId("m2"), ANY, float(queued))
             best = min(best, time.process_time() - started)
         queue.check()
         return best
@@ -151,9 +152,9 @@ class TestCost:
 
     def test_cancelled_requests_do_not_pile_up_behind_a_stuck_model(self):
         queue = AdmissionQueue()
-        queue.push(ticket(0), A, 9, 0.0)
+        queue.push(ticket(0), A, Demand(HIGH), 0.0)
         for number in range(1, 1000):
-            queue.push(ticket(number), A, 0, 0.0)
+            queue.push(ticket(number), A, ANY, 0.0)
             queue.remove(ticket(number))
             queue.check()
 
@@ -180,12 +181,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     def line(self, model: ModelId) -> list[Expected]:
         mine = [entry for entry in self.list if entry.model == model]
-        return sorted(mine, key=lambda entry: (-entry.priority, entry.seq))
+        return sorted(mine, key=lambda entry: (entry.priority, entry.seq))
 
     @rule(model=st.sampled_from([A, B, C]), priority=st.integers(-2, 2))
     def push(self, model, priority):
         self.seq += 1
-        full = self.queue.push(ticket(self.seq), model, priority, self.now)
+        full = self.queue.push(ticket(self.seq), model, Demand(priority), self.now)
         if len(self.list) >= 12 or len(self.line(model)) >= 6:
             assert full is not None
         else:
