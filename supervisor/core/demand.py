@@ -1,4 +1,4 @@
-"""What a request asks for besides its model: how urgent it is, and for whom it comes."""
+"""What a request asks for besides its model: how urgent it is, for whom it comes, and how long it may take."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ PRIORITIES: Final[Mapping[str, int]] = {"high": HIGH, "normal": NORMAL, "low": L
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    """How long requests of this kind lately took, from a worker's taking one to the end of its answer. In seconds."""
+
+    mean_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What the admission policy knows of a request."""
 
     priority: int = NORMAL  # lower is more urgent
     tenant: str = ""  # who asks; empty: nobody in particular
+    keep_alive_s: float | None = None  # how long its model stays idle after it; None: as the model's own says
+    budget_s: float | None = None  # from now until its answer has ended; None: as long as it takes
+    answers: AnswerTimes | None = None  # set iff any was measured; only looked at where there is a budget
 
 
 ANY: Final = Demand()

@@ -48,6 +48,7 @@ class Reject:
     code: RejectCode
     message: str
     retry_after_s: float | None = None
+    expected_s: float | None = None  # set iff its budget is too small: how long it would have taken
 
 
 @dataclass(frozen=True, slots=True)

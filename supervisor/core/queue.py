@@ -28,13 +28,19 @@ class Waiting:
     arrived_at: float
     seq: int
 
+    @property
+    def until(self) -> float:
+        """When its own budget is over; infinity when it has none."""
+        return math.inf if self.demand.budget_s is None else self.arrived_at + self.demand.budget_s
+
 
 @dataclass(slots=True)
 class _Line:
-    """One model's queue: `heap` for the order of service, `arrivals` for who has waited longest."""
+    """One model's queue: `heap` for the order of service, `arrivals` for who has waited longest, `classes` for how many."""
 
     heap: list[tuple[Rank, int, TicketId]] = field(default_factory=list)
     arrivals: OrderedDict[TicketId, Waiting] = field(default_factory=OrderedDict)
+    classes: dict[int, int] = field(default_factory=dict)  # by priority
 
     def first(self) -> Waiting | None:
         """Who is served next. Drops from the top of the heap those that left."""
@@ -60,6 +66,7 @@ class AdmissionQueue:
         self._admission = admission or AdmissionPolicy()
         self._arrivals: OrderedDict[TicketId, Waiting] = OrderedDict()
         self._lines: dict[ModelId, _Line] = {}
+        self._budgets: list[tuple[float, int, TicketId]] = []  # a heap of those with a budget, and some that left
         self._seq = 0
 
     def __len__(self) -> int:
@@ -78,7 +85,10 @@ class AdmissionQueue:
         waiting = Waiting(ticket, model_id, demand, now, self._seq)
         line = self._lines.setdefault(model_id, _Line())
         self._arrivals[ticket] = line.arrivals[ticket] = waiting
+        line.classes[demand.priority] = line.classes.get(demand.priority, 0) + 1
         heapq.heappush(line.heap, (self._admission.rank_request(waiting), waiting.seq, ticket))
+        if demand.budget_s is not None:
+            heapq.heappush(self._budgets, (waiting.until, waiting.seq, ticket))
         return None
 
     def pop(self, model_id: ModelId) -> Waiting | None:
@@ -98,6 +108,11 @@ class AdmissionQueue:
             return None
         line = self._lines[waiting.model]
         del line.arrivals[ticket]
+        line.classes[waiting.demand.priority] -= 1
+        if not line.classes[waiting.demand.priority]:
+            del line.classes[waiting.demand.priority]
+        if waiting.demand.budget_s is not None:
+            self._compact_budgets()
         if line.arrivals:
             line.compact()
         else:
@@ -115,6 +130,13 @@ class AdmissionQueue:
         line = self._lines.get(model_id)
         return 0 if line is None else len(line.arrivals)
 
+    def ahead(self, model_id: ModelId, demand: Demand) -> int:
+        """How many wait for the model whose class is no lower than this one's."""
+        line = self._lines.get(model_id)
+        if line is None:
+            return 0
+        return sum(count for priority, count in line.classes.items() if priority <= demand.priority)
+
     def models(self) -> KeysView[ModelId]:
         """The models that somebody waits for."""
         return self._lines.keys()
@@ -125,19 +147,44 @@ class AdmissionQueue:
         return None if line is None else next(iter(line.arrivals.values())).arrived_at
 
     def deadline(self) -> float:
-        """When the next request will have waited too long; infinity when nobody waits."""
+        """When the next request will have waited too long, for all or for its budget; infinity when nobody waits."""
+        return min(self._patience(), self._next_budget())
+
+    def expired(self, now: float) -> list[Waiting]:
+        """Take out those that have waited too long, oldest first; then those whose budget is over."""
+        gone: list[Waiting] = []
+        while self._patience() <= now:
+            gone.append(self._taken(next(iter(self._arrivals))))
+        while self._next_budget() <= now:
+            gone.append(self._taken(self._budgets[0][2]))
+        return gone
+
+    def _taken(self, ticket: TicketId) -> Waiting:
+        waiting = self.remove(ticket)
+        assert waiting is not None
+        return waiting
+
+    def _patience(self) -> float:
         if not self._arrivals:
             return math.inf
         return self._admission.gives_up_at(next(iter(self._arrivals.values())).arrived_at)
 
-    def expired(self, now: float) -> list[Waiting]:
-        """Take out those that have waited too long, oldest first."""
-        gone: list[Waiting] = []
-        while self.deadline() <= now:
-            oldest = self.remove(next(iter(self._arrivals)))
-            assert oldest is not None
-            gone.append(oldest)
-        return gone
+    def _next_budget(self) -> float:
+        """When the next budget is over. Drops from the top of the heap those that left."""
+        while self._budgets:
+            until, seq, ticket = self._budgets[0]
+            waiting = self._arrivals.get(ticket)
+            if waiting is not None and waiting.seq == seq:
+                return until
+            heapq.heappop(self._budgets)
+        return math.inf
+
+    def _compact_budgets(self) -> None:
+        """As a line's heap: entries that left must not pile up behind a distant one."""
+        if len(self._budgets) > 2 * len(self._arrivals) + 8:
+            live = {waiting.seq for waiting in self._arrivals.values()}
+            self._budgets = [entry for entry in self._budgets if entry[1] in live]
+            heapq.heapify(self._budgets)
 
     def check(self) -> None:
         """Assert the laws: both views hold the same tickets, orders agree, heaps are bounded."""
@@ -148,5 +195,9 @@ class AdmissionQueue:
             assert len(line.heap) <= 2 * len(line.arrivals) + 8
             best = min(line.arrivals.values(), key=lambda waiting: (self._admission.rank_request(waiting), waiting.seq))
             assert line.first() is best
+            priorities = [waiting.demand.priority for waiting in line.arrivals.values()]
+            assert line.classes == {priority: priorities.count(priority) for priority in priorities}
         arrivals = [waiting.seq for waiting in self._arrivals.values()]
         assert arrivals == sorted(arrivals)
+        assert len(self._budgets) <= 2 * len(self._arrivals) + 8
+        assert self._next_budget() == min((waiting.until for waiting in self._arrivals.values()), default=math.inf)

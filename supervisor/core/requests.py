@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from supervisor.core.budget import expected
 from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
@@ -36,6 +37,8 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
     if model.spec.remote and model.state is WorkerState.READY and not can_answer:
         message = f"{ASKED}: {model.life.reason}"
         step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
+        return False
+    if _cannot_fit(state, step, model, event):
         return False
     # 2.
     if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
@@ -88,9 +91,29 @@ def expire(state: SchedulerState, step: Step) -> None:
     waited = state.limits.queue_wait_s
     for waiting in state.queue.expired(step.now):
         model = state.models[waiting.model]
-        message = f"Waited {waited:.0f} s for {ASKED} without getting a turn. To see why: llmux why {ASKED}"
-        step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
+        if waiting.until <= step.now:
+            message = f"The budget was over before {ASKED} could answer. To see why: llmux why {ASKED}"
+            step.emit(Reject(waiting.ticket, RejectCode.BUDGET_EXCEEDED, message))
+        else:
+            message = f"Waited {waited:.0f} s for {ASKED} without getting a turn. To see why: llmux why {ASKED}"
+            step.emit(Reject(waiting.ticket, RejectCode.QUEUE_TIMEOUT, message, 30.0))
         _left(state, step, model)
+
+
+def _cannot_fit(state: SchedulerState, step: Step, model: ModelState, event: RequestArrived) -> bool:
+    """Refuse it at once if its answer can't come within its budget, instead of failing late."""
+    budget_s = event.demand.budget_s
+    if budget_s is None:
+        return False
+    needed = expected(state, model, event.demand, step.now)
+    if needed.total_s <= budget_s:
+        return False
+    message = (
+        f"{ASKED} can't answer within {budget_s:.1f} s: about {needed.total_s:.1f} s are expected ({needed}). "
+        "Give the request more time, or ask again when the model is loaded."
+    )
+    step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, expected_s=needed.total_s))
+    return True
 
 
 def _left(state: SchedulerState, step: Step, model: ModelState) -> None:

@@ -214,6 +214,8 @@ class RejectCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    BUDGET_TOO_SMALL = "budget_too_small"  # it was not even queued
+    BUDGET_EXCEEDED = "budget_exceeded"  # its budget was over before a worker took it
     MODEL_FAILED = "model_failed"
     LOAD_FAILED = "load_failed"
     INSUFFICIENT_MEMORY = "insufficient_memory"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.decisions import DecisionLog
@@ -126,10 +127,10 @@ class World:
         self.post(Configured(models, devices, limits or Limits(), policy or Policy()))
         self.sample()
 
-    def request(self, name: str, priority: int = NORMAL) -> TicketId:
+    def request(self, name: str, priority: int = NORMAL, **demand: Any) -> TicketId:
         ticket = TicketId(f"t{next(self._tickets)}")
         self.open[ticket] = ModelId(name)
-        self.post(RequestArrived(ticket, ModelId(name), Demand(priority)))
+        self.post(RequestArrived(ticket, ModelId(name), Demand(priority, **demand)))
         return ticket
 
     def finish(self, ticket: TicketId) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.demand import ANY, HIGH, LOW, Demand
+from supervisor.core.demand import ANY, HIGH, LOW, NORMAL, Demand
 from supervisor.core.queue import AdmissionQueue
 from supervisor.core.types import ASKED, Limits, ModelId, Policy, TicketId
 
@@ -120,6 +120,32 @@ class TestExpiry:
         assert [ticket(1)] == [waiting.ticket for waiting in queue.expired(5.0)]
         assert [queue.count(A), queue.count(B)] == [0, 1]
 
+    def test_a_budget_ends_before_the_patience_of_all(self):
+        queue = AdmissionQueue(AdmissionPolicy(Limits(queue_wait_s=10.0)))
+        queue.push(ticket(1), A, ANY, 0.0)
+        queue.push(ticket(2), A, Demand(budget_s=3.0), 1.0)
+        queue.push(ticket(3), B, Demand(budget_s=99.0), 2.0)
+        assert queue.deadline() == 4.0
+
+        assert [ticket(2)] == [waiting.ticket for waiting in queue.expired(4.0)]
+        assert queue.deadline() == 10.0
+
+    def test_a_budget_of_a_request_that_left_wakes_nobody(self):
+        queue = AdmissionQueue(AdmissionPolicy(Limits(queue_wait_s=10.0)))
+        queue.push(ticket(1), A, Demand(budget_s=1.0), 0.0)
+        queue.push(ticket(2), A, ANY, 0.0)
+        queue.remove(ticket(1))
+
+        assert queue.deadline() == 10.0
+
+    def test_those_ahead_are_of_no_lower_class(self):
+        queue = AdmissionQueue()
+        for number, priority in enumerate((HIGH, NORMAL, NORMAL, LOW)):
+            queue.push(ticket(number), A, Demand(priority), 0.0)
+
+        assert [queue.ahead(A, Demand(priority)) for priority in (HIGH, NORMAL, LOW)] == [1, 3, 4]
+        assert queue.ahead(B, ANY) == 0
+
 
 class TestCost:
     """A long queue makes nothing slower."""
@@ -166,6 +192,7 @@ class Expected:
     priority: int
     arrived_at: float
     seq: int
+    until: float = math.inf
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -183,15 +210,20 @@ class QueueMachine(RuleBasedStateMachine):
         mine = [entry for entry in self.list if entry.model == model]
         return sorted(mine, key=lambda entry: (entry.priority, entry.seq))
 
-    @rule(model=st.sampled_from([A, B, C]), priority=st.integers(-2, 2))
-    def push(self, model, priority):
+    @rule(
+        model=st.sampled_from([A, B, C]),
+        priority=st.integers(-2, 2),
+        budget_s=st.sampled_from([None, None, 1.0, 3.0, 30.0]),
+    )
+    def push(self, model, priority, budget_s):
         self.seq += 1
-        full = self.queue.push(ticket(self.seq), model, Demand(priority), self.now)
+        full = self.queue.push(ticket(self.seq), model, Demand(priority, budget_s=budget_s), self.now)
         if len(self.list) >= 12 or len(self.line(model)) >= 6:
             assert full is not None
         else:
             assert full is None
-            self.list.append(Expected(ticket(self.seq), model, priority, self.now, self.seq))
+            until = math.inf if budget_s is None else self.now + budget_s
+            self.list.append(Expected(ticket(self.seq), model, priority, self.now, self.seq, until))
 
     @rule(model=st.sampled_from([A, B, C]))
     def pop(self, model):
@@ -224,14 +256,18 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def expire(self):
         gone = self.queue.expired(self.now)
-        assert [e.ticket for e in self.list if e.arrived_at + 20.0 <= self.now] == [w.ticket for w in gone]
-        self.list = [e for e in self.list if e.arrived_at + 20.0 > self.now]
+        impatient = [e for e in self.list if e.arrived_at + 20.0 <= self.now]
+        over = [e for e in self.list if e not in impatient and e.until <= self.now]
+        over.sort(key=lambda e: (e.until, e.seq))
+        assert [e.ticket for e in (*impatient, *over)] == [w.ticket for w in gone]
+        self.list = [e for e in self.list if e not in impatient and e not in over]
 
     @invariant()
     def agrees(self):
         self.queue.check()
         assert len(self.list) == len(self.queue)
-        assert min((e.arrived_at + 20.0 for e in self.list), default=math.inf) == self.queue.deadline()
+        deadlines = (min(e.until, e.arrived_at + 20.0) for e in self.list)
+        assert min(deadlines, default=math.inf) == self.queue.deadline()
         for model in (A, B, C):
             line = self.line(model)
             assert len(line) == self.queue.count(model)

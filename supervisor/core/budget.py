@@ -1,0 +1,56 @@
+"""Whether an answer can come within its request's budget.
+
+Expected is what was learned and nothing else: the rest of the model's load, the turns of the requests before this one,
+and the answer itself, by the 99th percentile of such answers. What was never measured counts nothing, so that a request
+is refused only for a reason, and a first one never. Not foreseen: the turns of other models, requests of a higher class
+that are still to come, crashes. A request that they hold up until its budget is over learns it then (`requests.expire`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supervisor.core.demand import Demand
+from supervisor.core.messages import listed
+from supervisor.core.state import ModelState, SchedulerState
+from supervisor.core.types import WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """How long a request is expected to take, part by part, in seconds."""
+
+    load_s: float = 0.0
+    queue_s: float = 0.0
+    answer_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.load_s + self.queue_s + self.answer_s
+
+    def __str__(self) -> str:
+        parts = {"to load": self.load_s, "in the queue": self.queue_s, "for the answer": self.answer_s}
+        return listed([f"{part_s:.1f} s {what}" for what, part_s in parts.items() if part_s > 0])
+
+
+def expected(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:
+    """What is known of how long a request that arrives now will take."""
+    answers = demand.answers
+    if answers is None:
+        return Expected(_load_s(model, now))
+    places = model.spec.target_inflight
+    ahead = state.queue.ahead(model.id, demand) + len(model.in_flight)
+    queue_s = ahead // places * answers.mean_s if places > 0 else 0.0
+    return Expected(_load_s(model, now), queue_s, answers.p99_s)
+
+
+def _load_s(model: ModelState, now: float) -> float:
+    """The rest of its load by the time that the last one took."""
+    match model.state:
+        case WorkerState.READY | WorkerState.DRAINING:  # a draining worker may stay after all
+            return 0.0
+        case WorkerState.STARTING:
+            return max(0.0, (model.load_s or 0.0) - (now - model.life.since))
+        case _:
+            return model.load_s or 0.0
