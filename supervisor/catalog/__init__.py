@@ -1,16 +1,18 @@
 """The configuration: read strictly, and turned into a frozen `Catalog` of what to serve."""
 
-from supervisor.catalog.catalog import Catalog, CatalogModel, Route, VirtualModel, check_devices
+from supervisor.catalog.catalog import TASK, Catalog, CatalogModel, Route, Task, VirtualModel, check_devices
 from supervisor.catalog.loader import Configuration, Foreign, find_config, load, load_text
 from supervisor.catalog.rewrite import Rewrite
 
 __all__ = [
+    "TASK",
     "Catalog",
     "CatalogModel",
     "Configuration",
     "Foreign",
     "Rewrite",
     "Route",
+    "Task",
     "VirtualModel",
     "check_devices",
     "find_config",

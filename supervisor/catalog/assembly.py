@@ -18,28 +18,22 @@ from runtimes.base import ModelConfig
 from runtimes.endpoints import SMALLEST
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
-from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
+from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
+from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import (
-    DeviceConfig,
-    LimitsConfig,
-    ServerConfig,
-    VirtualModelConfig,
-    models_dir,
-    runtimes_dir,
-)
+from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, models_dir, runtimes_dir
 from supervisor.core.types import DEFAULT_PRIORITY, ModelId
 from supervisor.errors import ConfigError
 
-SECTIONS = ("models", "virtual_models", "devices", "limits", "server")
+SECTIONS = ("models", "virtual_models", "tasks", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
 
 NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
-_OWN_PATHS = re.compile(r"/|/(?:v1/)?health|/metrics|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL)
+_OWN_PATHS = re.compile(r"/|/(?:v1/)?health|/metrics|/api/v1/config|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 S = TypeVar("S", bound=BaseModel)
@@ -50,7 +44,7 @@ def is_name(text: str) -> bool:
     return bool(_NAME.fullmatch(text)) and text.isprintable()
 
 
-class Assembly:
+class Assembly(PublicNames):
     """Turns one tree into a catalog. `base` is the base file; the key file may lie beside it."""
 
     def __init__(self, root: Table, base: Path, registry: Registry, *, check_files: bool) -> None:
@@ -78,6 +72,7 @@ class Assembly:
         self.models_dir = server.models_dir if server else models_dir()
         models = self._models(devices, own_runtimes_dir)
         virtual = self._virtual_models(models)
+        tasks = self._tasks(models, virtual)
         if self.problems or server is None or limits is None:
             raise config_error(self.problems)
         if server.api_keys is None and (keys := self.base.with_name(KEYS_NAME)).is_file():
@@ -85,6 +80,7 @@ class Assembly:
         return Catalog(
             models={ModelId(name): model for name, model in models.items() if model and model.config.enabled},
             virtual=virtual,
+            tasks=tasks,
             server=server,
             limits=limits,
             devices=devices,
@@ -208,6 +204,8 @@ class Assembly:
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
         if not is_name(name):
             self._problem(node, trail, f"not a name: {NAME_RULE}")
+        elif name.startswith(TASK):
+            self._problem(node, trail, f'names that begin with "{TASK}" are those of tasks')
 
     def _model(self, name: str, node: Node, trail: Trail) -> CatalogModel | None:
         if not isinstance(node, Table):
@@ -283,76 +281,6 @@ class Assembly:
             node, trail = node.entries[key], (*trail, key)
             message = re.sub(r"^\W*\w+\W*\s+", "", message) or message
         self._problem(node, trail, message)
-
-    # ---------------------------------------------------------------------------------------------- virtual models
-
-    def _virtual_models(self, models: Mapping[str, CatalogModel | None]) -> dict[str, VirtualModel]:
-        section = self._table("virtual_models")
-        virtual: dict[str, VirtualModel] = {}
-        for name, node in section.items():
-            trail = ("virtual_models", name)
-            self._check_name(name, node, trail)
-            unfolded = self._unfolded(node, trail)
-            config = self._validated(VirtualModelConfig, unfolded, trail)
-            if config is None:
-                continue
-            if config.model not in models:
-                message = (
-                    f'"{config.model}" is itself a virtual model; refer to a model'
-                    if config.model in section
-                    else f'no model "{config.model}"{suggestion(config.model, models, what="there is")}'
-                )
-                self._problem(find(unfolded, ("model",))[0], (*trail, "model"), message)
-                continue
-            if name in models and name != config.model:
-                self._problem(node, trail, f'hides the model "{name}" behind another; give it a name of its own')
-            model = models[config.model]
-            if model is not None and not model.config.enabled and name != config.model:  # its own name goes with it
-                message = (
-                    f'the model "{config.model}" is disabled, so nothing would answer: enable it, or remove this name'
-                )
-                self._problem(find(unfolded, ("model",))[0], (*trail, "model"), message)
-            if model is not None and model.config.enabled:
-                rewrite = self._rewrite(config, model, node, trail)
-                virtual[name] = VirtualModel(name, model, rewrite, config.description, config=config)
-        return virtual
-
-    def _unfolded(self, node: Node, trail: Trail) -> Node:
-        """`physical` read as `model`, and what stands under `params` as if it stood beside it."""
-        if not isinstance(node, Table):
-            return node
-        entries = dict(node.entries)
-        params = entries.pop("params", None)
-        moved: dict[str, Node] = {}
-        if isinstance(params, Table):
-            moved.update(params.entries)
-        elif params is not None:
-            self._problem(params, (*trail, "params"), "expected a mapping")
-        if "physical" in entries:
-            moved["model"] = entries.pop("physical")
-        for key, value in moved.items():
-            if key in entries:
-                self._problem(value, trail, f'"{key}" is given twice')
-            entries[key] = value
-        return replace(node, entries=entries)
-
-    def _rewrite(self, config: VirtualModelConfig, model: CatalogModel, node: Node, trail: Trail) -> Rewrite:
-        thinking = model.adapter.fields(model.config)
-        if config.enable_thinking is not None:
-            switch = model.adapter.thinking(model.config)
-            if switch is None:
-                message = f'"enable_thinking": the runtime {model.adapter.name} has no such switch for {model.id}'
-                self._problem(node, trail, message)
-            else:
-                thinking = switch.enabled if config.enable_thinking else switch.disabled
-        return Rewrite.compile(
-            upstream_model=model.adapter.upstream_model(model.config),
-            strip=config.strip,
-            defaults=config.defaults,
-            force=config.force,
-            thinking=thinking,
-            system_prompt_prefix=config.system_prompt_prefix,
-        )
 
 
 def _section_meant(name: str) -> str:

@@ -5,7 +5,8 @@ name for it together with a rewrite of its requests. Any number of virtual model
 
 Which names are listed: every virtual model; and a model under its own name where no virtual model refers to it, or
 where it says `public: true` (`public: false` never lists it). A model's own name is accepted in requests in any case.
-A virtual model may have the name of the model it refers to; it then takes its place.
+A virtual model may have the name of the model it refers to; it then takes its place. A *task* is a ladder of such names,
+and is listed as `task:NAME`; nothing else may be called so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from runtimes.sizing import Room, Sizing
 from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig, drain_seconds
+from supervisor.catalog.sections import (
+    DeviceConfig,
+    LimitsConfig,
+    ServerConfig,
+    TaskConfig,
+    VirtualModelConfig,
+    drain_seconds,
+)
 from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits
 from supervisor.core.footprint import choose
 from supervisor.core.messages import listed
@@ -33,6 +41,8 @@ from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, DeviceSpec, Footpr
 from supervisor.errors import NotFoundError
 
 _ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
+TASK = "task:"
+"""So begin the public names of tasks, and no other."""
 TOO_LARGE = "vram_mib"
 """The key that `misplaced` names for a model that is larger than its devices."""
 
@@ -180,6 +190,19 @@ class VirtualModel(Route):
     config: VirtualModelConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Route):
+    """A ladder of candidates under one name, which begins with TASK. For those who only look it is its primary."""
+
+    config: TaskConfig
+    candidates: tuple[Route, ...]  # each named as the configuration names it; never empty
+
+    def sized(self, models: Mapping[ModelId, CatalogModel]) -> Task:
+        """With these models."""
+        candidates = tuple(replace(one, model=models[one.model.id]) for one in self.candidates)
+        return replace(self, model=candidates[0].model, candidates=candidates)
+
+
 @dataclass(frozen=True)
 class Catalog:
     """A whole configuration without a known mistake. Disabled models, and virtual models of them, are not in it."""
@@ -189,13 +212,15 @@ class Catalog:
     server: ServerConfig
     limits: LimitsConfig
     devices: tuple[DeviceConfig, ...] | Literal["auto"]
+    tasks: Mapping[str, Task] = field(default_factory=dict)  # by public name
     origins: Mapping[Trail, Place] = field(default_factory=dict, repr=False)
 
     def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
         """With every model's context and slots chosen for these devices. Blocks on reading model files."""
         models = {name: model.sized(devices) for name, model in self.models.items()}
         virtual = {name: replace(one, model=models[one.model.id]) for name, one in self.virtual.items()}
-        return replace(self, models=models, virtual=virtual)
+        tasks = {name: task.sized(models) for name, task in self.tasks.items()}
+        return replace(self, models=models, virtual=virtual, tasks=tasks)
 
     def model_specs(self, learned: Learned = NOTHING_LEARNED) -> tuple[ModelSpec, ...]:
         """Every model for the core, in the order of the file. Blocks on reading model files: call it in a thread."""
@@ -209,7 +234,7 @@ class Catalog:
     @cached_property
     def _routes(self) -> dict[str, Route]:
         own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
-        return {**own, **self.virtual}
+        return {**own, **self.virtual, **self.tasks}
 
     def nothing_to_serve(self) -> str | None:
         """What is wrong with a configuration without models, with its place; None: it has some."""
@@ -242,14 +267,14 @@ class Catalog:
         return nearest(name[:200], self._routes)
 
     def listing(self) -> tuple[Route, ...]:
-        """GET /v1/models: virtual models, then models under their own names, each in the order of the file."""
+        """GET /v1/models: virtual models, then models under their own names, then tasks, each in the order of the file."""
         listed: list[Route] = list(self.virtual.values())
         behind_virtual = {virtual.model.id for virtual in self.virtual.values()}
         for model in self.models.values():
             public = model.id not in behind_virtual if model.config.public is None else model.config.public
             if public and model.id not in self.virtual:
                 listed.append(self._routes[model.id])
-        return tuple(listed)
+        return (*listed, *self.tasks.values())
 
     def origin(self, *trail: str | int) -> Place | None:
         """Where an effective value was set; None: it is a default."""

@@ -1,4 +1,6 @@
-"""Where configuration comes from: the base file, `local.yaml` beside it, `LLMUX_*` variables, flags.
+"""Where configuration comes from: the base file, `tasks.yaml` and `local.yaml` beside it, `LLMUX_*` variables, flags.
+
+`tasks.yaml` is the section `tasks` in a file of its own: the names of tasks stand at its top.
 
 Later layers win, key by key, and every value remembers the layer and the place it came from.
 """
@@ -24,6 +26,7 @@ from supervisor.errors import ConfigError
 
 FILE_NAME = "llmux.yaml"
 LOCAL_NAME = "local.yaml"
+TASKS_NAME = "tasks.yaml"
 
 _SETTING = re.compile(r"LLMUX_(SERVER|LIMITS|DEVICES)", re.IGNORECASE)
 
@@ -125,7 +128,8 @@ class Configuration:
         """The files whose text decides what `catalog` is and who may use it, whether they are there or not."""
         local = _path_variable("LLMUX_LOCAL_CONFIG") or self.base.with_name(LOCAL_NAME)
         own = (self.base,) if self.foreign is None else self.foreign.files
-        return (*own, local, catalog.server.api_keys or self.base.with_name(KEYS_NAME))
+        tasks = self.base.with_name(TASKS_NAME)
+        return (*own, tasks, local, catalog.server.api_keys or self.base.with_name(KEYS_NAME))
 
 
 def _path_variable(name: str) -> Path | None:
@@ -144,6 +148,8 @@ def _layers(
         layers: Layers = [_read_foreign(foreign)]
     else:
         layers = [read_guarded(base, source) if text is None else parse(text, source)]
+    if (tasks := base.with_name(TASKS_NAME)).is_file() and tasks != base:
+        layers.append(_read_tasks(tasks))
     named, beside = _path_variable("LLMUX_LOCAL_CONFIG"), base.with_name(LOCAL_NAME)
     if named is not None or (beside.is_file() and beside != base):
         path = (named or beside).absolute()
@@ -158,6 +164,12 @@ def _layers(
         layers.append(read_environment(Path.cwd()))
     layers += [(_flag(key, value), []) for key, value in flags.items() if value is not None]
     return layers
+
+
+def _read_tasks(path: Path) -> tuple[Node | None, list[Problem]]:
+    """The section that it is; its problems say where they are in the file."""
+    node, problems = read_guarded(path, Source(Layer.FILE, _label(path), path.parent))
+    return node if node is None else Table({"tasks": node}, node.place), problems
 
 
 def _read_foreign(foreign: Foreign) -> tuple[Node | None, list[Problem]]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from runtimes.registry import REGISTRY, Registry
-from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.sections import CandidateConfig, DeviceConfig, LimitsConfig, ServerConfig, TaskConfig, VirtualModelConfig
 
 Schema = dict[str, JsonValue]
 
@@ -19,7 +19,8 @@ Schema = dict[str, JsonValue]
 def json_schema(registry: Registry = REGISTRY) -> Schema:
     """The schema of the whole file with the keys of every runtime. Imports all adapters."""
     configs = {name: registry.get(name).config for name in registry.names()}
-    parts: list[type[BaseModel]] = [ServerConfig, LimitsConfig, DeviceConfig, VirtualModelConfig, *configs.values()]
+    names = (VirtualModelConfig, CandidateConfig, TaskConfig)
+    parts: list[type[BaseModel]] = [ServerConfig, LimitsConfig, DeviceConfig, *names, *configs.values()]
     mode: JsonSchemaMode = "validation"
     references, definitions = models_json_schema([(part, mode) for part in parts], ref_template="#/$defs/{model}")
     schemas = definitions["$defs"]
@@ -28,7 +29,10 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
         own = schemas[refs[config].removeprefix("#/$defs/")]
         own["properties"]["runtime"] |= {"const": name}
         own["required"] = [key for key in own.get("required", []) if key != "runtime"]
-    _accept_other_spellings(schemas[refs[VirtualModelConfig].removeprefix("#/$defs/")])
+    for part in (VirtualModelConfig, CandidateConfig):
+        _accept_other_spellings(schemas[refs[part].removeprefix("#/$defs/")])
+    candidates = schemas[refs[TaskConfig].removeprefix("#/$defs/")]["properties"]["candidates"]
+    candidates["items"] = {"anyOf": [{"type": "string"}, candidates["items"]]}
     one_of: list[JsonValue] = [{"$ref": refs[config]} for config in configs.values()]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -40,6 +44,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
                 "type": ["object", "null"],
                 "additionalProperties": {"$ref": refs[VirtualModelConfig]},
             },
+            "tasks": {"type": ["object", "null"], "additionalProperties": {"$ref": refs[TaskConfig]}},
             "devices": {"anyOf": [{"const": "auto"}, {"type": "array", "items": {"$ref": refs[DeviceConfig]}}]},
             "limits": {"$ref": refs[LimitsConfig]},
             "server": {"$ref": refs[ServerConfig]},

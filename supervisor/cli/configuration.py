@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import BaseModel, JsonValue
 
-from supervisor.catalog import Catalog, Configuration, Foreign, find_config
+from supervisor.catalog import TASK, Catalog, Configuration, Foreign, find_config
 from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.loader import FILE_NAME, require_config, search_path
@@ -123,6 +123,9 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
         yield from _section(catalog, ("models", model.id), model.config)
     for virtual in catalog.virtual.values():
         yield from _section(catalog, ("virtual_models", virtual.name), virtual.config)
+    for task in catalog.tasks.values():
+        about = {"candidates": [one.model_dump(mode="json", exclude_unset=True) for one in task.config.candidates]}
+        yield from _section(catalog, ("tasks", task.name.removeprefix(TASK)), task.config, about)
     devices: JsonValue = "auto"
     if catalog.devices != "auto":
         devices = [device.model_dump(mode="json", exclude_none=True) for device in catalog.devices]
@@ -161,8 +164,10 @@ def as_json(values: Iterator[Effective]) -> list[dict[str, JsonValue]]:
     ]
 
 
-def _section(catalog: Catalog, trail: Trail, section: BaseModel) -> Iterator[Effective]:
-    for key, value in section.model_dump(mode="json").items():
+def _section(
+    catalog: Catalog, trail: Trail, section: BaseModel, instead: Mapping[str, JsonValue] | None = None
+) -> Iterator[Effective]:
+    for key, value in {**section.model_dump(mode="json"), **(instead or {})}.items():
         yield from _leaves(catalog, (*trail, key), masked(value, key))
 
 

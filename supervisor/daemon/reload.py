@@ -321,7 +321,7 @@ def _names(catalog: Catalog) -> dict[str, tuple[object, ...]]:
     names: dict[str, tuple[object, ...]] = {model.id: (model.config,) for model in catalog.models.values()}
     for virtual in catalog.virtual.values():
         names[virtual.name] = (*names.get(virtual.name, ()), virtual.config)
-    return names
+    return names | {task.name: (task.config,) for task in catalog.tasks.values()}
 
 
 def _different(before: BaseModel, after: BaseModel) -> Iterator[str]:
