@@ -5,6 +5,7 @@ Bugs are assertions and are not caught; an `LlmuxError` is always something a pe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
 
@@ -19,6 +20,7 @@ class LlmuxError(Exception):
     type: str = "server_error"
     code: str = "internal_error"
     lasts: bool = False  # a client that tries again, however soon a client does, gets the same
+    fields: Mapping[str, object] = {}  # further ones of the error's body  # noqa: RUF012  # never changed in place
 
     def __init__(
         self,
@@ -128,6 +130,14 @@ class UpstreamTimeoutError(LlmuxError):
 
     status = HTTPStatus.GATEWAY_TIMEOUT
     code = "upstream_timeout"
+
+
+class BudgetError(LlmuxError):
+    """An answer can't come, or did not come, within the time that its request has."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    code = "budget_exceeded"
+    lasts = True
 
 
 class ConfigError(LlmuxError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
+from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
@@ -17,6 +18,7 @@ from supervisor.daemon.history import History
 from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
+from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.held_body import BodyBudget
 from supervisor.io.host_memory import HostMemory
@@ -41,6 +43,8 @@ class Daemon:
     pipeline: Pipeline = field(init=False)
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    answers: AnswerLog = field(init=False)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
@@ -52,6 +56,8 @@ class Daemon:
     def __post_init__(self) -> None:
         self.settled.set()
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
+        self.answers = AnswerLog(self.engine.clock)
+        self.requests.listeners.append(self.answers.observe)
         self.feed = Feed(self)
         self.metrics = Metrics(self)
         self.configure(self.catalog, self.keyring)
@@ -65,7 +71,7 @@ class Daemon:
             disk_limit=limits.spill_mib << 20,
             folder=catalog.server.state_dir,
         )
-        self.pipeline = Pipeline(self.engine, catalog, self.requests, self.bodies)
+        self.pipeline = Pipeline(self.engine, catalog, self.requests, self.bodies, self.answers, self.runtime)
         for listener in self.on_configure:
             listener()
 

@@ -16,30 +16,35 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
 
 from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER, aliases_of
-from supervisor.catalog import Catalog, Route
+from supervisor.catalog import Catalog, Route, Task
+from supervisor.core.demand import Demand
 from supervisor.core.types import ModelId, TicketId, WorkerState
+from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.ladder import Ladder
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
 from supervisor.daemon.requests import InFlight, RequestContext
+from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
-from supervisor.errors import InvalidRequestError, LlmuxError, UnreachableError, UpstreamError
+from supervisor.errors import BudgetError, InvalidRequestError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
-from supervisor.proxy import load_feedback, permission
+from supervisor.proxy import budget, load_feedback, permission
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
 from supervisor.proxy.form import read_form
-from supervisor.proxy.forward import break_off, forward, processing_ms
+from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
 from supervisor.proxy.model_name import Renaming, renaming
@@ -67,6 +72,18 @@ class Target:
     names: Renaming | None = None  # in the answer
     completion: StreamTranslation | None = None  # of what it lacks
     is_known: bool = True  # so that the form of a stream is known before the worker answers
+    ladder: Ladder | None = None  # set iff a task was asked: who is asked next
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request wants, whoever answers it."""
+
+    body: Body
+    name: str
+    path: str  # the canonical one
+    translation: Translation | None
+    is_permitted: bool  # by its body, to leave this machine
 
 
 class Pipeline:
@@ -74,7 +91,17 @@ class Pipeline:
 
     _numbers = itertools.count(1)  # not the client's x-request-id, which may repeat
 
-    def __init__(self, engine: Engine, catalog: Catalog, requests: InFlight, bodies: BodyBudget) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        catalog: Catalog,
+        requests: InFlight,
+        bodies: BodyBudget,
+        answers: AnswerLog,
+        runtime: RuntimeConfig,
+    ) -> None:
+        self._answers = answers
+        self._runtime = runtime
         self._engine = engine
         self._catalog = catalog
         self._requests = requests
@@ -109,8 +136,9 @@ class Pipeline:
             body = await _open(raw, scope)
             # 2.
             target = await self._target(scope, body, context, held)
-            held = target.body
-            del raw, body  # only what `held` has is kept
+            if target.ladder is None:
+                held = target.body
+            del raw, body  # only what `held` has is kept, and what a task's next candidate may need
             # 3.
             context.ticket_id = TicketId(f"{next(self._numbers)}")
             context.entered_at, context.model = self._engine.clock(), target.model
@@ -141,7 +169,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------------------ target
 
     async def _target(self, scope: Scope, body: Body, context: RequestContext, held: HeldBody) -> Target:
-        """The model, whether this request is allowed for it, and what to send it. Raises LlmuxError."""
+        """The model, or a task's first candidate, and what to send it. Raises LlmuxError."""
         translation = context.dialect.translation(scope["method"], context.path)
         public_path = context.path
         if translation is not None:
@@ -153,10 +181,35 @@ class Pipeline:
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
         context.name, context.stream = name, body.stream
+        context.budget_s = budget.budget_s(scope["headers"], body.private)
         route = self._catalog.resolve(name)
-        endpoint = self._endpoint(scope["method"], public_path, name, route)
+        asked = Asked(body, name, public_path, translation, body.take_permission())
+        if not isinstance(route, Task):
+            return await self._target_of(scope, asked, context, held, route)
+        if route.config.budget_s is not None:
+            context.budget_s = min(context.budget_s or math.inf, route.config.budget_s)
+        return await Ladder(
+            route,
+            self._engine,
+            partial(self._target_of, scope, asked, context, held),
+            allow_cloud_fallback=self._runtime.allow_cloud_fallback,
+        ).target()
+
+    async def _target_of(
+        self,
+        scope: Scope,
+        asked: Asked,
+        context: RequestContext,
+        held: HeldBody,
+        route: Route,
+        ladder: Ladder | None = None,
+    ) -> Target:
+        """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
+        body, name, translation = asked.body, asked.name, asked.translation
+        endpoint = self._endpoint(scope["method"], asked.path, name, route)
         model = route.model.id
-        if not (body.take_permission() or model not in self._guarded or permission.in_headers(scope["headers"])):
+        is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
+        if not (is_permitted or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
         await body.check(name, self._inputs[model], endpoint)
         path = (endpoint.upstream_path or endpoint.path).encode()
@@ -167,9 +220,14 @@ class Pipeline:
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name, stream=body.stream)
-        rewritten = held.changed(await body.rewritten(route.rewrite, endpoint))
+        data = await body.rewritten(route.rewrite, endpoint)
+        if ladder is None:
+            rewritten = held.changed(data)
+        else:  # `held` stays as it came: the next candidate's is made of it
+            rewritten = HeldBody(self._bodies)
+            rewritten.keep(data)
         is_known = translation is not None or endpoint.meaning is not OTHER
-        return Target(model, path, rewritten, translation, names, completion, is_known)
+        return Target(model, path, rewritten, translation, names, completion, is_known, ladder)
 
     def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""
@@ -189,7 +247,8 @@ class Pipeline:
         serving = self._table[scope["method"], path]
         if len(serving) != 1:
             return None
-        names = [row.name for row in self._catalog.listing() if row.model.id in serving]
+        rows = (row for row in self._catalog.listing() if not isinstance(row, Task))
+        names = [row.name for row in rows if row.model.id in serving]
         return names[0] if len(names) == 1 else next(iter(serving))  # itself, not one of several virtual models
 
     def _endpoint(self, method: str, path: str, name: str, route: Route) -> Endpoint:
@@ -216,6 +275,26 @@ class Pipeline:
         A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
         """
         keepalive = context.keepalive = self._keepalive(scope, send, context, target)
+        following: Target | None = target
+        try:
+            while following is not None:
+                following = await self._try(scope, send, context, following, client, keepalive)
+        except LlmuxError as error:
+            if not keepalive.started:
+                raise
+            context.fail(error)
+            await keepalive.fail(error)
+
+    async def _try(
+        self,
+        scope: Scope,
+        send: Send,
+        context: RequestContext,
+        target: Target,
+        client: CancelOnDisconnect,
+        keepalive: Keepalive,
+    ) -> Target | None:
+        """Let this model answer. Returns whom to ask instead if it can't and a task says who else may; None: it is over."""
         try:
             try:
                 await self._attempt(scope, send, context, target, client, keepalive)
@@ -225,10 +304,15 @@ class Pipeline:
                 context.waits.append(Wait.lost(target.model, context.ticket.admitted, self._engine.clock()))
                 await self._attempt(scope, send, context, target, client, keepalive)
         except LlmuxError as error:
-            if not keepalive.started:
+            ladder = target.ladder
+            if ladder is None or context.outcome.started or (following := await ladder.after(error)) is None:
                 raise
-            context.fail(error)
-            await keepalive.fail(error)
+            context.outcome, context.model = Outcome(), following.model
+            return following
+        finally:
+            if target.ladder is not None:
+                target.body.release()
+        return None
 
     def _keepalive(self, scope: Scope, send: Send, context: RequestContext, target: Target) -> Keepalive:
         dialect, key = context.dialect, context.key
@@ -271,11 +355,16 @@ class Pipeline:
                 names=target.names,
                 completion=target.completion,
                 request_id=context.request_id,
-                extra_headers=[(b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)), *context.extra],
+                extra_headers=[
+                    (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
+                    *(() if target.ladder is None else target.ladder.headers),
+                    *context.extra,
+                ],
                 arrived_at=context.arrived_at,
                 sse_started=keepalive.started,
                 first_byte_s=self._first_byte_s,
                 explain=partial(self._explained, context),
+                raises_overflow=target.ladder is not None,
             )
         finally:
             # 6.
@@ -299,7 +388,12 @@ class Pipeline:
         try:
             async with keepalive:
                 ticket = await self._engine.admit(
-                    context.ticket_id, target.model, client=client, waits=context.waits, asked=context.name
+                    context.ticket_id,
+                    target.model,
+                    self._demand(context, target),
+                    client=client,
+                    waits=context.waits,
+                    asked=context.name,
                 )
         except BaseException:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
@@ -308,6 +402,18 @@ class Pipeline:
         if body.may_spill:
             body.run()
         return ticket
+
+    def _demand(self, context: RequestContext, target: Target) -> Demand:
+        """What it asks of this model now. Raises BudgetError when its time is over."""
+        demand = context.demand
+        if target.ladder is not None:
+            demand = replace(demand, keep_alive_s=target.ladder.task.config.keep_alive_s)
+        if context.budget_s is None:
+            return demand
+        left_s = context.arrived_at + context.budget_s - self._engine.clock()
+        if left_s <= 0:
+            raise BudgetError(f"The budget of {context.budget_s:g} s was over before {context.name} could answer.")
+        return replace(demand, budget_s=left_s, answers=self._answers.of(target.model, context.path))
 
 
 async def _open(raw: Bytes, scope: Scope) -> Body:

@@ -16,6 +16,7 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
+from supervisor.core.demand import ANY, Demand
 from supervisor.core.types import ModelId, TicketId
 from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, details, milliseconds
 from supervisor.daemon.events import Hub
@@ -49,6 +50,8 @@ class RequestContext:
     waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
     name: str | None = None
     stream: bool = False
+    demand: Demand = ANY  # but for its model and budget
+    budget_s: float | None = None  # from its arrival
     ticket_id: TicketId | None = None  # once it is entered
     entered_at: float | None = None  # loop time; as is the next
     model: ModelId | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from supervisor.core.effects import AskClients, Reject
 from supervisor.core.types import ASKED, Generation, ModelId, RejectCode, TicketId
-from supervisor.errors import LlmuxError, NotFoundError, UnavailableError
+from supervisor.errors import BudgetError, LlmuxError, NotFoundError, UnavailableError
 from supervisor.io.upstream import Upstream
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
@@ -53,6 +53,11 @@ def rejection(effect: Reject, asked: str) -> LlmuxError:
     message = effect.message.replace(ASKED, asked)
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(message, code="model_not_found", param="model")
+    if effect.code in {RejectCode.BUDGET_TOO_SMALL, RejectCode.BUDGET_EXCEEDED}:
+        over = BudgetError(message, code=effect.code.value)
+        if effect.expected_s is not None:
+            over.fields = {"expected_s": round(effect.expected_s, 1)}
+        return over
     error = UnavailableError(message, code=effect.code.value, retry_after_s=effect.retry_after_s)
     error.lasts = effect.retry_after_s is None or effect.retry_after_s > MAX_RETRY_AFTER_S
     return error

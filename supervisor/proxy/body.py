@@ -48,7 +48,7 @@ class Body:
         """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there."""
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
-        """What the worker gets. Raises InvalidRequestError where it can't be changed as wanted."""
+        """What the worker gets; it may be asked for each of several. Raises InvalidRequestError where it can't be had."""
         return b""
 
 

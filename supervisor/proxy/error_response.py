@@ -21,6 +21,7 @@ def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
     }
     if error.detail:
         fields["detail"] = error.detail
+    fields |= error.fields
     return dialect.error(fields, error.status)
 
 

@@ -25,7 +25,7 @@ from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
 from supervisor.proxy.translation import StreamTranslation, TranslatedResponse, Translation
-from supervisor.proxy.upstream_error import error_answer, restated, worker_error
+from supervisor.proxy.upstream_error import error_answer, is_overflow, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
 TAIL_BYTES: Final = 4096
@@ -41,6 +41,7 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"expect",
     b"x-request-id",
     b"x-allow-remote",
+    b"x-timeout",
     b"x-llmux-load-feedback",
 }
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
@@ -126,6 +127,7 @@ async def forward(
     sse_started: bool = False,
     first_byte_s: float | None = None,
     explain: Callable[[LlmuxError], Awaitable[LlmuxError]] | None = None,
+    raises_overflow: bool = False,
 ) -> None:
     """Send the request in `scope` with `body` to `upstream` and pass the answer on through `send`.
 
@@ -135,7 +137,8 @@ async def forward(
     what the client speaks; before that `names` puts the asked name into it, and `completion` what it lacks.
 
     While it has sent nothing itself, raises an LlmuxError for the caller to render: UpstreamError, UpstreamTimeoutError, or
-    with `sse_started` the worker's error. Later, see `break_off`.
+    with `sse_started` the worker's error; with `raises_overflow` also the worker's error that the request is too long for
+    it. Later, see `break_off`.
     Cancellation closes the worker's connection.
     """
     started_at = upstream.loop.time()
@@ -165,7 +168,9 @@ async def forward(
             status, data = restated(response.status, await response.read(ERROR_LIMIT))
             raise worker_error(status, content_type, data)
         if response.status >= 400 and not has_events and not _encoded(response.headers) and scope["method"] != "HEAD":
-            await _send_error(send, response, content_type, own, outcome, dialect)
+            await _send_error(
+                send, response, content_type, own, outcome, dialect, raises_overflow=raises_overflow
+            )
             return
         if not sse_started:
             head = response_headers(response.headers, own, is_stream=content_type.startswith(STREAMS))
@@ -231,13 +236,23 @@ async def _send_body(
 
 
 async def _send_error(
-    send: Send, response: UpstreamResponse, content_type: bytes, own: Headers, outcome: Outcome, dialect: Dialect
+    send: Send,
+    response: UpstreamResponse,
+    content_type: bytes,
+    own: Headers,
+    outcome: Outcome,
+    dialect: Dialect,
+    *,
+    raises_overflow: bool,
 ) -> None:
     """Forward an error response: unchanged if it has the dialect's shape, otherwise converted to it."""
     data = await response.read(ERROR_LIMIT)
     headers = response_headers(response.headers, own, is_stream=False)
     outcome.status, said = restated(response.status, data)
-    outcome.error_message = worker_error(outcome.status, content_type, said).message
+    error = worker_error(outcome.status, content_type, said)
+    if raises_overflow and is_overflow(error):
+        raise error
+    outcome.error_message = error.message
     rendered = error_answer(outcome.status, content_type, said, dialect)
     if rendered is not data:
         data = rendered

@@ -108,14 +108,15 @@ class JsonBody(Body):
 
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """See Body."""
+        fields = self._fields
         if rewrite.touches(endpoint):
-            rewrite.apply(self._fields, endpoint)
+            rewrite.apply(fields := dict(fields), endpoint)
         elif not self._is_changed:
             return self._raw
         if self._outline is None:
-            return _encode(self._fields)
+            return _encode(fields)
         await asyncio.sleep(0)
-        return await self._outline.restored(_encode(self._fields))
+        return await self._outline.restored(_encode(fields))
 
     def _value(self, key: str) -> Any:
         """A field's value, decoded once. Raises InvalidRequestError for one that is nested too deeply."""

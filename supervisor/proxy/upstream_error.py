@@ -17,8 +17,11 @@ from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.error_response import error_body
 
 _TEXT_LIMIT: Final = 1000
-# As llama.cpp says it for prompts, and for inputs of embeddings; as vLLM does.
-_TOO_LONG: Final = re.compile(r"available context size|too large to process|maximum (context|model) length")
+# As llama.cpp says it for prompts, and for inputs of embeddings; as vLLM and OpenAI do; as Anthropic does.
+_TOO_LONG: Final = re.compile(
+    r"available context size|too large to process|maximum (context|model) length|prompt is too long"
+)
+_OVERFLOW: Final = "context_length_exceeded"
 _CLIENTS_FAULT: Final = re.compile(
     rb'"message"\s*:\s*"((?:Failed to parse (?:messages|tools|tool call arguments)|\'messages\' is required'
     rb'|(?:image|audio|video) input is not supported|input \(\d+ tokens\) is too large to process)(?:[^"\\]|\\.){0,1000}?)(?:; (?:tools|messages) = |")'
@@ -51,9 +54,14 @@ def restated(status: int, data: bytes) -> tuple[int, bytes]:
     if found is None:
         return status, data
     message: bytes = found[1]
-    code = b"context_length_exceeded" if _TOO_LONG.search(message.decode("latin-1")) else b"invalid_request"
+    code = _OVERFLOW.encode() if _TOO_LONG.search(message.decode("latin-1")) else b"invalid_request"
     fields = b'"type":"invalid_request_error","param":null,"code":"%b"' % code
     return 400, b'{"error":{"message":"%b",%b}}' % (message, fields)
+
+
+def is_overflow(error: LlmuxError) -> bool:
+    """Does a worker say that the request is too long for its context, so that a larger one may answer it?"""
+    return error.status in (400, 413, 422) and (error.code == _OVERFLOW or bool(_TOO_LONG.search(error.message)))
 
 
 def error_answer(status: int, content_type: bytes, data: bytes, dialect: Dialect) -> bytes:
@@ -102,7 +110,7 @@ def worker_error(status: int, content_type: bytes, data: bytes) -> WorkerAnswerE
 def _default(status: int, message: str) -> tuple[str, str]:
     """`type` and `code` for an error without them."""
     if status in (400, 413, 422, 500) and _TOO_LONG.search(message):
-        return ("invalid_request_error", "context_length_exceeded")
+        return ("invalid_request_error", _OVERFLOW)
     common = ("invalid_request_error", "invalid_request") if status < 500 else ("server_error", "upstream_error")
     return _TYPES.get(status, common)
 

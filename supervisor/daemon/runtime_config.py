@@ -1,0 +1,48 @@
+"""Settings that operators change while the daemon runs, kept over restarts: `GET` and `PUT /api/v1/config`.
+
+A file or a variable only says what they are at first. What can't be kept isn't changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from supervisor.errors import ConfigError
+from supervisor.io.store import Store
+
+VARIABLE: Final = "MODEL_BOSS_ALLOW_CLOUD_FALLBACK"
+_COLLECTION, _CLOUD_FALLBACK = "runtime_config", "allow_cloud_fallback"
+_WORDS: Final[Mapping[str, bool]] = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class RuntimeConfig:
+    """One for each daemon; without a store it is for this run alone."""
+
+    def __init__(self, store: Store | None = None, *, allow_cloud_fallback: bool = True) -> None:
+        """`allow_cloud_fallback`: what holds until somebody changes it."""
+        self._store = store
+        self._changed: bool | None = None  # by an operator
+        self._first = allow_cloud_fallback
+
+    @property
+    def allow_cloud_fallback(self) -> bool:
+        """May a task fall back to a remote model?"""
+        kept = self._changed if self._store is None else self._store.get(_COLLECTION, _CLOUD_FALLBACK)
+        return kept if isinstance(kept, bool) else self._first
+
+    async def allow(self, *, cloud_fallback: bool) -> None:
+        """From now on, also after a restart. Raises NotSavedError; then nothing has changed."""
+        if self._store is None:
+            self._changed = cloud_fallback
+        else:
+            await self._store.put(_COLLECTION, _CLOUD_FALLBACK, cloud_fallback)
+
+
+def from_environment() -> bool:
+    """What VARIABLE says; True where it isn't set. Raises ConfigError."""
+    text = os.environ.get(VARIABLE) or "true"
+    if text.strip().lower() not in _WORDS:
+        raise ConfigError((f"{VARIABLE}: expected true or false, got {text!r}",))
+    return _WORDS[text.strip().lower()]
