@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from supervisor.core.demand import Demand
 from supervisor.core.messages import listed
-from supervisor.core.state import ModelState, SchedulerState
+from supervisor.core.model_state import ModelState
+from supervisor.core.state import SchedulerState
 from supervisor.core.types import WorkerState
 
 
