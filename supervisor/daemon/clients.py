@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from supervisor.catalog.clients import DEFAULT, ClientConfig
 from supervisor.core.cooldown import Cooldown, CooldownRule
 from supervisor.errors import NotFoundError, RateLimitError
+from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
@@ -75,7 +76,9 @@ class Clients:
         left_s = client.cooldown.arrived(rule, now)
         if left_s > 0:
             message = f"{tenant} has to pause: {client.cooldown.reason}. Try again in {max(1.0, left_s):.0f} s."
-            raise RateLimitError(message, code="client_cooldown", retry_after_s=left_s)
+            error = RateLimitError(message, code="client_cooldown", retry_after_s=left_s)
+            error.lasts = left_s > MAX_RETRY_AFTER_S
+            raise error
 
     def _client(self, tenant: str, now: float) -> Client:
         client = self._known.get(tenant)
