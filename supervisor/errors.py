@@ -20,7 +20,7 @@ class LlmuxError(Exception):
     type: str = "server_error"
     code: str = "internal_error"
     lasts: bool = False  # a client that tries again, however soon a client does, gets the same
-    fields: Mapping[str, object] = {}  # further ones of the error's body  # noqa: RUF012  # never changed in place
+    fields: Mapping[str, object] = {}  # further ones of the error's body  # never changed in place
 
     def __init__(
         self,

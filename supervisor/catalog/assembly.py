@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,6 +19,7 @@ from runtimes.endpoints import SMALLEST
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel
+from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
@@ -28,12 +29,15 @@ from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig
 from supervisor.core.types import DEFAULT_PRIORITY, ModelId
 from supervisor.errors import ConfigError
 
-SECTIONS = ("models", "virtual_models", "tasks", "devices", "limits", "server")
+SECTIONS = ("models", "virtual_models", "tasks", "clients", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
+CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
 
 NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
-_OWN_PATHS = re.compile(r"/|/(?:v1/)?health|/metrics|/api/v1/config|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL)
+_OWN_PATHS = re.compile(
+    r"/|/(?:v1/)?health|/metrics|/api/v1/config|/(?:ui|models|v1/models|v1/admin)(?:/.*)?", re.DOTALL
+)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 S = TypeVar("S", bound=BaseModel)
@@ -73,6 +77,8 @@ class Assembly(PublicNames):
         models = self._models(devices, own_runtimes_dir)
         virtual = self._virtual_models(models)
         tasks = self._tasks(models, virtual)
+        enabled = {name for name, model in models.items() if model and model.config.enabled}
+        clients = self._clients({*virtual, *tasks, *enabled})
         if self.problems or server is None or limits is None:
             raise config_error(self.problems)
         if server.api_keys is None and (keys := self.base.with_name(KEYS_NAME)).is_file():
@@ -81,6 +87,7 @@ class Assembly(PublicNames):
             models={ModelId(name): model for name, model in models.items() if model and model.config.enabled},
             virtual=virtual,
             tasks=tasks,
+            clients=filled(clients),
             server=server,
             limits=limits,
             devices=devices,
@@ -281,6 +288,22 @@ class Assembly(PublicNames):
             node, trail = node.entries[key], (*trail, key)
             message = re.sub(r"^\W*\w+\W*\s+", "", message) or message
         self._problem(node, trail, message)
+
+    def _clients(self, names: Collection[str]) -> dict[str, ClientConfig]:
+        """The profiles; `names`: of what answers."""
+        clients: dict[str, ClientConfig] = {}
+        for name, node in self._table("clients").items():
+            trail = ("clients", name)
+            if not (0 < len(name) <= CLIENT_LIMIT and name.isprintable()):
+                self._problem(node, trail, f"not a client: up to {CLIENT_LIMIT} characters that can be printed")
+            config = self._validated(ClientConfig, node, trail)
+            if config is None:
+                continue
+            clients[name] = config
+            if config.model is not None and config.model not in names:
+                message = f'no model "{config.model}" answers{suggestion(config.model, names, what="there is")}'
+                self._problem(find(node, ("model",))[0], (*trail, "model"), message)
+        return clients
 
 
 def _section_meant(name: str) -> str:

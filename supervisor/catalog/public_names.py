@@ -17,7 +17,8 @@ from supervisor.catalog.catalog import TASK, CatalogModel, Route, Task, VirtualM
 from supervisor.catalog.document import Items, Leaf, Node, Table, Trail, find
 from supervisor.catalog.problems import suggestion
 from supervisor.catalog.rewrite import Rewrite
-from supervisor.catalog.sections import CandidateConfig, ParametersConfig, TaskConfig, VirtualModelConfig
+from supervisor.catalog.sections import ParametersConfig, VirtualModelConfig
+from supervisor.catalog.tasks import CandidateConfig, TaskConfig
 
 S = TypeVar("S", bound=BaseModel)
 

@@ -11,7 +11,9 @@ from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from runtimes.registry import REGISTRY, Registry
-from supervisor.catalog.sections import CandidateConfig, DeviceConfig, LimitsConfig, ServerConfig, TaskConfig, VirtualModelConfig
+from supervisor.catalog.clients import ClientConfig
+from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
+from supervisor.catalog.tasks import CandidateConfig, TaskConfig
 
 Schema = dict[str, JsonValue]
 
@@ -19,8 +21,16 @@ Schema = dict[str, JsonValue]
 def json_schema(registry: Registry = REGISTRY) -> Schema:
     """The schema of the whole file with the keys of every runtime. Imports all adapters."""
     configs = {name: registry.get(name).config for name in registry.names()}
-    names = (VirtualModelConfig, CandidateConfig, TaskConfig)
-    parts: list[type[BaseModel]] = [ServerConfig, LimitsConfig, DeviceConfig, *names, *configs.values()]
+    parts: list[type[BaseModel]] = [
+        ServerConfig,
+        LimitsConfig,
+        DeviceConfig,
+        VirtualModelConfig,
+        CandidateConfig,
+        TaskConfig,
+        ClientConfig,
+        *configs.values(),
+    ]
     mode: JsonSchemaMode = "validation"
     references, definitions = models_json_schema([(part, mode) for part in parts], ref_template="#/$defs/{model}")
     schemas = definitions["$defs"]
@@ -45,6 +55,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
                 "additionalProperties": {"$ref": refs[VirtualModelConfig]},
             },
             "tasks": {"type": ["object", "null"], "additionalProperties": {"$ref": refs[TaskConfig]}},
+            "clients": {"type": ["object", "null"], "additionalProperties": {"$ref": refs[ClientConfig]}},
             "devices": {"anyOf": [{"const": "auto"}, {"type": "array", "items": {"$ref": refs[DeviceConfig]}}]},
             "limits": {"$ref": refs[LimitsConfig]},
             "server": {"$ref": refs[ServerConfig]},

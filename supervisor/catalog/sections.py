@@ -12,12 +12,13 @@ import pwd
 from collections.abc import Container
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
+from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
 from supervisor.errors import LlmuxError
 
@@ -71,6 +72,10 @@ class Section(BaseModel):
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+Priority = Literal["high", "normal", "low"] | Annotated[int, Field(ge=MOST_URGENT, le=LEAST_URGENT)]
+"""How urgent a request is, lower is more; `core.demand.priority_of` makes a number of it."""
+TENANT_LIMIT: Final = 64
+"""Characters of the name of a tenant."""
 
 
 class ServerConfig(Section):
@@ -317,6 +322,13 @@ class DeviceConfig(Section):
 V = TypeVar("V", bound=Container[str])
 
 
+def refuse_routing(fields: Container[str]) -> None:
+    """Raises ValueError for fields of a request that a configuration can't set."""
+    for field in ("model", "stream"):
+        if field in fields:
+            raise ValueError(f'"{field}" can\'t be changed: it decides who answers, and how')
+
+
 class ParametersConfig(Section):
     """What is done to a model's requests."""
 
@@ -346,9 +358,7 @@ class ParametersConfig(Section):
     @field_validator("defaults", "force", "strip")
     @classmethod
     def _llmux_owns_routing(cls, value: V) -> V:
-        for field in ("model", "stream"):
-            if field in value:
-                raise ValueError(f'"{field}" can\'t be changed: it decides who answers, and how')
+        refuse_routing(value)
         return value
 
 
@@ -360,48 +370,4 @@ class VirtualModelConfig(ParametersConfig):
     )
     description: str | None = Field(
         default=None, description="Shown in the list of models.", examples=["Quick answers, no thinking"]
-    )
-
-
-class CandidateConfig(ParametersConfig):
-    """A step of a task's ladder: a model and what is done to its requests."""
-
-    model: str = Field(
-        min_length=1,
-        description="The model or virtual model that answers. A virtual model's own changes are made as well; where both "
-        "say something, the candidate's counts.",
-        examples=["qwen"],
-    )
-
-
-class TaskConfig(Section):
-    """A public name: a ladder of candidates, of which the best that can answers."""
-
-    candidates: tuple[CandidateConfig, ...] = Field(
-        min_length=1,
-        max_length=100,
-        description="Who may answer, in the order of preference. The first is the primary. A name alone is enough.",
-        examples=[["qwen", "smaller"]],
-    )
-    description: str | None = Field(default=None, description="Shown in the list of models.", examples=["Titles of chats"])
-    pin_primary: bool = Field(
-        default=False,
-        description="Load the primary rather than let a loaded candidate answer in its place.",
-        examples=[True],
-    )
-    keep_alive_s: Seconds | None = Field(
-        default=None,
-        description="How long the model that answered stays loaded after its last request, at least. Default: as its own "
-        "keep_alive_s says.",
-        examples=[300],
-    )
-    budget_s: Seconds | None = Field(
-        default=None,
-        description="Time for an answer, in seconds. A request that can't have one in time is refused at once.",
-        examples=[60],
-    )
-    allow_remote: bool = Field(
-        default=False,
-        description="Its requests may leave this machine for remote candidates, without saying so themselves.",
-        examples=[True],
     )

@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel, JsonValue
 
 from supervisor.catalog import TASK, Catalog, Configuration, Foreign, find_config
+from supervisor.catalog.clients import DEFAULT as DEFAULT_CLIENT
 from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.loader import FILE_NAME, require_config, search_path
@@ -126,6 +127,8 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
     for task in catalog.tasks.values():
         about = {"candidates": [one.model_dump(mode="json", exclude_unset=True) for one in task.config.candidates]}
         yield from _section(catalog, ("tasks", task.name.removeprefix(TASK)), task.config, about)
+    for name, client in catalog.clients.items():
+        yield from _section(catalog, ("clients", name), client)
     devices: JsonValue = "auto"
     if catalog.devices != "auto":
         devices = [device.model_dump(mode="json", exclude_none=True) for device in catalog.devices]
@@ -165,7 +168,7 @@ def as_json(values: Iterator[Effective]) -> list[dict[str, JsonValue]]:
 
 
 def _section(
-    catalog: Catalog, trail: Trail, section: BaseModel, instead: Mapping[str, JsonValue] | None = None
+    catalog: Catalog, trail: Trail, section: BaseModel, instead: Mapping[str, Any] | None = None
 ) -> Iterator[Effective]:
     for key, value in {**section.model_dump(mode="json"), **(instead or {})}.items():
         yield from _leaves(catalog, (*trail, key), masked(value, key))
@@ -182,6 +185,8 @@ def _leaves(catalog: Catalog, trail: Trail, value: JsonValue) -> Iterator[Effect
 def _place(catalog: Catalog, trail: Trail) -> Place | None:
     """Also where the file says `physical` for `model`, or has the parameters of a virtual model under `params`."""
     found = catalog.origin(*trail)
+    if found is None and trail[0] == "clients":
+        return catalog.origin("clients", DEFAULT_CLIENT, *trail[2:])
     if found is None and trail[0] == "virtual_models":
         section, name, key, *rest = trail
         found = catalog.origin(section, name, "params", key, *rest)

@@ -11,6 +11,7 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.daemon.answer_times import AnswerLog
+from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
@@ -40,6 +41,7 @@ class Daemon:
     history: History = field(default_factory=History)
     bodies: BodyBudget = field(default_factory=BodyBudget)
     requests: InFlight = field(init=False)
+    clients: Clients = field(init=False)
     pipeline: Pipeline = field(init=False)
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
@@ -58,6 +60,7 @@ class Daemon:
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
         self.answers = AnswerLog(self.engine.clock)
         self.requests.listeners.append(self.answers.observe)
+        self.clients = Clients(self)
         self.feed = Feed(self)
         self.metrics = Metrics(self)
         self.configure(self.catalog, self.keyring)
@@ -71,7 +74,9 @@ class Daemon:
             disk_limit=limits.spill_mib << 20,
             folder=catalog.server.state_dir,
         )
-        self.pipeline = Pipeline(self.engine, catalog, self.requests, self.bodies, self.answers, self.runtime)
+        self.pipeline = Pipeline(
+            self.engine, catalog, self.requests, self.bodies, self.clients, self.answers, self.runtime
+        )
         for listener in self.on_configure:
             listener()
 

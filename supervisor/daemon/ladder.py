@@ -22,7 +22,7 @@ from supervisor.io.upstream import Headers
 from supervisor.proxy.upstream_error import is_overflow
 
 if TYPE_CHECKING:
-    from supervisor.daemon.pipeline import Target
+    from supervisor.daemon.targets import Target
 
 log = structlog.get_logger("llmux.task")
 

@@ -1,45 +1,43 @@
 """The way of an inference request, in six steps whose numbers come back in the code:
 
 1. Body: read, and opened once.
-2. Target: which model is meant, may it be asked this, and what does its worker get?
+2. Target: who asks, which model is meant, may it be asked this, and what does its worker get?
 3. Entry: the request gets a number and is entered among those in flight. From here on it can be cancelled.
 4. Ticket: the engine admits it to a worker, at once or after a wait.
 5. Forward: the bytes go through.
 6. Release: the ticket is given back, the request leaves the list, one log line says what came of it.
 
 The runtimes of the configured models define which paths exist, by exact path and method; everything else is not
-inference. A request names its model in the body's `model` (JSON or multipart) or in `?model=`. Where only one configured
-model serves the path, it may leave the name out.
+inference. `targets` has step 2. Where a task is asked, steps 4 to 6 are done anew for its next candidate (`ladder`) when one
+can't answer and has sent nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
-from urllib.parse import parse_qs
 
-from runtimes.base import Endpoint
-from runtimes.endpoints import OTHER, aliases_of
-from supervisor.catalog import Catalog, Route, Task
+from supervisor.catalog import Catalog
+from supervisor.catalog.clients import ClientConfig
 from supervisor.core.demand import Demand
-from supervisor.core.types import ModelId, TicketId, WorkerState
+from supervisor.core.types import TicketId
 from supervisor.daemon.answer_times import AnswerLog
+from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
-from supervisor.daemon.ladder import Ladder
+from supervisor.daemon.identity import PRIORITY_HEADER, identify
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.runtime_config import RuntimeConfig
+from supervisor.daemon.targets import Target, Targets
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
-from supervisor.errors import BudgetError, InvalidRequestError, LlmuxError, UnreachableError, UpstreamError
+from supervisor.errors import BudgetError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
-from supervisor.proxy import budget, load_feedback, permission
+from supervisor.proxy import load_feedback
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.dialect import Dialect
 from supervisor.proxy.disconnect import CancelOnDisconnect, ClientDisconnectedError, Receive, Scope, Send
@@ -47,43 +45,12 @@ from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
-from supervisor.proxy.model_name import Renaming, renaming
-from supervisor.proxy.translation import StreamTranslation, Translation
-
-Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
 PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
 can be sent again."""
 
 WHY_S: Final = 2.0  # within which it is known why a worker ended that broke a stream off
-
-NAME_LIMIT: Final = 512  # of the name of a model
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a request goes, and what is sent there."""
-
-    model: ModelId
-    path: bytes  # the worker's path and query
-    body: HeldBody
-    translation: Translation | None = None  # of the answer
-    names: Renaming | None = None  # in the answer
-    completion: StreamTranslation | None = None  # of what it lacks
-    is_known: bool = True  # so that the form of a stream is known before the worker answers
-    ladder: Ladder | None = None  # set iff a task was asked: who is asked next
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a request wants, whoever answers it."""
-
-    body: Body
-    name: str
-    path: str  # the canonical one
-    translation: Translation | None
-    is_permitted: bool  # by its body, to leave this machine
 
 
 class Pipeline:
@@ -97,19 +64,18 @@ class Pipeline:
         catalog: Catalog,
         requests: InFlight,
         bodies: BodyBudget,
+        clients: Clients,
         answers: AnswerLog,
         runtime: RuntimeConfig,
     ) -> None:
-        self._answers = answers
-        self._runtime = runtime
         self._engine = engine
         self._catalog = catalog
         self._requests = requests
+        self._clients = clients
+        self._answers = answers
         self._bodies = bodies
-        self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
-        self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
-        self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
-        self._table = endpoint_table(catalog)
+        self._targets = Targets(engine, catalog, bodies, runtime)
+        self._table = self._targets.table
         self._body_limit = catalog.limits.body_mib * 1024 * 1024
         self._keepalive_s = catalog.limits.keepalive_s
         self._first_byte_s = catalog.limits.first_byte_s
@@ -135,7 +101,8 @@ class Pipeline:
             held.keep(raw)
             body = await _open(raw, scope)
             # 2.
-            target = await self._target(scope, body, context, held)
+            profile = self._identify(scope, body, context)
+            target = await self._targets.find(scope, body, context, held, profile)
             if target.ladder is None:
                 held = target.body
             del raw, body  # only what `held` has is kept, and what a task's next candidate may need
@@ -168,102 +135,14 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------------------------------------ target
 
-    async def _target(self, scope: Scope, body: Body, context: RequestContext, held: HeldBody) -> Target:
-        """The model, or a task's first candidate, and what to send it. Raises LlmuxError."""
-        translation = context.dialect.translation(scope["method"], context.path)
-        public_path = context.path
-        if translation is not None:
-            public_path = translation.path
-            body.translate(translation)
-        name = body.name if body.name is not None else self._unnamed(scope, public_path)
-        if name is None:
-            raise body.nameless(scope)
-        if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
-            raise InvalidRequestError("`model` is not the name of a model.", param="model")
-        context.name, context.stream = name, body.stream
-        context.budget_s = budget.budget_s(scope["headers"], body.private)
-        route = self._catalog.resolve(name)
-        asked = Asked(body, name, public_path, translation, body.take_permission())
-        if not isinstance(route, Task):
-            return await self._target_of(scope, asked, context, held, route)
-        if route.config.budget_s is not None:
-            context.budget_s = min(context.budget_s or math.inf, route.config.budget_s)
-        return await Ladder(
-            route,
-            self._engine,
-            partial(self._target_of, scope, asked, context, held),
-            allow_cloud_fallback=self._runtime.allow_cloud_fallback,
-        ).target()
-
-    async def _target_of(
-        self,
-        scope: Scope,
-        asked: Asked,
-        context: RequestContext,
-        held: HeldBody,
-        route: Route,
-        ladder: Ladder | None = None,
-    ) -> Target:
-        """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
-        body, name, translation = asked.body, asked.name, asked.translation
-        endpoint = self._endpoint(scope["method"], asked.path, name, route)
-        model = route.model.id
-        is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
-        if not (is_permitted or model not in self._guarded or permission.in_headers(scope["headers"])):
-            raise permission.refuse(name)
-        await body.check(name, self._inputs[model], endpoint)
-        path = (endpoint.upstream_path or endpoint.path).encode()
-        if query := scope["query_string"]:
-            path += b"?" + query
-            if b"autoload=" in query:
-                self._refuse_load(query, name, model)
-        theirs = self._names[model]
-        names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
-        completion = context.dialect.completion(name, stream=body.stream)
-        data = await body.rewritten(route.rewrite, endpoint)
-        if ladder is None:
-            rewritten = held.changed(data)
-        else:  # `held` stays as it came: the next candidate's is made of it
-            rewritten = HeldBody(self._bodies)
-            rewritten.keep(data)
-        is_known = translation is not None or endpoint.meaning is not OTHER
-        return Target(model, path, rewritten, translation, names, completion, is_known, ladder)
-
-    def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
-        """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""
-        found = self._engine.model(model)
-        is_coming = found is not None and (found.answering or found.state is WorkerState.STARTING)
-        if not is_coming and parse_qs(query.decode("latin-1")).get("autoload", ["true"])[0] not in {"true", "1"}:
-            raise InvalidRequestError(
-                f"{name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
-            )
-
-    def _unnamed(self, scope: Scope, path: str) -> str | None:
-        """The model of a request whose body names none."""
-        query: bytes = scope["query_string"]
-        named = parse_qs(query.decode("latin-1")).get("model") if query else None
-        if named:
-            return named[0]
-        serving = self._table[scope["method"], path]
-        if len(serving) != 1:
-            return None
-        rows = (row for row in self._catalog.listing() if not isinstance(row, Task))
-        names = [row.name for row in rows if row.model.id in serving]
-        return names[0] if len(names) == 1 else next(iter(serving))  # itself, not one of several virtual models
-
-    def _endpoint(self, method: str, path: str, name: str, route: Route) -> Endpoint:
-        serving = self._table[method, path]
-        endpoint = serving.get(route.model.id)
-        if endpoint is None:
-            config = route.model.config
-            others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
-            hint = f" Models that do: {', '.join(others[:5])}." if others else ""
-            raise InvalidRequestError(
-                f"{name} ({config.type}, {config.runtime}) does not serve {path}.{hint}",
-                code="endpoint_not_supported",
-                param="model",
-            )
-        return endpoint
+    def _identify(self, scope: Scope, body: Body, context: RequestContext) -> ClientConfig:
+        """Who asks, and how urgently; the client's profile. Raises InvalidRequestError, and RateLimitError in a pause."""
+        context.demand, profile, is_lowered = identify(scope["headers"], body, context.key, self._catalog)
+        if is_lowered:
+            context.extra.append((PRIORITY_HEADER, b"%d" % context.demand.priority))
+        if context.demand.tenant:
+            self._clients.arrived(context.demand.tenant)
+        return profile
 
     # ------------------------------------------------------------------------------------------- demand, ticket, forward
 
@@ -426,15 +305,3 @@ async def _open(raw: Bytes, scope: Scope) -> Body:
     if b";" in content_type:
         refuse_other_charset(content_type)
     return await JsonBody.open(raw)
-
-
-def endpoint_table(catalog: Catalog) -> Table:
-    """(method, public path) → the models that serve it. Aliases stand there as well, so that they cost no request anything."""
-    table: dict[tuple[str, str], dict[ModelId, Endpoint]] = {}
-    for model in catalog.models.values():
-        for endpoint in model.adapter.endpoints(model.config):
-            table.setdefault((endpoint.method, endpoint.path), {})[model.id] = endpoint
-    for (method, path), serving in [*table.items()]:
-        for alias in aliases_of(path):
-            table[method, alias] = {**serving, **table.get((method, alias), {})}
-    return table

@@ -5,36 +5,35 @@ Field and header are llmux's own and are never forwarded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from supervisor.errors import InvalidRequestError
+from supervisor.proxy.body import BUDGET
 
-FIELD: Final = "x_timeout_s"
 HEADER: Final = b"x-timeout"
 MOST_S: Final = 86_400.0
 
-_number: Final = msgspec.json.Decoder(float | None).decode
 
-
-def budget_s(headers: Iterable[tuple[bytes, bytes]], private: Mapping[str, bytes]) -> float | None:
-    """The least that it says, in seconds; None where it says nothing. `private`: JSON values, or a form's texts.
+def budget_s(headers: Iterable[tuple[bytes, bytes]], said: object) -> float | None:
+    """The least that it says, in seconds; None where it says nothing. `said`: what the body does.
 
     Raises InvalidRequestError for what is no such time.
     """
-    said = [_seconds(value, "X-Timeout") for name, value in headers if name == HEADER]
-    if FIELD in private:
-        said.append(_seconds(private[FIELD], FIELD))
-    return min((value for value in said if value is not None), default=None)
+    times = [_seconds(value.decode("latin-1"), "X-Timeout") for name, value in headers if name == HEADER]
+    if said is not None:
+        times.append(_seconds(said, BUDGET))
+    return min(times, default=None)
 
 
-def _seconds(text: bytes, where: str) -> float | None:
+def _seconds(said: object, where: str) -> float:
     try:
-        value = _number(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        value = 0.0
-    if value is not None and not 0 < value <= MOST_S:
-        raise InvalidRequestError(f"{where} must be a number of seconds, above 0 and at most {MOST_S:.0f}.", param=FIELD)
+        value = float(said) if isinstance(said, str | float) or type(said) is int else math.nan
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not 0 < value <= MOST_S:
+        raise InvalidRequestError(
+            f"{where} must be a number of seconds, above 0 and at most {MOST_S:.0f}.", param=BUDGET
+        )
     return value

@@ -43,6 +43,8 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"x-allow-remote",
     b"x-timeout",
     b"x-llmux-load-feedback",
+    b"x-priority",
+    b"x-tenant-id",
 }
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
 _STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}
@@ -168,9 +170,7 @@ async def forward(
             status, data = restated(response.status, await response.read(ERROR_LIMIT))
             raise worker_error(status, content_type, data)
         if response.status >= 400 and not has_events and not _encoded(response.headers) and scope["method"] != "HEAD":
-            await _send_error(
-                send, response, content_type, own, outcome, dialect, raises_overflow=raises_overflow
-            )
+            await _send_error(send, response, content_type, own, outcome, dialect, raises_overflow=raises_overflow)
             return
         if not sse_started:
             head = response_headers(response.headers, own, is_stream=content_type.startswith(STREAMS))

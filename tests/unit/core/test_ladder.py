@@ -57,9 +57,7 @@ class TestChoice:
     def test_a_cold_one_is_chosen_only_where_no_warm_one_of_ours_is(self, ladder, cloud, without):
         chosen = choose(ladder, allow_cloud_fallback=cloud, without=without)
         if chosen is not None and not ladder[chosen].is_ready:
-            assert not any(
-                rung.is_ready and not rung.is_remote for at, rung in enumerate(ladder) if at not in without
-            )
+            assert not any(rung.is_ready and not rung.is_remote for at, rung in enumerate(ladder) if at not in without)
 
 
 class TestGuard:
