@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Json = dict[str, object]
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
+TASK: Final = "task:"  # as the catalog has it, which a command doesn't import to be declared
 COMPLETION_S: Final = 0.3
 TIMEOUT_S: Final = 10.0
 _ERRORS: Final[dict[int, type[LlmuxError]]] = {

@@ -38,6 +38,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
+from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
 from supervisor.daemon.sizes import tell_sizes, warnings_of
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
@@ -127,7 +128,7 @@ async def serve(
     opened, stores = await asyncio.gather(_open_devices(catalog), _open_stores(catalog))
     async with _closing(stores):
         catalog = await _sized(catalog, opened)
-        daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores[0])
+        daemon, launcher, configured = await _assemble(catalog, keyring, lock.instance, opened, stores)
         daemon.engine.post(configured)
         daemon.metrics.orphans(orphans)
         holdings = _holdings(catalog, lock, listener, launcher, stores)
@@ -159,7 +160,7 @@ async def take_over(
                     raise TakeoverError(f"{store.path} can't be used: {store.trouble}")
             check_exposure(inherited.listener, keyring)
             takeover.check(device.spec for device in opened.devices)
-            daemon, launcher, configured = await _assemble(catalog, keyring, inherited.lock.instance, opened, stores[0])
+            daemon, launcher, configured = await _assemble(catalog, keyring, inherited.lock.instance, opened, stores)
         except LlmuxError as error:
             await takeover.failed(str(error))
             raise
@@ -283,10 +284,12 @@ async def _check_models(catalog: Catalog, opened: Opened, learned: Learned = NOT
 
 
 async def _assemble(
-    catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, footprints: Footprints
+    catalog: Catalog, keyring: Keyring, instance: str, opened: Opened, stores: tuple[Footprints, Store]
 ) -> tuple[Daemon, LocalLauncher, Configured]:
     """The parts, and the event that begins everything."""
     server, devices = catalog.server, opened.devices
+    footprints, state = stores
+    runtime = RuntimeConfig(state, allow_cloud_fallback=from_environment())
     specs = tuple(device.spec for device in devices)
     keys = {DeviceId(device.id): device.key for device in devices}
     by_key = {key: device for device, key in keys.items()}
@@ -315,7 +318,11 @@ async def _assemble(
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
     configured = Configured(models, specs, catalog.limits.limits(), catalog.limits.policy())
-    return Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned), launcher, configured
+    return (
+        Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime),
+        launcher,
+        configured,
+    )
 
 
 async def _until_stopped(

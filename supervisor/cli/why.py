@@ -1,4 +1,6 @@
-"""What `llmux why --request` tells of one request: what came of it, what it waited for, and what was decided meanwhile."""
+"""What `llmux why` tells: of one request (`--request`) what came of it, what it waited for, and what was decided meanwhile; of
+a task, whom a request would go to.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +32,24 @@ def story(request: Json) -> list[output.Words | output.Table]:
     if decided:
         told += ["", output.Table([("TIME", "MODEL", "KIND", "REASON"), *decided], whole=True)]
     return told
+
+
+def choice(task: Json) -> list[output.Words | output.Table]:
+    """What `llmux why task:NAME` tells, from `GET /v1/admin/tasks/{name}`."""
+    rows: list[output.Row] = [
+        (
+            "→" if candidate.get("model") == task.get("chosen") else "",
+            output.text(candidate.get("model")),
+            output.state(str(candidate.get("state"))),
+            "" if candidate.get("allowed") else "not asked: no cloud fallback is allowed",
+        )
+        for candidate in client.rows(task, "candidates")
+    ]
+    return [
+        f"{output.text(task.get('name'))} would go to {output.text(task.get('chosen'))}. {output.text(task.get('why'))}",
+        "",
+        output.Table([("", "CANDIDATE", "STATE", ""), *rows], whole=True),
+    ]
 
 
 def _headline(request: Json) -> str:

@@ -21,6 +21,7 @@ from supervisor.daemon.ended import ENDED
 from supervisor.daemon.handover import Handover
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
+from supervisor.daemon.task_views import task_view, task_views
 from supervisor.daemon.views import decision_view, memory_view, model_view
 from supervisor.errors import InvalidRequestError, NotFoundError, UnavailableError
 from supervisor.io.distribution import version
@@ -102,6 +103,12 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
             kept = engine.decisions(about, limit=limit)
         return JSONResponse({"object": "list", "data": [decision_view(daemon, decision) for decision in kept]})
 
+    async def tasks(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": task_views(daemon)})
+
+    async def task(request: Request) -> Response:
+        return JSONResponse(task_view(daemon, request.path_params["name"]))
+
     async def requests(_request: Request) -> Response:
         return JSONResponse({"object": "list", "data": daemon.requests.views()})
 
@@ -153,6 +160,8 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         Route("/v1/admin/models/{name:path}/unload", unload, methods=["POST"]),
         Route("/v1/admin/models/{name:path}/pin", pin, methods=["POST"]),
         Route("/v1/admin/models/{name:path}", model, methods=["GET"]),
+        Route("/v1/admin/tasks", tasks, methods=["GET"]),
+        Route("/v1/admin/tasks/{name:path}", task, methods=["GET"]),
         Route("/v1/admin/reload", reload, methods=["POST"]),
         Route("/v1/admin/upgrade", upgrade, methods=["POST"]),
         Route("/v1/admin/gpu-memory", gpu_memory, methods=["GET"]),

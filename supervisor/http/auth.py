@@ -42,7 +42,7 @@ def scope_for(path: str, dialect: Dialect) -> str | None:
         return None
     if path == "/metrics":
         return "metrics"
-    if path.startswith("/v1/admin"):
+    if path.startswith("/v1/admin") or path == "/api/v1/config":
         return "admin"
     return dialect.scope_for(path)
 
@@ -118,7 +118,7 @@ class Auth:
             (b"access-control-allow-origin", origin),
             (
                 b"access-control-expose-headers",
-                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry",
+                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry, x-llmux-model, x-llmux-reason",
             ),
             (b"vary", b"origin"),
         ]

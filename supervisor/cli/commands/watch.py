@@ -71,7 +71,10 @@ def events(types: str | None, daemon: Client, as_json: bool) -> None:
 )
 @daemon_options
 def why(model: str | None, limit: int, request: str | None, daemon: Client, as_json: bool) -> None:
-    """Show the decisions about MODEL (or all models) and their reasons, or what one request waited for."""
+    """Show the decisions about MODEL (or all models) and their reasons, or what one request waited for.
+
+    Of a task, task:NAME, show which candidate a request would go to now, and why.
+    """
     if request is not None:
         from supervisor.cli.why import story  # noqa: PLC0415  # not for declaring
 
@@ -79,6 +82,12 @@ def why(model: str | None, limit: int, request: str | None, daemon: Client, as_j
             raise click.UsageError("Give a MODEL or a --request, not both.")
         told = daemon.get(f"/v1/admin/requests/{client.quoted(request)}")
         answer(told, *story(told), as_json=as_json)
+        return
+    if model is not None and model.startswith(client.TASK):
+        from supervisor.cli.why import choice  # noqa: PLC0415  # not for declaring
+
+        task = daemon.get(f"/v1/admin/tasks/{client.quoted(model)}")
+        answer(task, *choice(task), as_json=as_json)
         return
     query = f"?limit={limit}" + (f"&model={client.quoted(model)}" if model is not None else "")
     found = daemon.get(f"/v1/admin/decisions{query}")
