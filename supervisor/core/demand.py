@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from supervisor.core.limits import Account
+
 HIGH, NORMAL, LOW = 20, 50, 80
 
 PRIORITIES: Final[Mapping[str, int]] = {"high": HIGH, "normal": NORMAL, "low": LOW}
@@ -18,6 +20,7 @@ class Demand:
 
     priority: int = NORMAL  # lower is more urgent
     tenant: str = ""  # who asks; empty: nobody in particular
+    accounts: tuple[Account, ...] = ()  # who is charged for it; nobody: it has no limits
 
 
 ANY: Final = Demand()

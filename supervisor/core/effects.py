@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from supervisor.core.limits import Standing
+from supervisor.core.recent_waits import QueueLoad
 from supervisor.core.types import DeviceId, Devices, Generation, ModelId, RejectCode, StopCause, TicketId
 
 
@@ -48,6 +50,7 @@ class Reject:
     code: RejectCode
     message: str
     retry_after_s: float | None = None
+    about: Standing | QueueLoad | None = None  # the limit that it would have exceeded
 
 
 @dataclass(frozen=True, slots=True)

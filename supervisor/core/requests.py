@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.messages import seconds
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import ModelState, SchedulerState, Step
 from supervisor.core.termination import failed, stop_now
@@ -37,17 +40,25 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
         message = f"{ASKED}: {model.life.reason}"
         step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
         return False
+    accounts = event.demand.accounts
+    if accounts and _is_over(state, step, event):
+        return False
     # 2.
     if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
-        assign(state, step, model, event.ticket)
+        if accounts:
+            state.admission.accounts.admit(event.ticket, accounts, step.now)
+        assign(state, step, model, event.ticket, step.now)
         return False
     # 3.
     full = state.queue.push(event.ticket, event.model, event.demand, step.now)
     if full is not None:
         retry_after_s = min(120.0, max(1.0, model.load_s or 1.0))
         message = f"The queue is full: {full}. Try again in {retry_after_s:.0f} s."
-        step.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s))
+        load = state.queue.load(model.id, step.now)
+        step.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s, load))
         return False
+    if accounts:
+        state.admission.accounts.admit(event.ticket, accounts, step.now)
     if model.drain is not None and state.queue.count(model.id) == 1:
         step.decide("queue", model.id, f"waits for its next worker: this one {model.drain.reason}")
     was_wanted = model.id in state.wanted
@@ -55,8 +66,27 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
     return not was_wanted and model.id in state.wanted
 
 
+def _is_over(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
+    """Refuse it if one of its accounts has reached a limit."""
+    accounts = state.admission.accounts
+    reached = accounts.reached(event.demand.accounts, step.now)
+    if reached is None:
+        return False
+    retry_after_s = max(1.0, math.ceil(reached.next_s))
+    told = f"The limit of {reached.account} is reached: {reached.told()}."
+    message = f"{told} Try again in {seconds(retry_after_s)}."
+    step.emit(Reject(event.ticket, RejectCode.RATE_LIMIT_EXCEEDED, message, retry_after_s, reached))
+    if accounts.may_tell(reached.account, step.now):
+        step.decide("limit", event.model, told)
+    return True
+
+
 def finished(state: SchedulerState, step: Step, event: RequestFinished) -> bool:
     """4. It is over: its slot is free, or nobody waits for its model any more. True when that may change a plan."""
+    if event.served:
+        state.admission.accounts.finished(event.ticket, event.tokens, step.now)
+    else:
+        state.admission.accounts.refused(event.ticket, step.now)
     model_id = state.tickets.pop(event.ticket, None)
     if model_id is None:  # it was still queued, or its worker is gone already
         waiting = state.queue.remove(event.ticket)

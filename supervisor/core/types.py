@@ -214,6 +214,7 @@ class RejectCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     MODEL_FAILED = "model_failed"
     LOAD_FAILED = "load_failed"
     INSUFFICIENT_MEMORY = "insufficient_memory"

@@ -18,6 +18,7 @@ def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
         "type": error.type,
         "param": error.param,
         "code": error.code,
+        **error.figures,
     }
     if error.detail:
         fields["detail"] = error.detail
