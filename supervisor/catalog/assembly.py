@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -19,6 +19,7 @@ from runtimes.endpoints import SMALLEST
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
+from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
@@ -34,8 +35,9 @@ from supervisor.catalog.sections import (
 from supervisor.core.types import DEFAULT_PRIORITY, ModelId
 from supervisor.errors import ConfigError
 
-SECTIONS = ("models", "virtual_models", "devices", "limits", "server")
+SECTIONS = ("models", "virtual_models", "clients", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
+CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
 
 NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
@@ -78,6 +80,7 @@ class Assembly:
         self.models_dir = server.models_dir if server else models_dir()
         models = self._models(devices, own_runtimes_dir)
         virtual = self._virtual_models(models)
+        clients = self._clients({*virtual, *(name for name, model in models.items() if model and model.config.enabled)})
         if self.problems or server is None or limits is None:
             raise config_error(self.problems)
         if server.api_keys is None and (keys := self.base.with_name(KEYS_NAME)).is_file():
@@ -85,6 +88,7 @@ class Assembly:
         return Catalog(
             models={ModelId(name): model for name, model in models.items() if model and model.config.enabled},
             virtual=virtual,
+            clients=filled(clients),
             server=server,
             limits=limits,
             devices=devices,
@@ -335,6 +339,22 @@ class Assembly:
                 self._problem(value, trail, f'"{key}" is given twice')
             entries[key] = value
         return replace(node, entries=entries)
+
+    def _clients(self, names: Collection[str]) -> dict[str, ClientConfig]:
+        """The profiles; `names`: of what answers."""
+        clients: dict[str, ClientConfig] = {}
+        for name, node in self._table("clients").items():
+            trail = ("clients", name)
+            if not (0 < len(name) <= CLIENT_LIMIT and name.isprintable()):
+                self._problem(node, trail, f"not a client: up to {CLIENT_LIMIT} characters that can be printed")
+            config = self._validated(ClientConfig, node, trail)
+            if config is None:
+                continue
+            clients[name] = config
+            if config.model is not None and config.model not in names:
+                message = f'no model "{config.model}" answers{suggestion(config.model, names, what="there is")}'
+                self._problem(find(node, ("model",))[0], (*trail, "model"), message)
+        return clients
 
     def _rewrite(self, config: VirtualModelConfig, model: CatalogModel, node: Node, trail: Trail) -> Rewrite:
         thinking = model.adapter.fields(model.config)

@@ -1,0 +1,87 @@
+"""For whom a request comes, and how urgent it is: what its header and body say, its key, and its client's profile.
+
+The tenant is that of the key. Only where there are no keys, or the key may speak for others, the request may name it. The
+priority is the request's, else the key's, else the client's, else normal; but never more urgent than the key's ceiling.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from supervisor.catalog import Catalog
+from supervisor.catalog.clients import ClientConfig
+from supervisor.catalog.keys import Key
+from supervisor.catalog.sections import TENANT_LIMIT
+from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
+from supervisor.errors import InvalidRequestError
+from supervisor.io.upstream import Headers
+from supervisor.proxy.body import CLIENT, PRIORITY, Body
+
+PRIORITY_HEADER: Final = b"x-priority"
+TENANT_HEADER: Final = b"x-tenant-id"
+
+
+class Identity(NamedTuple):
+    """What is known of who asks."""
+
+    demand: Demand
+    profile: ClientConfig
+    is_lowered: bool = False  # it asked for a more urgent priority than its key has
+
+
+def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) -> Identity:
+    """Who asks. A header counts before the body's field. Raises InvalidRequestError."""
+    priority: object = None
+    tenant: object = None
+    for name, value in headers:
+        if name == PRIORITY_HEADER:
+            priority = _text(value, "X-Priority", priority)
+        elif name == TENANT_HEADER:
+            tenant = _text(value, "X-Tenant-ID", tenant)
+    priority = priority or body.said(PRIORITY)
+    if key is None or key.for_others:
+        tenant = tenant or body.said(CLIENT)
+        own = "" if key is None else key.tenant or key.name
+        who = own if tenant is None else _tenant(tenant)
+    else:
+        who = key.tenant or key.name
+    profile = catalog.client(who)
+    if priority is not None:
+        wanted = _priority(priority)
+    elif key is not None and key.priority is not None:
+        wanted = key.priority
+    else:
+        wanted = NORMAL if profile.priority is None else priority_of(profile.priority)
+    given = wanted if key is None else max(wanted, key.priority_ceiling)
+    demand = ANY if given == NORMAL and not who else Demand(given, who)
+    return Identity(demand, profile, priority is not None and given != wanted)
+
+
+def _text(value: bytes, header: str, before: object) -> object:
+    """The header's text; of a blank one, what was there `before`."""
+    value = value.strip()
+    if not value:
+        return before
+    if before is not None:
+        raise InvalidRequestError(f"The request has several {header} headers; send one.", param=header)
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{header} is not UTF-8.", param=header) from error
+
+
+def _priority(said: object) -> int:
+    try:
+        return priority_of(said)
+    except ValueError as error:
+        message = f"The priority (`X-Priority` or `{PRIORITY}`) is none: {error}."
+        raise InvalidRequestError(message, code="invalid_priority", param=PRIORITY) from error
+
+
+def _tenant(said: object) -> str:
+    if not (isinstance(said, str) and len(said) <= TENANT_LIMIT and said.isprintable()):
+        message = (
+            f"`X-Tenant-ID` or `{CLIENT}` must be a text of at most {TENANT_LIMIT} characters that can be printed."
+        )
+        raise InvalidRequestError(message, code="invalid_tenant", param=CLIENT)
+    return said
