@@ -57,6 +57,9 @@ class TenantLimits:
         return self.requests is not None or self.tokens is not None or self.concurrency is not None
 
 
+NO_LIMITS: Final = TenantLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """Who is charged for a request, and within which limits. Equal names are one account, whatever the limits."""

@@ -27,11 +27,14 @@ from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route
 from supervisor.catalog.clients import ClientConfig
 from supervisor.core.types import ModelId, TicketId, WorkerState
+from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import PRIORITY_HEADER, identify
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
+from supervisor.daemon.rate_headers import PREFIX as RATE_PREFIX
+from supervisor.daemon.rate_headers import rate_headers
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
@@ -156,6 +159,12 @@ class Pipeline:
             self._clients.arrived(context.demand.tenant)
         return profile
 
+    def _tell_limits(self, context: RequestContext, taking: int = 0) -> None:
+        """Let every response say what is left; a stream that waits for its model may begin before it is charged."""
+        others = (header for header in context.extra if not header[0].startswith(RATE_PREFIX))
+        told = rate_headers(self._engine.standings(context.demand.accounts), taking)
+        context.extra = [*others, *told]
+
     async def _target(
         self, scope: Scope, body: Body, context: RequestContext, held: HeldBody, profile: ClientConfig
     ) -> Target:
@@ -236,6 +245,8 @@ class Pipeline:
 
         A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
         """
+        if context.demand.accounts:
+            self._tell_limits(context, taking=1)
         keepalive = context.keepalive = self._keepalive(scope, send, context, target)
         try:
             try:
@@ -278,6 +289,7 @@ class Pipeline:
         # 4.
         ticket = context.ticket = await self._admitted(context, target, client, keepalive)
         assert ticket.upstream is not None
+        served = True
         try:
             # 5.
             await forward(
@@ -298,9 +310,12 @@ class Pipeline:
                 first_byte_s=self._first_byte_s,
                 explain=partial(self._explained, context),
             )
+        except UnreachableError:
+            served = False
+            raise
         finally:
             # 6.
-            self._engine.finish(ticket)
+            self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
 
     async def _explained(self, context: RequestContext, error: LlmuxError) -> LlmuxError:
         """`error`, for a client that can read it with the reason why the worker ended, if it did."""
@@ -328,6 +343,8 @@ class Pipeline:
                     asked=context.name,
                 )
         except BaseException:
+            if context.demand.accounts:
+                self._tell_limits(context)
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)
             raise

@@ -49,7 +49,8 @@ class ReadDoor:
     def queue(self) -> QueueStatus:
         """All requests together."""
         world = self._scheduler.state
-        return QueueStatus(len(world.queue), len(world.tickets), world.shutting_down, world.limits.queue_total)
+        limits, waiting, running = world.limits, len(world.queue), len(world.tickets)
+        return QueueStatus(waiting, running, world.shutting_down, limits.queue_total, limits.queue_per_model)
 
     def waits(self, model: ModelId | None = None) -> WaitFigures:
         """How long requests waited that were dispatched lately, those of one model if named. Costs more than the rest."""

@@ -80,6 +80,7 @@ class QueueStatus:
     in_flight: int
     is_stopping: bool  # the daemon shuts down: nothing new is admitted
     most: int  # so many may wait
+    most_per_model: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from supervisor.io.upstream import Upstream
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
 
-
 _KINDS: Final[Mapping[RejectCode, type[LlmuxError]]] = {
     RejectCode.QUEUE_TIMEOUT: QueueTimeoutError,
     RejectCode.RATE_LIMIT_EXCEEDED: RateLimitError,
