@@ -10,15 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.clients import DEFAULT, ClientConfig
 from supervisor.core.cooldown import Cooldown, CooldownRule
 from supervisor.errors import NotFoundError, RateLimitError
+from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
 
 if TYPE_CHECKING:
     from supervisor.daemon.daemon import Daemon
     from supervisor.daemon.requests import RequestContext
+
+log = structlog.get_logger("llmux.clients")
 
 Json = dict[str, JsonValue]
 
@@ -71,11 +75,14 @@ class Clients:
         client = self._client(tenant, now)
         client.requests += 1
         client.last_seen = now
-        rule = self._rules.get(tenant) or self._rules.get(DEFAULT, _NO_RULE)
-        left_s = client.cooldown.arrived(rule, now)
+        until = client.cooldown.until
+        left_s = client.cooldown.arrived(self._rule(tenant), now)
+        _tell(client, until)
         if left_s > 0:
             message = f"{tenant} has to pause: {client.cooldown.reason}. Try again in {max(1.0, left_s):.0f} s."
-            raise RateLimitError(message, code="client_cooldown", retry_after_s=left_s)
+            error = RateLimitError(message, code="client_cooldown", retry_after_s=left_s)
+            error.lasts = left_s > MAX_RETRY_AFTER_S
+            raise error
 
     def _client(self, tenant: str, now: float) -> Client:
         client = self._known.get(tenant)
@@ -104,8 +111,12 @@ class Clients:
             return
         failed = code is not None or status >= 400
         client.errors += failed
-        rule = self._rules.get(client.id) or self._rules.get(DEFAULT, _NO_RULE)
-        client.cooldown.ended(rule, context.ended_at, failed=failed)
+        until = client.cooldown.until
+        client.cooldown.ended(self._rule(client.id), context.ended_at, failed=failed)
+        _tell(client, until)
+
+    def _rule(self, tenant: str) -> CooldownRule:
+        return self._rules.get(tenant) or self._rules.get(DEFAULT, _NO_RULE)
 
     def pause(self, tenant: str, for_s: float) -> None:
         """It has to pause from now on, whatever it did; 0: it may come again. Raises NotFoundError."""
@@ -158,6 +169,12 @@ class Clients:
 
 
 _NO_RULE: Final = CooldownRule()
+
+
+def _tell(client: Client, until: float) -> None:
+    """That a pause began; `until`: the end of the last one before."""
+    if client.cooldown.until != until:
+        log.warning("client.paused", client=client.id, reason=client.cooldown.reason)
 
 
 def _rule(client: ClientConfig) -> CooldownRule:

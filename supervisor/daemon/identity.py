@@ -43,7 +43,7 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
     if key is None or key.for_others:
         tenant = tenant or body.said(CLIENT)
         own = "" if key is None else key.tenant or key.name
-        who = own if tenant is None else _tenant(tenant)
+        who = own if tenant is None else _tenant(tenant) or own
     else:
         who = key.tenant or key.name
     profile = catalog.client(who)
@@ -81,9 +81,10 @@ def _priority(said: object) -> int:
 
 
 def _tenant(said: object) -> str:
-    if not (isinstance(said, str) and len(said) <= TENANT_LIMIT and said.isprintable()):
+    who = said.strip() if isinstance(said, str) else None
+    if who is None or len(who) > TENANT_LIMIT or not who.isprintable():
         message = (
             f"`X-Tenant-ID` or `{CLIENT}` must be a text of at most {TENANT_LIMIT} characters that can be printed."
         )
         raise InvalidRequestError(message, code="invalid_tenant", param=CLIENT)
-    return said
+    return who

@@ -94,7 +94,7 @@ class RequestContext:
     def record(self, until: float) -> Json:
         """The canonical record of it, which ended at `until` (loop time), or is looked at then."""
         ticket, outcome = self.ticket, self.outcome
-        demanded = unusual(self.demand, self.key) if self.demand is not ANY else {}
+        unusual = _unusual(self.demand, self.key) if self.demand is not ANY else {}
         return {
             "request_id": self.request_id.decode("latin-1"),
             "path": self.path,
@@ -110,7 +110,7 @@ class RequestContext:
             "bytes": outcome.bytes_sent,
             "prompt_tokens": self.usage.prompt,
             "completion_tokens": self.usage.completion,
-            **demanded,
+            **unusual,
         }
 
     def ended(self, record: Json) -> Ended:
@@ -238,7 +238,7 @@ class InFlight:
         ]
 
 
-def unusual(demand: Demand, key: Key | None) -> Json:
+def _unusual(demand: Demand, key: Key | None) -> Json:
     """What the log tells of a demand: a priority that isn't normal, and a tenant that the key's name doesn't tell."""
     told: Json = {} if demand.priority == NORMAL else {"priority": demand.priority}
     return told if demand.tenant == ("" if key is None else key.name) else told | {"tenant": demand.tenant}
