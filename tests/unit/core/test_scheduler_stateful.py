@@ -30,6 +30,7 @@ from supervisor.core.events import (
     WorkerUnkillable,
     WorkerUnready,
 )
+from supervisor.core.limits import Account, Counted, Rate, TenantLimits
 from supervisor.core.types import (
     Crash,
     CrashClass,
@@ -52,6 +53,8 @@ NAMES = ["asr", "tts", "small", "medium", "large", "guess", "spread"]
 GPU1 = DeviceId("gpu1")
 PATIENCE_S = 1e6
 names = st.sampled_from(NAMES)
+PHONE = Account("key phone", TenantLimits(requests=Rate(5, 10.0), concurrency=4))
+ALICE = Account("tenant alice", TenantLimits(requests=Rate(3, 1.0), tokens=Rate(200, 60.0)))
 RESTS = {WorkerState.STOPPED, WorkerState.READY, WorkerState.BACKOFF, WorkerState.FAILED}
 
 
@@ -112,14 +115,14 @@ class Scheduling(RuleBasedStateMachine):
 
     # --------------------------------------------------------------------------------------------------------- traffic
 
-    @rule(name=names, priority=st.integers(0, 2))
-    def arrive(self, name: str, priority: int) -> None:
-        self.world.request(name, priority)
+    @rule(name=names, priority=st.integers(0, 2), accounts=st.sampled_from([(), (PHONE,), (PHONE, ALICE)]))
+    def arrive(self, name: str, priority: int, accounts: tuple[Account, ...]) -> None:
+        self.world.request(name, priority, accounts)
 
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), tokens=st.sampled_from([0, 100]), served=st.booleans())
+    def finish(self, data: st.DataObject, tokens: int, served: bool) -> None:
         if self.world.open:
-            self.world.finish(data.draw(st.sampled_from(sorted(self.world.open))))
+            self.world.finish(data.draw(st.sampled_from(sorted(self.world.open))), tokens, served=served)
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 5.0, 40.0]))
     def wait(self, seconds: float) -> None:
@@ -306,6 +309,7 @@ class Scheduling(RuleBasedStateMachine):
         refused = {reject.code for reject in world.rejected.values()}
         assert RejectCode.QUEUE_TIMEOUT not in refused
         assert self.may_refuse or RejectCode.INSUFFICIENT_MEMORY not in refused, "refused what there was a way to place"
+        assert not any(s.counted is Counted.CONCURRENCY for s in inner.admission.accounts.taken(world.now))
         assert world.replays()
 
 
