@@ -31,6 +31,7 @@ TOLD_EVERY_S: Final = 60.0
 
 _ROUNDING: Final = 1e-6  # of one unit: sums of fractions
 _PERIODS: Final = {1.0: "second", 60.0: "minute", 3600.0: "hour"}
+_UNITS: Final = {1.0: "s", 60.0: "min", 3600.0: "h"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class Rate:
     @property
     def per_s(self) -> float:
         return self.count / self.period_s
+
+    def __str__(self) -> str:
+        return f"{self.count}/{_UNITS.get(self.period_s, f'{self.period_s:g}s')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +98,11 @@ class Standing:
 
     def told(self) -> str:
         """Which limit it is: "100 requests per minute"."""
+        what = "tokens" if self.counted is Counted.TOKENS else "requests"
+        counted = f"{self.limit} {what[:-1] if self.limit == 1 else what}"
         if self.counted is Counted.CONCURRENCY:
-            return f"{self.limit} {'request' if self.limit == 1 else 'requests'} at once"
-        return f"{self.limit} {self.counted.value} per {_PERIODS.get(self.period_s, f'{self.period_s:g} s')}"
+            return f"{counted} at once"
+        return f"{counted} per {_PERIODS.get(self.period_s, f'{self.period_s:g} s')}"
 
 
 @dataclass(slots=True)
