@@ -57,6 +57,21 @@ class TestKeys:
         assert (none.returncode, none.stdout) == (ExitCode.DONE, "")
         assert "llmux keys add" in none.stderr
 
+    def test_limits(self, alone, path):
+        given = ("--requests-per-minute", "60", "--tokens-per-minute", "50000", "--concurrency", "4")
+        done = alone("keys", "add", "phone", *given, "--file", str(path))
+        assert done.returncode == ExitCode.DONE, done.stderr
+        entry = yaml.safe_load(path.read_text())["keys"][-1]
+        assert [entry[key] for key in ("request_rate", "token_rate", "concurrency")] == ["60/min", "50000/min", 4]
+        shown = alone("keys", "list", "--file", str(path)).stdout
+        rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
+        assert "60/min requests, 50000/min tokens, 4 at once" in rows["phone"]
+        assert "none" in rows["webui"]
+        (listed,) = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"][-1:]
+        assert (listed["request_rate"], listed["token_rate"], listed["concurrency"]) == ("60/min", "50000/min", 4)
+        refused = alone("keys", "add", "other", "--requests-per-minute", "0", "--file", str(path))
+        assert refused.returncode == ExitCode.USAGE
+
     @pytest.mark.parametrize("name", ["webui", "ops", "old"])
     def test_revoke_keeps_the_rest_as_it_is(self, alone, path, name):
         done = alone("keys", "revoke", name, "--file", str(path))

@@ -71,7 +71,9 @@ class TestTenants:
         assert "2 requests per hour" in error["message"]
         assert (error["limit"], error["remaining"]) == (2, 0)
         assert before < error["resetAt"] <= time.time() + 3601
-        assert (refused.headers["retry-after"], refused.headers["x-should-retry"]) == ("120", "false"), "in half an hour"
+        assert (refused.headers["retry-after"], refused.headers["x-should-retry"]) == ("120", "false"), (
+            "in half an hour"
+        )
         assert told(refused)[:2] == ("2", "0")
 
     def test_others_go_on(self, daemon):

@@ -31,7 +31,9 @@ class TestRates:
     def test_they_say(self, text, count, period_s):
         assert rate_of(text) == Rate(count, period_s)
 
-    @pytest.mark.parametrize("text", ["", "100", "0/min", "-5/min", "1.5/s", "many/min", "5/day", "5/min/s", "9" * 10 + "/s"])
+    @pytest.mark.parametrize(
+        "text", ["", "100", "0/min", "-5/min", "1.5/s", "many/min", "5/day", "5/min/s", "9" * 10 + "/s"]
+    )
     def test_they_do_not(self, text):
         with pytest.raises(ValueError, match="100/min, 5/s or 1000/h"):
             rate_of(text)
@@ -77,7 +79,7 @@ class TestVariables:
     def test_a_time_that_is_none(self):
         root, (problem,) = self.read(QUEUE_TIMEOUT_MS="soon")
         assert plain(root) == {}
-        assert str(problem) == 'QUEUE_TIMEOUT_MS: expected a whole number of milliseconds, got \'soon\''
+        assert str(problem) == "QUEUE_TIMEOUT_MS: expected a whole number of milliseconds, got 'soon'"
 
     def test_mistakes_name_their_variable(self, folder, monkeypatch):
         monkeypatch.setenv("MAX_QUEUE_DEPTH", "0")
@@ -119,7 +121,9 @@ class TestClients:
 
     def test_keys_have_their_own(self, tmp_path):
         path = tmp_path / "keys.yaml"
-        path.write_text("- {name: a, key: sk-0123456789abcdef, token_rate: 9/h}\n- {name: b, key: sk-fedcba9876543210}\n")
+        path.write_text(
+            "- {name: a, key: sk-0123456789abcdef, token_rate: 9/h}\n- {name: b, key: sk-fedcba9876543210}\n"
+        )
         path.chmod(0o600)
         first, second = load_keys(path).keys
         assert (first.limits, second.limits) == (TenantLimits(tokens=Rate(9, 3600.0)), NO_LIMITS)
