@@ -34,7 +34,12 @@ clients:
 """
         )
         own, other = found.client("open-webui"), found.client("somebody")
-        assert (own.model, own.priority, own.cooldown_errors, own.parameters) == ("fast", "high", 0, {"temperature": 0.5})
+        assert (own.model, own.priority, own.cooldown_errors, own.parameters) == (
+            "fast",
+            "high",
+            0,
+            {"temperature": 0.5},
+        )
         assert (other.model, other.priority, other.cooldown_errors, other.parameters) == ("fast", None, 5, {"top_k": 1})
         assert found.client("") == other
 
@@ -61,7 +66,7 @@ clients:
         assert 'clients.b.model: no model "off" answers' in told
         assert "clients.c.priority: expected" in told
         assert "clients.d.priority: expected" in told
-        assert "clients.e.parameters: \"stream\" can't be changed" in told
+        assert 'clients.e.parameters: "stream" can\'t be changed' in told
         for key in ("cooldown_errors", "cooldown_s", "colour"):
             assert f"clients.f.{key}:" in told
         assert "not a client: up to 100 characters that can be printed" in told

@@ -53,7 +53,9 @@ class TestFields:
 
     def test_a_clients_own_defaults_come_first(self):
         rewrite = Rewrite.compile(
-            strip=["gone"], defaults={"a": "model", "b": "model", "chat_template_kwargs": {"x": 1, "y": 1}}, force={"c": 1}
+            strip=["gone"],
+            defaults={"a": "model", "b": "model", "chat_template_kwargs": {"x": 1, "y": 1}},
+            force={"c": 1},
         ).with_defaults({"a": "client", "gone": 1, "c": 2, "d": "client", "chat_template_kwargs": {"y": 2, "z": 2}})
         expected = {"a": "client", "b": "sent", "c": 1, "d": "client", "chat_template_kwargs": {"x": 1, "y": 2, "z": 3}}
         assert applied(rewrite, {"b": "sent", "chat_template_kwargs": {"z": 3}}) == expected

@@ -116,7 +116,9 @@ class TestPause:
         for tenant in "ab":
             for _ in range(2):
                 world.ask(tenant, 500)
-        with pytest.raises(RateLimitError, match="a has to pause: 2 of its requests failed in a row. Try again in 30 s"):
+        with pytest.raises(
+            RateLimitError, match=r"a has to pause: 2 of its requests failed in a row. Try again in 30 s"
+        ):
             world.ask("a")
         world.ask("b")
         assert world.clients.view("a")["cooldown_s"] == 30.0
