@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 
 
 class LlmuxError(Exception):
@@ -20,7 +21,7 @@ class LlmuxError(Exception):
     type: str = "server_error"
     code: str = "internal_error"
     lasts: bool = False  # a client that tries again, however soon a client does, gets the same
-    fields: Mapping[str, object] = {}  # further ones of the error's body  # never changed in place
+    figures: Mapping[str, float | None] = MappingProxyType({})  # further fields of the error body
 
     def __init__(
         self,
@@ -112,6 +113,13 @@ class UnavailableError(LlmuxError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "unavailable"
+
+
+class QueueTimeoutError(LlmuxError):
+    """It waited for a worker as long as it may."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    code = "queue_timeout"
 
 
 class UpstreamError(LlmuxError):

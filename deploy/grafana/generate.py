@@ -46,6 +46,7 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
         8,
         [(rate("llmux_tenant_requests_total", "tenant, status"), "{{tenant}} {{status}}")],
     ),
+    ("Refusals", "reqps", 8, [(rate("llmux_refusals_total", "reason"), "{{reason}}")]),
     (
         "Tokens out",
         "short",

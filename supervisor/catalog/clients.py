@@ -10,12 +10,13 @@ from typing import Annotated, Final
 
 from pydantic import Field, JsonValue, field_validator
 
-from supervisor.catalog.sections import Priority, Section, refuse_routing
+from supervisor.catalog.limited import Limited
+from supervisor.catalog.sections import Priority, refuse_routing
 
 DEFAULT: Final = "default"
 
 
-class ClientConfig(Section):
+class ClientConfig(Limited):
     """One client's profile."""
 
     model: str | None = Field(

@@ -32,14 +32,18 @@ _KEYS: Final[Mapping[str, str]] = {
     "stop_cmd": "cmd_stop",
     "kill_cmd": "cmd_kill",
     "upstream_model served_model_name alias": "use_model_name served_model_name",
-    "target_inflight": "concurrency_limit max_concurrency",
+    "target_inflight concurrency": "concurrency_limit max_concurrency",
+    "request_rate": "requests_per_minute rate_limit rate_limits max_requests_per_minute rpm rpm_limit",
+    "token_rate": "tokens_per_minute max_tokens_per_minute tpm tpm_limit",
+    "concurrency": "max_parallel_requests concurrent_requests max_concurrent_requests",
     "startup_limit_s": "health_check_timeout start_timeout start_timeout_s startup_timeout",
     "preload": "load_on_startup autoload on_startup",
     "gpus tensor_parallel_size": "tensor_parallel_size tp",
     "host": "listen bind bind_address address",
     "log_level": "log_level log",
     "allowed_origins": "cors cors_origins origins",
-    "queue_total": "max_queue max_queue_size queue_size",
+    "queue_total": "max_queue max_queue_size max_queue_depth queue_size",
+    "queue_wait_s": "max_wait_s max_wait queue_timeout queue_timeout_s queue_timeout_ms",
     "worker_port_first": "start_port",
     "models_dir": "download_dir models_path",
     "strip": "strip_params drop_params",
@@ -51,7 +55,8 @@ _KEYS: Final[Mapping[str, str]] = {
 """Our keys, of which the first that may stand there counts, and other programs' words for them."""
 
 _OF_NO_MODEL: Final = (
-    *("host", "log_level", "allowed_origins", "queue_total", "worker_port_first", "models_dir"),
+    *("host", "log_level", "allowed_origins", "queue_total", "queue_wait_s", "worker_port_first", "models_dir"),
+    *("request_rate", "token_rate", "concurrency"),
     *("strip", "force", "defaults", "enable_thinking", "system_prompt_prefix"),
 )
 

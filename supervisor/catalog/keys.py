@@ -22,10 +22,12 @@ from pydantic import Field, model_validator
 
 from supervisor.catalog.assembly import config_error
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail
+from supervisor.catalog.limited import Limited
 from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import TENANT_LIMIT, Priority, Section
+from supervisor.catalog.sections import TENANT_LIMIT, Priority
 from supervisor.core.demand import MOST_URGENT, priority_of
+from supervisor.core.limits import NO_LIMITS, TenantLimits
 
 PREFIX = "sk-llmux-"
 _HASHED = "sha256:"
@@ -53,6 +55,7 @@ class Key:
     priority_ceiling: int = MOST_URGENT  # none of its requests is more urgent
     tenant: str = ""  # for whom its requests come; empty: its name is the tenant
     for_others: bool = False  # its requests may name another tenant
+    limits: TenantLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def local_key(secret: str) -> Key:
     return Key("(local)", hashlib.sha256(secret.encode()).digest(), frozenset(Scope))
 
 
-class _KeyConfig(Section):
+class _KeyConfig(Limited):
     name: str = Field(min_length=1, max_length=100)
     key: str | None = None
     key_sha256: str | None = None
@@ -166,6 +169,7 @@ def load_keys(path: Path) -> Keyring:
             priority_of(config.priority_ceiling),
             config.tenant,
             config.for_others,
+            config.tenant_limits,
         )
         if key.name in keys:
             problems.append(Problem(node.place, trail, f'a second key named "{key.name}"'))

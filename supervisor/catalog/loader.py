@@ -1,4 +1,5 @@
-"""Where configuration comes from: the base file, `tasks.yaml` and `local.yaml` beside it, `LLMUX_*` variables, flags.
+"""Where configuration comes from: the base file, `tasks.yaml` and `local.yaml` beside it, variables (`limited`, then
+`LLMUX_*`), flags.
 
 `tasks.yaml` is the section `tasks` in a file of its own: the names of tasks stand at its top.
 
@@ -20,6 +21,7 @@ from runtimes.registry import REGISTRY, Registry
 from supervisor.catalog.assembly import KEYS_NAME, SECTIONS, Assembly, config_error
 from supervisor.catalog.catalog import Catalog
 from supervisor.catalog.document import Layer, Leaf, Node, Place, Problem, Source, Table, merge, parse, tree_of
+from supervisor.catalog.limited import read_variables
 from supervisor.catalog.ownership import exposure, read_guarded
 from supervisor.catalog.sections import NoHomeError, ServerConfig, config_dir
 from supervisor.errors import ConfigError
@@ -157,6 +159,7 @@ def _layers(
     if any(node is None and problems for node, problems in layers):
         # Values that are missing because a file couldn't be read are not reported, too.
         raise config_error([problem for _, problems in layers for problem in problems])
+    layers.append(read_variables(os.environ, Path.cwd()))
     if any(map(_SETTING.match, os.environ)):
         # Imported late: it takes as long as all other imports together.
         from supervisor.catalog.environment import read_environment  # noqa: PLC0415

@@ -37,6 +37,9 @@ class Listed(TypedDict):
     priority_ceiling: int
     tenant: str
     for_others: bool
+    request_rate: str | None
+    token_rate: str | None
+    concurrency: int | None
     state: str
 
 
@@ -97,6 +100,9 @@ def listing(path: Path) -> list[Listed]:
             "priority_ceiling": key.priority_ceiling,
             "tenant": key.tenant or key.name,
             "for_others": key.for_others,
+            "request_rate": None if key.limits.requests is None else str(key.limits.requests),
+            "token_rate": None if key.limits.tokens is None else str(key.limits.tokens),
+            "concurrency": key.limits.concurrency,
             "state": "expired" if key.expires is not None and key.expires <= now else "valid",
         }
         for key in (load_keys(path).keys if path.exists() else ())

@@ -5,7 +5,8 @@ wanted models are planned and when a waiter may claim a victim; the planner asks
 and `timers` ask when patience ends. None of them orders or limits anything by itself.
 
 Another policy (aging, batching by model, shares for tenants) is a subclass of `AdmissionPolicy` that overrides what it
-decides otherwise; `Scheduler(policy)` takes it. A policy looks only at its arguments, so that a replay decides the same.
+decides otherwise; `Scheduler(policy)` takes it. A policy looks only at its arguments and its own counts, so that a replay
+decides the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 from supervisor.core.demand import NORMAL
+from supervisor.core.limits import Accounts
 from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class AdmissionPolicy:
     def __init__(self, limits: Limits | None = None, policy: Policy | None = None) -> None:
         self.limits = limits or Limits()
         self.policy = policy or Policy()
+        self.accounts = Accounts()  # what limited tenants have taken; `requests` asks and charges them
 
     def configure(self, limits: Limits, policy: Policy) -> None:
         """New numbers. Queued requests stay, even beyond the new limits; the new one judges their waiting time."""

@@ -8,31 +8,17 @@ that are still to come, crashes. A request that they hold up until its budget is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from supervisor.core.demand import Demand
+from supervisor.core.demand import Demand, Expected
 from supervisor.core.messages import listed
 from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import WorkerState
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """How long a request is expected to take, part by part, in seconds."""
-
-    load_s: float = 0.0
-    queue_s: float = 0.0
-    answer_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """All of it."""
-        return self.load_s + self.queue_s + self.answer_s
-
-    def __str__(self) -> str:
-        parts = {"to load": self.load_s, "in the queue": self.queue_s, "for the answer": self.answer_s}
-        return listed([f"{part_s:.1f} s {what}" for what, part_s in parts.items() if part_s > 0])
+def told(needed: Expected) -> str:
+    """For people, part by part."""
+    parts = {"to load": needed.load_s, "in the queue": needed.queue_s, "for the answer": needed.answer_s}
+    return listed([f"{part_s:.1f} s {what}" for what, part_s in parts.items() if part_s > 0])
 
 
 def expected(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from supervisor.core.limits import Account
+
 HIGH, NORMAL, LOW = 20, 50, 80
 
 PRIORITIES: Final[Mapping[str, int]] = {"high": HIGH, "normal": NORMAL, "low": LOW}
@@ -23,11 +25,26 @@ class AnswerTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """How long a request is expected to take, part by part, in seconds. What is not known counts nothing."""
+
+    load_s: float = 0.0
+    queue_s: float = 0.0
+    answer_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.load_s + self.queue_s + self.answer_s
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What the admission policy knows of a request."""
 
     priority: int = NORMAL  # lower is more urgent
     tenant: str = ""  # who asks; empty: nobody in particular
+    accounts: tuple[Account, ...] = ()  # who is charged for it; nobody: it has no limits
     keep_alive_s: float | None = None  # how long its model stays idle after it; None: as the model's own says
     budget_s: float | None = None  # from now until its answer has ended; None: as long as it takes
     answers: AnswerTimes | None = None  # set iff any was measured; only looked at where there is a budget

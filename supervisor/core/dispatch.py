@@ -17,11 +17,12 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
         and not state.admission.is_full(model)
         and (waiting := state.queue.pop(model.id)) is not None
     ):
-        assign(state, step, model, waiting.ticket)
+        assign(state, step, model, waiting.ticket, waiting.arrived_at)
 
 
-def assign(state: SchedulerState, step: Step, model: ModelState, ticket: TicketId) -> None:
+def assign(state: SchedulerState, step: Step, model: ModelState, ticket: TicketId, arrived_at: float) -> None:
     """Give the worker this ticket now."""
+    state.queue.recent.note(model.id, step.now - arrived_at, step.now)
     if not model.in_flight:
         state.touch(model)
     model.in_flight[ticket] = None

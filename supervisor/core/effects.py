@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from supervisor.core.demand import Expected
+from supervisor.core.limits import Standing
+from supervisor.core.recent_waits import QueueLoad
 from supervisor.core.types import DeviceId, Devices, Generation, ModelId, RejectCode, StopCause, TicketId
 
 
@@ -48,7 +51,7 @@ class Reject:
     code: RejectCode
     message: str
     retry_after_s: float | None = None
-    expected_s: float | None = None  # set iff its budget is too small: how long it would have taken
+    about: Standing | QueueLoad | Expected | None = None  # the limit that it would exceed; the time that it would need
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class RequestFinished:
     """A dispatched or queued request is over, however it ended (its client may have disconnected)."""
 
     ticket: TicketId
+    tokens: int = 0  # that its answer reports, where an account counts them
+    served: bool = True  # False: its worker never got it, so it costs nothing
 
 
 @dataclass(frozen=True, slots=True)

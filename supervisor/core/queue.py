@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from supervisor.core.admission import AdmissionPolicy, Rank
 from supervisor.core.demand import Demand
+from supervisor.core.recent_waits import QueueLoad, RecentWaits
 from supervisor.core.types import ModelId, TicketId
 
 
@@ -68,6 +69,7 @@ class AdmissionQueue:
         self._lines: dict[ModelId, _Line] = {}
         self._budgets: list[tuple[float, int, TicketId]] = []  # a heap of those with a budget, and some that left
         self._seq = 0
+        self.recent = RecentWaits()
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -136,6 +138,12 @@ class AdmissionQueue:
         if line is None:
             return 0
         return sum(count for priority, count in line.classes.items() if priority <= demand.priority)
+
+    def load(self, model_id: ModelId, now: float) -> QueueLoad:
+        """What a client is told whom it has no room for: of the model, or of all if that many may not wait in all."""
+        if len(self._arrivals) >= self._admission.limits.queue_total:
+            return QueueLoad(len(self._arrivals), self.recent.mean_s(now))
+        return QueueLoad(self.count(model_id), self.recent.mean_s(now, model_id))
 
     def models(self) -> KeysView[ModelId]:
         """The models that somebody waits for."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from supervisor.core.budget import expected
+import math
+
+from supervisor.core.budget import expected, told
 from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.messages import seconds
 from supervisor.core.model_state import ModelState
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import SchedulerState, Step
@@ -41,17 +44,25 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         return
     if _cannot_fit(state, step, model, event):
         return
+    accounts = event.demand.accounts
+    if accounts and _is_over(state, step, event):
+        return
     # 2.
     if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
-        assign(state, step, model, event.ticket)
+        if accounts:
+            state.admission.accounts.admit(event.ticket, accounts, step.now)
+        assign(state, step, model, event.ticket, step.now)
         return
     # 3.
     full = state.queue.push(event.ticket, event.model, event.demand, step.now)
     if full is not None:
         retry_after_s = min(120.0, max(1.0, model.load_s or 1.0))
         message = f"The queue is full: {full}. Try again in {retry_after_s:.0f} s."
-        step.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s))
+        load = state.queue.load(model.id, step.now)
+        step.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s, load))
         return
+    if accounts:
+        state.admission.accounts.admit(event.ticket, accounts, step.now)
     if model.drain is not None and state.queue.count(model.id) == 1:
         step.decide("queue", model.id, f"waits for its next worker: this one {model.drain.reason}")
     if model.has_worker and state.queue.count(model.id) == 1:
@@ -59,8 +70,27 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     state.update_wanted(model)
 
 
+def _is_over(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
+    """Refuse it if one of its accounts has reached a limit."""
+    accounts = state.admission.accounts
+    reached = accounts.reached(event.demand.accounts, step.now)
+    if reached is None:
+        return False
+    retry_after_s = max(1.0, math.ceil(reached.next_s))
+    told = f"The limit of {reached.account} is reached: {reached.told()}."
+    message = f"{told} Try again in {seconds(retry_after_s)}."
+    step.emit(Reject(event.ticket, RejectCode.RATE_LIMIT_EXCEEDED, message, retry_after_s, reached))
+    if accounts.may_tell(reached.account, step.now):
+        step.decide("limit", event.model, told)
+    return True
+
+
 def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     """4. It is over: its slot is free, or nobody waits for its model any more."""
+    if event.served:
+        state.admission.accounts.finished(event.ticket, event.tokens, step.now)
+    else:
+        state.admission.accounts.refused(event.ticket, step.now)
     model_id = state.tickets.pop(event.ticket, None)
     if model_id is None:  # it was still queued, or its worker is gone already
         waiting = state.queue.remove(event.ticket)
@@ -108,10 +138,10 @@ def _cannot_fit(state: SchedulerState, step: Step, model: ModelState, event: Req
     if needed.total_s <= budget_s:
         return False
     message = (
-        f"{ASKED} can't answer within {budget_s:.1f} s: about {needed.total_s:.1f} s are expected ({needed}). "
+        f"{ASKED} can't answer within {budget_s:.1f} s: about {needed.total_s:.1f} s are expected ({told(needed)}). "
         "Give the request more time, or ask again when the model is loaded."
     )
-    step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, expected_s=needed.total_s))
+    step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, about=needed))
     return True
 
 

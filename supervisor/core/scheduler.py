@@ -5,7 +5,7 @@ event changes the models it is about, then `placement` plans what that may have 
 the end of the event. The same events at the same times give the same effects: a replay relies on it.
 
 A request's way:
- 1. arrives → refused at once (unknown, failed, full, shutting down), or
+ 1. arrives → refused at once (unknown, failed, beyond a limit, shutting down), or
  2. dispatched at once to a ready worker with room, or
  3. queued, which makes its model wanted; the worker's READY dispatches it *in the same step*, so that nothing can evict
     the model between becoming ready and its first request;
@@ -23,7 +23,7 @@ from typing import assert_never
 
 from supervisor.core import draining, operators, reports, requests, termination, timers
 from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.effects import Effect
+from supervisor.core.effects import Effect, Reject
 from supervisor.core.events import (
     ClientsRead,
     Configured,
@@ -63,6 +63,9 @@ class Scheduler:
         if isinstance(event, Tick) or self.state.ledger.has_changed():
             reports.watch_memory(self.state, step)
         place_wanted(self.state, step)
+        for effect in step.effects:
+            if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing
+                self.state.admission.accounts.refused(effect.ticket, now)
         return step.effects
 
     def deadline(self, now: float) -> float:

@@ -114,6 +114,7 @@ class SchedulerState:
         """Assert that the whole state is legal; the error tells the worker's story."""
         self.ledger.check()
         self.queue.check()
+        self.admission.accounts.check()
         assert self.tickets == {ticket: m.id for m in self.models.values() for ticket in m.in_flight}
         assert len(self.timers) == len(self.armed) <= 20 * len(self.models) + 20, "timers pile up"
         self.wanted.check()

@@ -216,6 +216,7 @@ class RejectCode(StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     BUDGET_TOO_SMALL = "budget_too_small"  # it was not even queued
     BUDGET_EXCEEDED = "budget_exceeded"  # its budget was over before a worker took it
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     MODEL_FAILED = "model_failed"
     LOAD_FAILED = "load_failed"
     INSUFFICIENT_MEMORY = "insufficient_memory"

@@ -305,11 +305,11 @@ class Engine(ReadDoor, Leaving):
                 return ticket.cut_reason is None
         return False
 
-    def finish(self, ticket: Ticket) -> None:
-        """The request is over. Call this exactly once for every admitted ticket."""
+    def finish(self, ticket: Ticket, tokens: int = 0, *, served: bool = True) -> None:
+        """The request is over; see `RequestFinished`. Call this exactly once for every admitted ticket."""
         del self._tickets[ticket.id]
         ticket.client = None
-        self.post(RequestFinished(ticket.id))
+        self.post(RequestFinished(ticket.id, tokens, served))
 
     # ----------------------------------------------------------------------------------------------------- recordings
 

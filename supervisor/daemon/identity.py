@@ -13,6 +13,7 @@ from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.keys import Key
 from supervisor.catalog.sections import TENANT_LIMIT
 from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
+from supervisor.daemon.accounts import accounts_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.upstream import Headers
 from supervisor.proxy.body import CLIENT, PRIORITY, Body
@@ -53,7 +54,8 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
     else:
         wanted = NORMAL if profile.priority is None else priority_of(profile.priority)
     given = wanted if key is None else max(wanted, key.priority_ceiling)
-    demand = ANY if given == NORMAL and not who else Demand(given, who)
+    accounts = accounts_of(key, who, catalog)
+    demand = ANY if given == NORMAL and not who and not accounts else Demand(given, who, accounts)
     return Identity(demand, profile, priority is not None and given != wanted)
 
 

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from supervisor.core.effects import Decided, Effect, StopWorker
+from supervisor.core.effects import Decided, Effect, Reject, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
-from supervisor.core.types import CrashClass, StopCause
+from supervisor.core.types import CrashClass, RejectCode, StopCause
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.daemon.requests import RequestContext
 from supervisor.io.distribution import version
@@ -76,6 +76,7 @@ class Metrics:
         self._decision = Histogram(
             "llmux_decision_seconds", "What a decision of the scheduler took.", buckets=_DECISION, registry=registry
         )
+        self._refusals = count("llmux_refusals", "Requests that got no worker, by why.", "reason")
         registry.register(_States(daemon))
         ProcessCollector(registry=registry)
         daemon.engine.observers.append(self.observe)
@@ -87,6 +88,8 @@ class Metrics:
 
         Histograms of requests are left out. They would be thousands of series, and a request more or less is no matter there.
         """
+        for code in RejectCode:
+            self._refusals.add((code.value,), 0)
         for status in _UNKNOWN:
             self._requests.add(("unknown", status), 0)
         for route in self._daemon.catalog.listing():
@@ -115,6 +118,8 @@ class Metrics:
                 self._decision.observe(self._daemon.engine.last_decision_s)
                 if effect.kind == "evict" and effect.model is not None:
                     self._swaps.labels(effect.model).inc()
+            elif type(effect) is Reject:
+                self._refusals.add((effect.code.value,))
         if type(event) is WorkerExited and event.crash is not None:
             self._crashes.labels(event.model, event.crash.kind.value).inc()
         elif type(event) is WorkerReady and any(

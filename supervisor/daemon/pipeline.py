@@ -24,12 +24,15 @@ from supervisor.catalog import Catalog
 from supervisor.catalog.clients import ClientConfig
 from supervisor.core.demand import Demand
 from supervisor.core.types import TicketId
+from supervisor.daemon.accounts import tokens_of
 from supervisor.daemon.answer_times import AnswerLog
 from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.identity import PRIORITY_HEADER, identify
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
+from supervisor.daemon.rate_headers import PREFIX as RATE_PREFIX
+from supervisor.daemon.rate_headers import rate_headers
 from supervisor.daemon.requests import InFlight, RequestContext
 from supervisor.daemon.runtime_config import RuntimeConfig
 from supervisor.daemon.targets import Target, Targets
@@ -45,6 +48,7 @@ from supervisor.proxy.form import read_form
 from supervisor.proxy.forward import Outcome, break_off, forward, processing_ms
 from supervisor.proxy.json_body import JsonBody
 from supervisor.proxy.keepalive import NEWS_AFTER_S, SSE, Keepalive
+from supervisor.proxy.upstream_error import is_overflow
 
 PATIENCE_S: Final = 5.0
 """How long a busy machine may need to notice that an unreachable worker has ended. Nothing was sent to it, so the request
@@ -144,6 +148,12 @@ class Pipeline:
             self._clients.arrived(context.demand.tenant)
         return profile
 
+    def _tell_limits(self, context: RequestContext, taking: int = 0) -> None:
+        """Let every response say what is left; a stream that waits for its model may begin before it is charged."""
+        others = (header for header in context.extra if not header[0].startswith(RATE_PREFIX))
+        told = rate_headers(self._engine.standings(context.demand.accounts), taking)
+        context.extra = [*others, *told]
+
     # ------------------------------------------------------------------------------------------- demand, ticket, forward
 
     async def _answer(
@@ -153,6 +163,8 @@ class Pipeline:
 
         A stream's client gets keep-alives while it waits; after the first one, failures go in-band.
         """
+        if context.demand.accounts:
+            self._tell_limits(context, taking=1)
         keepalive = context.keepalive = self._keepalive(scope, send, context, target)
         following: Target | None = target
         try:
@@ -220,6 +232,7 @@ class Pipeline:
         # 4.
         ticket = context.ticket = await self._admitted(context, target, client, keepalive)
         assert ticket.upstream is not None
+        served = True
         try:
             # 5.
             await forward(
@@ -245,9 +258,13 @@ class Pipeline:
                 explain=partial(self._explained, context),
                 raises_overflow=target.ladder is not None,
             )
+        except LlmuxError as error:
+            another_may = isinstance(error, UnreachableError) or (target.ladder is not None and is_overflow(error))
+            served = not another_may  # for which alone it is charged
+            raise
         finally:
             # 6.
-            self._engine.finish(ticket)
+            self._engine.finish(ticket, tokens_of(context.demand.accounts, context.outcome), served=served)
 
     async def _explained(self, context: RequestContext, error: LlmuxError) -> LlmuxError:
         """`error`, for a client that can read it with the reason why the worker ended, if it did."""
@@ -275,6 +292,8 @@ class Pipeline:
                     asked=context.name,
                 )
         except BaseException:
+            if context.demand.accounts:
+                self._tell_limits(context)
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled
                 self._engine.finish(ticket)
             raise

@@ -5,13 +5,14 @@ Nothing here changes anything. An answer may be old by the time it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
+from supervisor.core.limits import Account, Standing
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import ModelId
 from supervisor.core.waiting import Forecast, forecast
-from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
+from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, WaitFigures, model_status
 
 
 class ReadDoor:
@@ -48,7 +49,21 @@ class ReadDoor:
     def queue(self) -> QueueStatus:
         """All requests together."""
         world = self._scheduler.state
-        return QueueStatus(len(world.queue), len(world.tickets), world.shutting_down)
+        limits, waiting, running = world.limits, len(world.queue), len(world.tickets)
+        return QueueStatus(waiting, running, world.shutting_down, limits.queue_total, limits.queue_per_model)
+
+    def waits(self, model: ModelId | None = None) -> WaitFigures:
+        """How long requests waited that were dispatched lately, those of one model if named. Costs more than the rest."""
+        recent, now = self._scheduler.state.queue.recent, self.clock()
+        return WaitFigures(recent.mean_s(now, model), recent.p95_s(now, model))
+
+    def standings(self, accounts: Sequence[Account]) -> list[Standing]:
+        """How much is left of each limit of these accounts."""
+        return self._scheduler.state.admission.accounts.standings(accounts, self.clock())
+
+    def limited(self) -> list[Standing]:
+        """Every limit of which a part is taken."""
+        return self._scheduler.state.admission.accounts.taken(self.clock())
 
     def decisions(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
         """The last decisions, oldest first; those about one model if named."""

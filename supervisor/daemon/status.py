@@ -80,6 +80,16 @@ class QueueStatus:
     waiting: int
     in_flight: int
     is_stopping: bool  # the daemon shuts down: nothing new is admitted
+    most: int  # so many may wait
+    most_per_model: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFigures:
+    """How long requests waited that were dispatched lately; None: none was."""
+
+    mean_s: float | None
+    p95_s: float | None
 
 
 def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelStatus:

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from supervisor.core.demand import Expected
 from supervisor.core.effects import AskClients, Reject
+from supervisor.core.limits import Counted, Standing
+from supervisor.core.recent_waits import QueueLoad
 from supervisor.core.types import ASKED, Generation, ModelId, RejectCode, TicketId
-from supervisor.errors import BudgetError, LlmuxError, NotFoundError, UnavailableError
+from supervisor.errors import (
+    BudgetError,
+    LlmuxError,
+    NotFoundError,
+    QueueTimeoutError,
+    RateLimitError,
+    UnavailableError,
+)
 from supervisor.io.upstream import Upstream
 from supervisor.proxy.disconnect import CancelOnDisconnect
 from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
+
+_KINDS: Final[Mapping[RejectCode, type[LlmuxError]]] = {
+    RejectCode.QUEUE_TIMEOUT: QueueTimeoutError,
+    RejectCode.RATE_LIMIT_EXCEEDED: RateLimitError,
+    RejectCode.BUDGET_TOO_SMALL: BudgetError,
+    RejectCode.BUDGET_EXCEEDED: BudgetError,
+}
 
 
 @dataclass(slots=True)
@@ -53,14 +73,25 @@ def rejection(effect: Reject, asked: str) -> LlmuxError:
     message = effect.message.replace(ASKED, asked)
     if effect.code is RejectCode.MODEL_NOT_FOUND:
         return NotFoundError(message, code="model_not_found", param="model")
-    if effect.code in {RejectCode.BUDGET_TOO_SMALL, RejectCode.BUDGET_EXCEEDED}:
-        over = BudgetError(message, code=effect.code.value)
-        if effect.expected_s is not None:
-            over.fields = {"expected_s": round(effect.expected_s, 1)}
-        return over
-    error = UnavailableError(message, code=effect.code.value, retry_after_s=effect.retry_after_s)
+    kind = _KINDS.get(effect.code, UnavailableError)
+    error = kind(message, code=effect.code.value, retry_after_s=effect.retry_after_s)
     error.lasts = effect.retry_after_s is None or effect.retry_after_s > MAX_RETRY_AFTER_S
+    error.figures = _figures(effect.about)
     return error
+
+
+def _figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float | None]:
+    """For clients that decide by them where to go, or when to come again: under the names that they look for."""
+    match about:
+        case Standing():
+            back_s = about.next_s if about.counted is Counted.CONCURRENCY else about.reset_s
+            return {"limit": about.limit, "remaining": about.remaining, "resetAt": math.ceil(time.time() + back_s)}
+        case QueueLoad(depth, mean_s):
+            return {"queueDepth": depth, "avgWaitMs": None if mean_s is None else round(mean_s * 1000)}
+        case Expected():
+            return {"expected_s": round(about.total_s, 1)}
+        case None:
+            return {}
 
 
 def held_up(tickets: Iterable[Ticket], asked: AskClients) -> dict[TicketId, int]:

@@ -19,6 +19,7 @@ from supervisor.daemon import loading
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.ended import ENDED
 from supervisor.daemon.handover import Handover
+from supervisor.daemon.queue_view import queue_view
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.request_views import ended_views, request_view
 from supervisor.daemon.task_views import task_view, task_views
@@ -123,6 +124,9 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
     async def one_request(request: Request) -> Response:
         return JSONResponse(request_view(daemon, request.path_params["id"]))
 
+    async def queue(_request: Request) -> Response:
+        return JSONResponse(queue_view(daemon))
+
     async def cancel(request: Request) -> Response:
         number_ = request.path_params["id"]
         if not daemon.requests.cancel(number_):
@@ -166,6 +170,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         Route("/v1/admin/upgrade", upgrade, methods=["POST"]),
         Route("/v1/admin/gpu-memory", gpu_memory, methods=["GET"]),
         Route("/v1/admin/decisions", decisions, methods=["GET"]),
+        Route("/v1/admin/queue", queue, methods=["GET"]),
         Route("/v1/admin/requests", requests, methods=["GET"]),
         Route("/v1/admin/requests/ended", ended, methods=["GET"]),
         Route("/v1/admin/requests/{id}", one_request, methods=["GET"]),

@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from supervisor.catalog.keys import Key, Keyring
 from supervisor.catalog.sections import ServerConfig
+from supervisor.daemon.rate_headers import NAMES as RATE_HEADERS
 from supervisor.errors import AuthenticationError, ForbiddenError, InvalidRequestError
 from supervisor.proxy.dialect import Dialect
 
@@ -118,7 +119,8 @@ class Auth:
             (b"access-control-allow-origin", origin),
             (
                 b"access-control-expose-headers",
-                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry, x-llmux-model, x-llmux-reason",
+                b"x-request-id, request-id, openai-processing-ms, retry-after, x-should-retry, x-queue-wait-ms, x-llmux-model, x-llmux-reason, "
+                + b", ".join(RATE_HEADERS),
             ),
             (b"vary", b"origin"),
         ]

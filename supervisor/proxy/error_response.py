@@ -18,10 +18,10 @@ def error_body(error: LlmuxError, dialect: Dialect) -> bytes:
         "type": error.type,
         "param": error.param,
         "code": error.code,
+        **error.figures,
     }
     if error.detail:
         fields["detail"] = error.detail
-    fields |= error.fields
     return dialect.error(fields, error.status)
 
 

@@ -31,6 +31,7 @@ from supervisor.core.events import (
     WorkerSample,
     WorkerUnkillable,
 )
+from supervisor.core.limits import Account
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import (
     Crash,
@@ -127,16 +128,16 @@ class World:
         self.post(Configured(models, devices, limits or Limits(), policy or Policy()))
         self.sample()
 
-    def request(self, name: str, priority: int = NORMAL, **demand: Any) -> TicketId:
+    def request(self, name: str, priority: int = NORMAL, accounts: tuple[Account, ...] = (), **demand: Any) -> TicketId:
         ticket = TicketId(f"t{next(self._tickets)}")
         self.open[ticket] = ModelId(name)
-        self.post(RequestArrived(ticket, ModelId(name), Demand(priority, **demand)))
+        self.post(RequestArrived(ticket, ModelId(name), Demand(priority, accounts=accounts, **demand)))
         return ticket
 
-    def finish(self, ticket: TicketId) -> None:
+    def finish(self, ticket: TicketId, tokens: int = 0, *, served: bool = True) -> None:
         if self.open.pop(ticket, None) is not None:
             self.dispatched.pop(ticket, None)
-            self.post(RequestFinished(ticket))
+            self.post(RequestFinished(ticket, tokens, served))
 
     def post(self, event: Event) -> None:
         if len(self.lines) >= SEGMENT:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from supervisor.cli import keys as files
 
 
+_AMOUNT = click.IntRange(1, 999_999_999)
+
+
 @click.group()
 def keys() -> None:
     """Make, show and revoke API keys."""
@@ -69,6 +72,9 @@ def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) ->
 )
 @click.option("--tenant", help="For whom its requests come. Default: NAME.")
 @click.option("--for-others", is_flag=True, help="Its requests may name another tenant: for a gateway of many users.")
+@click.option("--requests-per-minute", type=_AMOUNT, help="Requests it may send. Default: any number.")
+@click.option("--tokens-per-minute", type=_AMOUNT, help="Tokens its requests may take. Default: any number.")
+@click.option("--concurrency", type=_AMOUNT, help="Requests it may have waiting and running. Default: any number.")
 @file_options
 @json_option
 def keys_add(
@@ -80,6 +86,9 @@ def keys_add(
     priority_ceiling: str | int | None,
     tenant: str | None,
     for_others: bool,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    concurrency: int | None,
     config: Path | None,
     path: Path | None,
     as_json: bool,
@@ -109,6 +118,9 @@ def keys_add(
         "priority_ceiling": priority_ceiling,
         "tenant": tenant,
         "for_others": for_others,
+        "request_rate": None if requests_per_minute is None else f"{requests_per_minute}/min",
+        "token_rate": None if tokens_per_minute is None else f"{tokens_per_minute}/min",
+        "concurrency": concurrency,
     }
     added = files.add(path, name, wanted, expires, **more)
     click.echo(f"Added {name} to {path}. This is the only time its key is shown. To use it: llmux reload", err=True)
@@ -161,7 +173,7 @@ keys.add_command(_new)
 @file_options
 @json_option
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
-    """Show the keys' names, scopes, expiry, load feedback, priority and tenant; never the keys."""
+    """Show the keys' names, scopes, expiry, load feedback, priority, tenant and limits; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
 
     path = path or files.keys_file(config)
@@ -169,7 +181,7 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "data": rows})
     elif rows:
-        head = ("NAME", "SCOPES", "EXPIRES", "LOAD FEEDBACK", "PRIORITY", "TENANT", "STATE")
+        head = ("NAME", "SCOPES", "EXPIRES", "LOAD FEEDBACK", "PRIORITY", "TENANT", "LIMITS", "STATE")
         told = [
             (
                 row["name"],
@@ -178,6 +190,7 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
                 "yes" if row["load_feedback"] else "no",
                 _urgency(row),
                 ("others too, else " if row["for_others"] else "") + row["tenant"],
+                _limits(row),
                 output.state(row["state"]),
             )
             for row in rows
@@ -194,6 +207,15 @@ def _urgency(row: files.Listed) -> str:
     default = str(NORMAL if row["priority"] is None else row["priority"])
     ceiling = row["priority_ceiling"]
     return default if ceiling == MOST_URGENT else f"{default}, at most {ceiling}"
+
+
+def _limits(row: files.Listed) -> str:
+    told = (
+        row["request_rate"] and f"{row['request_rate']} requests",
+        row["token_rate"] and f"{row['token_rate']} tokens",
+        None if row["concurrency"] is None else f"{row['concurrency']} at once",
+    )
+    return ", ".join(filter(None, told)) or "none"
 
 
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

@@ -57,6 +57,21 @@ class TestKeys:
         assert (none.returncode, none.stdout) == (ExitCode.DONE, "")
         assert "llmux keys add" in none.stderr
 
+    def test_limits(self, alone, path):
+        given = ("--requests-per-minute", "60", "--tokens-per-minute", "50000", "--concurrency", "4")
+        done = alone("keys", "add", "phone", *given, "--file", str(path))
+        assert done.returncode == ExitCode.DONE, done.stderr
+        entry = yaml.safe_load(path.read_text())["keys"][-1]
+        assert [entry[key] for key in ("request_rate", "token_rate", "concurrency")] == ["60/min", "50000/min", 4]
+        shown = alone("keys", "list", "--file", str(path)).stdout
+        rows = {line.split()[0]: line for line in shown.splitlines()[1:]}
+        assert "60/min requests, 50000/min tokens, 4 at once" in rows["phone"]
+        assert "none" in rows["webui"]
+        (listed,) = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"][-1:]
+        assert (listed["request_rate"], listed["token_rate"], listed["concurrency"]) == ("60/min", "50000/min", 4)
+        refused = alone("keys", "add", "other", "--requests-per-minute", "0", "--file", str(path))
+        assert refused.returncode == ExitCode.USAGE
+
     @pytest.mark.parametrize("name", ["webui", "ops", "old"])
     def test_revoke_keeps_the_rest_as_it_is(self, alone, path, name):
         done = alone("keys", "revoke", name, "--file", str(path))
@@ -109,6 +124,34 @@ class TestKeys:
         assert ["yes" in line.split() for line in shown] == [False, False, False, True]
         data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
         assert [entry["load_feedback"] for entry in data] == [False, False, False, True]
+
+    def test_a_key_with_a_priority_for_a_gateway(self, alone, path):
+        options = ("--priority", "LOW", "--priority-ceiling", "50", "--tenant", "chat", "--for-others")
+        assert alone("keys", "add", "gate", *options, "--file", str(path)).returncode == ExitCode.DONE
+        entry = yaml.safe_load(path.read_text())["keys"][-1]
+        assert (
+            entry.items() >= {"priority": "low", "priority_ceiling": 50, "tenant": "chat", "for_others": True}.items()
+        )
+        shown = alone("keys", "list", "--file", str(path)).stdout.splitlines()
+        assert "80, at most 50" in shown[-1]
+        assert "others too, else chat" in shown[-1]
+        data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
+        assert (data[0]["priority"], data[0]["tenant"], data[-1]["priority"]) == (None, "webui", 80)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ("--priority", "urgent"),
+            ("--priority-ceiling", "101"),
+            ("--priority", "high", "--priority-ceiling", "normal"),
+            ("--tenant", "x" * 65),
+            ("--tenant", ""),
+        ],
+    )
+    def test_a_demand_that_is_none(self, alone, path, options):
+        told = alone("keys", "add", "odd", *options, "--file", str(path))
+        assert (told.returncode, told.stdout, path.read_text()) == (ExitCode.USAGE, "", FILE)
+        assert options[0] in told.stderr
 
     @pytest.mark.parametrize("expires", ["2020-01-31", "2020-01-31T12:00:00+02:00", "0001-01-01"])
     def test_one_that_would_never_work(self, alone, path, expires):

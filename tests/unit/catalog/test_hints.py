@@ -9,6 +9,7 @@ import yaml
 
 from runtimes.registry import REGISTRY
 from supervisor.catalog import hints
+from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.sections import LimitsConfig, ServerConfig, VirtualModelConfig
 
 LLAMA = {"runtime": "llama_server", "path": "/m.gguf"}
@@ -94,6 +95,7 @@ class TestForeignKeys:
             ServerConfig,
             LimitsConfig,
             VirtualModelConfig,
+            ClientConfig,
         ]
         there = {key for config in configs for key in config.model_fields}
         assert {key for keys in hints._KEYS for key in keys.split()} <= there
@@ -106,6 +108,10 @@ class TestForeignKeys:
             ("virtual_models: {v: {model: m, %s: 1}}", "keep_alive_s", "that belongs to a model: keep_alive_s"),
             ("limits: {%s: 1}", "keep_alive", "that belongs to a model: keep_alive_s"),
             ("limits: {%s: 1}", "max_queue", 'did you mean "queue_total"?'),
+            ("limits: {%s: 1}", "max_wait_s", 'did you mean "queue_wait_s"?'),
+            ("clients: {c: {%s: 1}}", "rpm", 'did you mean "request_rate"?'),
+            ("clients: {c: {%s: 1}}", "tokens_per_minute", 'did you mean "token_rate"?'),
+            ("clients: {c: {%s: 1}}", "max_concurrency", 'did you mean "concurrency"?'),
             ("server: {%s: 1}", "listen", 'did you mean "host"?'),
             ("server: {%s: 1}", "cors", 'did you mean "allowed_origins"?'),
         ],

@@ -34,7 +34,7 @@ class TestTooSmall:
         ticket = world.request("m", budget_s=3.0)
 
         assert code(world, ticket) is RejectCode.BUDGET_TOO_SMALL
-        assert world.rejected[ticket].expected_s == 4.0
+        assert world.rejected[ticket].about.total_s == 4.0
         assert "about 4.0 s are expected (4.0 s to load)" in world.rejected[ticket].message
         assert world.starts == []
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from supervisor.core.demand import AnswerTimes
 from supervisor.core.events import (
     HandoverAsked,
     HandoverEnded,
@@ -30,6 +31,7 @@ from supervisor.core.events import (
     WorkerUnkillable,
     WorkerUnready,
 )
+from supervisor.core.limits import Account, Counted, Rate, TenantLimits
 from supervisor.core.types import (
     Crash,
     CrashClass,
@@ -52,6 +54,8 @@ NAMES = ["asr", "tts", "small", "medium", "large", "guess", "spread"]
 GPU1 = DeviceId("gpu1")
 PATIENCE_S = 1e6
 names = st.sampled_from(NAMES)
+PHONE = Account("key phone", TenantLimits(requests=Rate(5, 10.0), concurrency=4))
+ALICE = Account("tenant alice", TenantLimits(requests=Rate(3, 1.0), tokens=Rate(200, 60.0)))
 RESTS = {WorkerState.STOPPED, WorkerState.READY, WorkerState.BACKOFF, WorkerState.FAILED}
 
 
@@ -112,14 +116,19 @@ class Scheduling(RuleBasedStateMachine):
 
     # --------------------------------------------------------------------------------------------------------- traffic
 
-    @rule(name=names, priority=st.integers(0, 2))
-    def arrive(self, name: str, priority: int) -> None:
-        self.world.request(name, priority)
+    @rule(
+        name=names,
+        priority=st.integers(0, 2),
+        accounts=st.sampled_from([(), (PHONE,), (PHONE, ALICE)]),
+        budget_s=st.sampled_from([None, None, 0.5, 8.0]),
+    )
+    def arrive(self, name: str, priority: int, accounts: tuple[Account, ...], budget_s: float | None) -> None:
+        self.world.request(name, priority, accounts, budget_s=budget_s, answers=AnswerTimes(0.3, 1.0))
 
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), tokens=st.sampled_from([0, 100]), served=st.booleans())
+    def finish(self, data: st.DataObject, tokens: int, served: bool) -> None:
         if self.world.open:
-            self.world.finish(data.draw(st.sampled_from(sorted(self.world.open))))
+            self.world.finish(data.draw(st.sampled_from(sorted(self.world.open))), tokens, served=served)
 
     @rule(seconds=st.sampled_from([0.01, 0.3, 1.0, 5.0, 40.0]))
     def wait(self, seconds: float) -> None:
@@ -306,6 +315,7 @@ class Scheduling(RuleBasedStateMachine):
         refused = {reject.code for reject in world.rejected.values()}
         assert RejectCode.QUEUE_TIMEOUT not in refused
         assert self.may_refuse or RejectCode.INSUFFICIENT_MEMORY not in refused, "refused what there was a way to place"
+        assert not any(s.counted is Counted.CONCURRENCY for s in inner.admission.accounts.taken(world.now))
         assert world.replays()
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
+import time
+
 import pytest
 
 from supervisor.core.effects import AskClients, Reject
+from supervisor.core.limits import Counted, Standing
+from supervisor.core.recent_waits import QueueLoad
 from supervisor.core.types import Generation, ModelId, RejectCode, TicketId
 from supervisor.daemon.ticket import Ticket, held_up, rejection
+from supervisor.dialects.openai import OPENAI
 from supervisor.errors import UnavailableError
-from supervisor.proxy.error_response import error_headers
+from supervisor.proxy.error_response import error_body, error_headers
 
 A, B = ModelId("a"), ModelId("b")
 
@@ -57,6 +64,40 @@ def test_only_this_workers_clients_that_hold_something_up():
         ticket("nobody"),
     ]
     assert held_up(tickets, AskClients(A, Generation(1))) == {"slow": 100, "stopped": 0}
+
+
+class TestFigures:
+    """What a program reads from a refusal, under the names that it knows from other runners."""
+
+    def refused(self, code, about):
+        error = rejection(Reject(TicketId("1"), code, "no", 3.0, about), "a")
+        return error, json.loads(error_body(error, OPENAI))["error"]
+
+    @pytest.mark.parametrize(("mean_s", "told"), [(None, None), (1.9996, 2000)])
+    def test_a_full_queue(self, mean_s, told):
+        error, body = self.refused(RejectCode.QUEUE_FULL, QueueLoad(16, mean_s))
+        assert error.status == 503
+        assert (body["code"], body["queueDepth"], body["avgWaitMs"]) == ("queue_full", 16, told)
+
+    @pytest.mark.parametrize(
+        ("standing", "in_s"),
+        [
+            (Standing("a", Counted.REQUESTS, 100, 60.0, 0, 0.6, 59.5), 59.5),
+            (Standing("a", Counted.CONCURRENCY, 100, 0.0, 0, 1.0, 0.0), 1.0),
+        ],
+        ids=["a rate: all of it", "requests at once: the next try"],
+    )
+    def test_a_limit(self, standing, in_s, monkeypatch):
+        monkeypatch.setattr(time, "time", lambda: 1000.0)
+        error, body = self.refused(RejectCode.RATE_LIMIT_EXCEEDED, standing)
+        assert (error.status, error.type) == (429, "rate_limit_error")
+        assert (body["limit"], body["remaining"], body["resetAt"]) == (100, 0, 1000 + math.ceil(in_s))
+        assert not error.lasts
+
+    def test_a_wait_that_was_too_long(self):
+        error, body = self.refused(RejectCode.QUEUE_TIMEOUT, None)
+        assert (error.status, body["code"]) == (504, "queue_timeout")
+        assert set(body) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import Subscription
-from supervisor.daemon.pipeline import Pipeline
+from supervisor.daemon.targets import Targets
 from supervisor.errors import UnavailableError
 from supervisor.proxy.disconnect import ResponseBrokenError
 from tests.support.application import ORIGIN, ask, get
@@ -111,7 +111,7 @@ class TestBugs:
         assert not any(capfd.readouterr())
 
     async def test_in_inference(self, served, monkeypatch):
-        monkeypatch.setattr(Pipeline, "_target", lambda *_: 1 / 0)
+        monkeypatch.setattr(Targets, "find", lambda *_: 1 / 0)
         status, headers, body = await ask(served.port, post(path=b"/v1/chat/completions"))
         assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
         [event] = bugs(served)

@@ -1,0 +1,50 @@
+"""The headers that tell a client how much of its limits is left, in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from supervisor.core.limits import Counted, Standing
+from supervisor.io.upstream import Headers
+
+PREFIX: Final = b"x-ratelimit-"
+NAMES: Final = tuple(
+    PREFIX + part + counted for counted in (b"requests", b"tokens") for part in (b"limit-", b"remaining-", b"reset-")
+)
+
+
+def rate_headers(standings: Iterable[Standing], taking: int = 0) -> Headers:
+    """Limit, what remains of it, and the time until all of it is there again; `taking`: requests that are still to be charged.
+
+    Where several accounts are charged, of that which has least left.
+    """
+    tightest: dict[Counted, Standing] = {}
+    for standing in standings:
+        known = tightest.get(standing.counted)
+        if known is None or standing.remaining < known.remaining:
+            tightest[standing.counted] = standing
+    headers: Headers = []
+    for counted in (Counted.REQUESTS, Counted.TOKENS):
+        found = tightest.get(counted)
+        if found is None:
+            continue
+        taken = min(taking, found.remaining) if counted is Counted.REQUESTS else 0
+        reset_s = found.reset_s + taken * found.period_s / found.limit
+        values = (str(found.limit), str(found.remaining - taken), duration(reset_s))
+        headers += [
+            (PREFIX + part + counted.value.encode(), value.encode())
+            for part, value in zip((b"limit-", b"remaining-", b"reset-"), values, strict=True)
+        ]
+    return headers
+
+
+def duration(count_s: float) -> str:
+    """As OpenAI writes it: "120ms", "8.64s", "6m0s", "1h0m5s"."""
+    if count_s < 1:
+        return f"{count_s * 1000:.0f}ms"
+    if count_s < 60:
+        return f"{count_s:.2f}".rstrip("0").rstrip(".") + "s"
+    minutes, whole_s = divmod(round(count_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{whole_s}s" if hours else f"{minutes}m{whole_s}s"
