@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -31,6 +31,7 @@ from supervisor.catalog.sections import (
     models_dir,
     runtimes_dir,
 )
+from supervisor.catalog.staying import VISION, default_problems
 from supervisor.core.types import DEFAULT_PRIORITY, ModelId
 from supervisor.errors import ConfigError
 
@@ -69,7 +70,8 @@ class Assembly:
                 self._problem(node, (name,), f"unknown section{_section_meant(name)}")
         server = self._section(ServerConfig, "server")
         limits = self._section(LimitsConfig, "limits")
-        self._check_types_loaded()
+        self._check_types("max_loaded", DEFAULT_PRIORITY)
+        self._check_types("keep_alive", (*DEFAULT_PRIORITY, VISION))
         devices = self._devices()
         own_runtimes_dir = server.runtimes_dir if server else runtimes_dir()
         if self.check_files and server and server.api_keys is not None and not server.api_keys.exists():
@@ -77,7 +79,14 @@ class Assembly:
             self._problem(node, trail, f"{server.api_keys}: there is no such file")
         self.models_dir = server.models_dir if server else models_dir()
         models = self._models(devices, own_runtimes_dir)
+        if limits is not None:
+            models = {
+                name: model and replace(model, type_keep_alive_s=limits.keep_alive_of(model.config))
+                for name, model in models.items()
+            }
         virtual = self._virtual_models(models)
+        if limits is not None:
+            self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
         if self.problems or server is None or limits is None:
             raise config_error(self.problems)
         if server.api_keys is None and (keys := self.base.with_name(KEYS_NAME)).is_file():
@@ -148,12 +157,13 @@ class Assembly:
             return {}
         return node.entries
 
-    def _check_types_loaded(self) -> None:
-        node, trail = find(self.root, ("limits", "max_loaded"))
+    def _check_types(self, key: str, known: Collection[str]) -> None:
+        """The keys of a mapping by model type, in `limits`."""
+        node, trail = find(self.root, ("limits", key))
         if len(trail) == 2 and isinstance(node, Table):
             for name, value in node.entries.items():
-                if name not in DEFAULT_PRIORITY:
-                    self._problem(value, (*trail, name), f"no model type{suggestion(name, DEFAULT_PRIORITY)}")
+                if name not in known:
+                    self._problem(value, (*trail, name), f"no model type{suggestion(name, known)}")
 
     def _devices(self) -> tuple[DeviceConfig, ...] | Literal["auto"]:
         node = self._entry("devices")

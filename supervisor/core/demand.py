@@ -18,6 +18,7 @@ class Demand:
 
     priority: int = NORMAL  # lower is more urgent
     tenant: str = ""  # who asks; empty: nobody in particular
+    keep_alive_s: float | None = None  # its model stays at least this long after it; None: it doesn't say
 
 
 ANY: Final = Demand()

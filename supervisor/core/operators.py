@@ -7,6 +7,7 @@ its new specification if it was in use.
 
 from __future__ import annotations
 
+from supervisor.core import default_models
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
 from supervisor.core.events import Configured, LoadAsked, PinAsked, Respecified, UnloadAsked
 from supervisor.core.lifecycle import TABLE, Trigger, advance
@@ -40,6 +41,7 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
     if model is None:
         return
     model.wish = None
+    model.dismissed = True
     reason = "llmux is shutting down" if state.shutting_down else "unloaded by an operator"
     if event.force or model.state not in SERVES:
         message = f"{ASKED} was unloaded by an operator."
@@ -76,6 +78,8 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     for model in list(state.models.values()):
         if model.id not in named:
             remove(state, step, model)
+    for model in state.models.values():
+        default_models.arm(state, step, model)
 
 
 def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from supervisor.core import default_models
 from supervisor.core.device_ledger import Holder, Lease, Phase
 from supervisor.core.device_sets import device_sets
 from supervisor.core.dispatch import keep_loaded, reject_all, resume
@@ -39,9 +40,6 @@ from supervisor.core.plans import (
 from supervisor.core.state import ModelState, SchedulerState, Step
 from supervisor.core.termination import stop_now
 from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
-
-RELOAD_MIB_PER_S = 1024
-"""Guess of how fast a model loads before its first load was timed."""
 
 REFUSED_RETRY_S = 30.0
 
@@ -93,12 +91,12 @@ def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
 
 def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round) -> None:
     demand = _demand(state, model)
-    snapshot = _snapshot(state, round_, model.id)
+    snapshot = default_models.spared(state, model, _snapshot(state, round_, model.id))
     answer = plan(demand, snapshot)
     if isinstance(answer, Refuse):
         answer = _reconsider(state, step, demand, snapshot, answer)
-    only_restore = model.restore and model.asked_at is None and state.queue.count(model.id) == 0
-    if only_restore and not isinstance(answer, Admit):
+    is_asked_for = model.asked_at is not None or state.queue.count(model.id) > 0
+    if not (is_asked_for or isinstance(answer, Admit) or default_models.may_evict(state, step, model, answer)):
         _postpone(state, step, model, answer)
         return
     _note(step, model, answer)
@@ -275,7 +273,7 @@ def _resident(
     block = EvictionBlock.STOPPING if is_gone else _block(state, step, model)
     held_mib = tuple(lease.held_mib for lease in leases)
     idle_s = max(0.0, step.now - model.last_used)
-    reload_s = model.load_s if model.load_s is not None else max(1.0, sum(held_mib) / RELOAD_MIB_PER_S)
+    reload_s = state.admission.reload_s(model)
     devices = tuple(lease.device for lease in leases)
     return Resident(
         model.id, spec.type, spec.priority, devices, held_mib, block, idle_s, reload_s, len(model.in_flight)
@@ -297,4 +295,4 @@ def _block(state: SchedulerState, step: Step, model: ModelState) -> EvictionBloc
     if step.now >= until:
         return EvictionBlock.NONE
     state.wake(until, model.id)
-    return EvictionBlock.MIN_RESIDENCY
+    return EvictionBlock.HELD if step.now < state.admission.held_until(model) else EvictionBlock.MIN_RESIDENCY

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.demand import Demand
 from supervisor.core.device_ledger import Holder
-from supervisor.core.device_sets import need_mib, usable_mib
+from supervisor.core.device_sets import need_mib
 from supervisor.core.effects import Decided, Effect
 from supervisor.core.ledger import Ledger
 from supervisor.core.queue import AdmissionQueue
@@ -39,9 +40,6 @@ from supervisor.core.types import (
     TicketId,
     WorkerState,
 )
-
-OUT_OF_MEMORY_EXTRA = 1.25
-"""Factor on the footprint for the one retry after a start that ran out of memory."""
 
 NEVER_STARTED = Generation(0)
 STORY_LENGTH = 40
@@ -119,6 +117,7 @@ class Wish:
 
     asked_at: float | None = None  # set iff an operator asked for it: since then
     restore: bool = False  # set iff it was loaded or is preloaded: load it only if nothing has to go for it
+    default: bool = False  # set iff it comes back as a default model: what nobody has used for long may go for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,9 @@ class ModelState:
     life: Life
     generation: Generation = NEVER_STARTED  # of its last start
     worker: Worker | None = None  # set iff STARTING, READY, DRAINING or STOPPING
-    in_flight: dict[TicketId, None] = field(default_factory=dict)  # never empty while DRAINING; empty without a worker
+    in_flight: dict[TicketId, Demand] = field(
+        default_factory=dict
+    )  # never empty while DRAINING; empty without a worker
     drain: Drain | None = None  # set iff DRAINING
     claimed_by: ModelId | None = None  # set iff that model waits for this one's memory; the first claim counts
     claims: tuple[ModelId, ...] = ()  # the models whose memory it waits for; none unless wanted
@@ -157,6 +158,9 @@ class ModelState:
     crashes: CrashHistory = field(default_factory=CrashHistory)
     pin: bool | None = None  # set iff an operator pinned or unpinned it; None: as configured
     keep_alive_at: float | None = None  # set iff a timer will see whether it has been idle for too long; only READY
+    kept_until: float = float("-inf")  # when the last keep-alive of a request ends that is over
+    returns_at: float | None = None  # set iff it is a default model: when a timer sees whether it is to come back
+    dismissed: bool = False  # set iff an operator unloaded it and no later start has begun
     last_used: float = 0.0
     ready_at: float = 0.0  # when it last became ready
     stopped_at: float = float("-inf")  # when its worker was last told to stop
@@ -220,16 +224,17 @@ class ModelState:
     def ask(self, now: float) -> float:
         """An operator wants it loaded. Returns since when."""
         since = now if self.asked_at is None else self.asked_at
-        self.wish = Wish(since, self.restore)
+        self.wish = replace(self.wish or Wish(), asked_at=since)
         return since
 
     def give_up(self) -> None:
         """The operator's wish is over."""
-        self.wish = Wish(restore=True) if self.restore else None
+        rest = replace(self.wish or Wish(), asked_at=None)
+        self.wish = None if rest == Wish() else rest
 
     def want_back(self) -> None:
         """Load it whenever nothing has to go for it."""
-        self.wish = Wish(self.asked_at, restore=True)
+        self.wish = replace(self.wish or Wish(), restore=True)
 
     def set_worker(self, *, answering: bool | None = None, stuck: bool | None = None) -> None:
         """Change what is known of its worker. It must have one."""
@@ -242,22 +247,24 @@ class ModelState:
         )
 
     def lease_mib(self, device_set: Sequence[DeviceSpec]) -> int:
-        """What to lease on each device of the set. The one retry after running out of memory gets more, if there is more."""
-        mib = need_mib(self.spec, device_set)
-        if not self.crashes.oom_retried:
-            return mib
-        return max(mib, min(int(mib * OUT_OF_MEMORY_EXTRA), usable_mib(device_set)))
+        """What to lease on each device of the set."""
+        return need_mib(self.spec, device_set)
 
     def specify(self, spec: ModelSpec) -> None:
         """Be this from now on. How long another model or context took to load says nothing about it."""
         if spec.footprint_key != self.spec.footprint_key:
             self.load_s = spec.load_s
+            self.crashes = replace(self.crashes, oom_retried=False)
         self.spec = spec
 
     def learn(self, device: DeviceId, mib: int) -> None:
         """Use `mib` for the next load on `device`."""
         learned = {**self.spec.learned, device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")}
         self.spec = replace(self.spec, learned=learned)
+
+    def raise_footprint(self, device: DeviceId, mib: int) -> None:
+        """Never load it with less on `device` from now on."""
+        self.spec = replace(self.spec, raised={**self.spec.raised, device: mib})
 
     def check(self) -> Iterator[tuple[bool, str]]:
         """The laws about this model alone: whether each holds, and its words."""
@@ -387,7 +394,11 @@ class SchedulerState:
             yield claimant is not None and model.id in claimant.claims, "claimed by a model that does not wait for it"
         drain = model.drain
         drained_at, look_at = (None, None) if drain is None else (drain.until, drain.look_at)
-        for at in (model.crashes.retry_at, drained_at, look_at, model.keep_alive_at):
+        yield (
+            (model.returns_at is not None) == (model.id in self.admission.policy.default_models),
+            "looked at iff default",
+        )
+        for at in (model.crashes.retry_at, drained_at, look_at, model.keep_alive_at, model.returns_at):
             yield at in {None, math.inf} or (at, model.id) in self.armed, "a time that no timer waits for"
         if model.worker is not None and not model.exited:
             leased = tuple(lease.device for lease in self.ledger.leases_of(model.holder))

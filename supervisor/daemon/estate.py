@@ -116,7 +116,7 @@ def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchS
     """With the process's descriptors."""
     return {
         "worker": {
-            "adopted": packed(replace(adopted, tickets=())),
+            "adopted": packed(replace(adopted, tickets=(), demands=())),
             "pid": process.pid,
             "shim_pid": process.shim_pid,
             "started_at": process.started_at,

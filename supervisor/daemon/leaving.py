@@ -65,6 +65,8 @@ class Leaving:
                 model.last_used,
                 model.load_s,
                 model.drain is not None and model.drain.cause is StopCause.OPERATOR,
+                model.kept_until,
+                tuple(model.in_flight.values()),
             )
             for model in state.models.values()
             if model.state in SERVES and not model.spec.remote

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from supervisor.core.admission import RELOAD_MIB_PER_S
 from supervisor.core.device_ledger import Lease
 from supervisor.core.ledger import DeviceTotals
-from supervisor.core.placement import RELOAD_MIB_PER_S
 from supervisor.core.state import ModelState, SchedulerState
 from supervisor.core.types import Crash, DeviceId, Devices, DeviceSpec, Generation, ModelId, ModelSpec, WorkerState
 
