@@ -17,14 +17,11 @@ from supervisor.core.demand import NORMAL
 from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy, WorkerState
 
 if TYPE_CHECKING:
+    from supervisor.core.model_state import ModelState
     from supervisor.core.queue import AdmissionQueue, Waiting
-    from supervisor.core.state import ModelState
 
 Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
-
-RELOAD_MIB_PER_S = 1024
-"""Guess of how fast a model loads before its first load was timed."""
 
 LINGER_SHARE = 0.02
 """Of the time that a model takes to load: a pause for its next request that costs less than a needless reload."""
@@ -60,9 +57,8 @@ class AdmissionPolicy:
         """Who of one model's requests is served first. Asked once, on arrival."""
         return (waiting.demand.priority,)
 
-    def rank_model(self, model: ModelState, queue: AdmissionQueue, now: float) -> Rank:
+    def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
-        del now
         head, oldest, asked_at = queue.peek(model.id), queue.oldest(model.id), model.asked_at
         since = min(math.inf if oldest is None else oldest, math.inf if asked_at is None else asked_at)
         priority, seq = (head.demand.priority, head.seq) if head is not None else (NORMAL, 0)
@@ -99,13 +95,7 @@ class AdmissionPolicy:
 
     def linger_s(self, model: ModelState) -> float:
         """How long after a request another one of the same client may come, so that the model counts as in demand."""
-        return min(self.limits.linger_s, LINGER_SHARE * self.reload_s(model))
-
-    def reload_s(self, model: ModelState) -> float:
-        """What loading it again is expected to take: as long as the last time, else by its size."""
-        if model.load_s is not None:
-            return model.load_s
-        return max(1.0, model.spec.footprint.mib / RELOAD_MIB_PER_S)
+        return min(self.limits.linger_s, LINGER_SHARE * model.reload_s)
 
     def may_claim_at(self, waiter: ModelState, victim: ModelState) -> float:
         """When a busy victim gets no new requests because of this waiter. Infinite: its hold begins anew with each request."""
@@ -177,6 +167,10 @@ class AdmissionPolicy:
     def is_full(self, model: ModelState) -> bool:
         """Has the worker all the requests it gets at once?"""
         return 0 < model.spec.target_inflight <= len(model.in_flight)
+
+    def limits_loaded(self) -> bool:
+        """Is the number of loaded models limited, for any type?"""
+        return bool(self.policy.max_loaded)
 
     def max_loaded(self, model_type: str) -> int | None:
         """How many models of this type may be loaded at once; None: any number."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from supervisor.core.model_state import ModelState, Wish
 from supervisor.core.plans import Evict, EvictionBlock, Plan, Snapshot
-from supervisor.core.state import ModelState, SchedulerState, Step, Wish
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import WorkerState
 
 

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
-from supervisor.core.plans import DeviceView
+from supervisor.core.plans import DeviceView, Outline
 from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId, RejectCode
 
 Holder = tuple[ModelId, Generation]
@@ -142,6 +143,9 @@ class DeviceLedger:
     )  # why nothing new may come ("its worker …"), by the lease that must go first
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
+    outline: Outline | None = None  # what `snapshots` made of it
+
+    UNRECORDED: ClassVar = ("cached", "outline")  # made anew when needed
 
     def blocked(self, asker: ModelId | None = None) -> str | None:
         """Why nothing new may be loaded here, however much is free. `asker` is not named."""
@@ -165,13 +169,13 @@ class DeviceLedger:
             return RejectCode.DEVICE_QUARANTINED
         return None if self.lost is None else RejectCode.DEVICE_LOST
 
+    def hides(self, lease: Lease) -> bool:
+        """Has no sample shown yet what its worker takes?"""
+        return lease.phase is Phase.STARTING or self.taken_at <= lease.since
+
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
-        return sum(
-            max(0, lease.mib - (lease.seen_mib or 0))
-            for lease in self.leases.values()
-            if lease.phase is Phase.STARTING or self.taken_at <= lease.since
-        )
+        return sum(max(0, lease.mib - (lease.seen_mib or 0)) for lease in self.leases.values() if self.hides(lease))
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
         """What the last sample, with so much free, showed. Memory that it hides is held by workers that are gone."""

@@ -7,7 +7,8 @@ import math
 from supervisor.core.demand import Demand
 from supervisor.core.effects import Dispatch, Reject
 from supervisor.core.lifecycle import Trigger, advance
-from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.model_state import ModelState
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import RejectCode, TicketId, WorkerState
 
 
@@ -24,6 +25,8 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 def assign(state: SchedulerState, step: Step, model: ModelState, ticket: TicketId, demand: Demand) -> None:
     """Give the worker this ticket now."""
+    if not model.in_flight:
+        state.touch(model)
     model.in_flight[ticket] = demand
     model.last_used = step.now
     state.tickets[ticket] = model.id

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from supervisor.core.device_ledger import DeviceLedger, Holder, Lease, PendingRelease, Phase
 from supervisor.core.effects import Alert
 from supervisor.core.events import DeviceSample
-from supervisor.core.plans import DeviceView
+from supervisor.core.plans import DeviceView, Outline
 from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId
 
 WRITE_OFF = 10
@@ -55,6 +55,8 @@ class Ledger:
         self._devices: dict[DeviceId, DeviceLedger] = {}
         self._leases: dict[Holder, dict[DeviceId, Lease]] = {}  # none is empty
         self._alerts: list[Alert] = []
+        self._changed: dict[DeviceId, None] = {}
+        self._specs: tuple[DeviceSpec, ...] = ()
 
     def configure(self, devices: Iterable[DeviceSpec], limits: Limits) -> None:
         """New devices and limits. A device no longer named takes nothing new, and is forgotten with its last lease."""
@@ -62,7 +64,7 @@ class Ledger:
         specs = {spec.id: spec for spec in devices}
         for device_id, device in list(self._devices.items()):
             device.configured = device_id in specs
-            device.cached = None
+            self._alter(device)
             if device.configured:
                 continue
             if not device.leases:
@@ -75,6 +77,9 @@ class Ledger:
                 self._devices[device_id] = DeviceLedger(spec)
             else:
                 known.spec = spec
+            self._changed[device_id] = None
+        there = (device.spec for device in self._devices.values() if device.configured)
+        self._specs = tuple(sorted(there, key=lambda spec: spec.id))
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
@@ -107,12 +112,17 @@ class Ledger:
         if lease is None or lease.phase is Phase.RETURNING or lease.measured_mib == used_mib:
             return
         assert used_mib >= 0
-        self._put(replace(lease, measured_mib=used_mib))
+        measured = replace(lease, measured_mib=used_mib)
+        if measured.held_mib != lease.held_mib:
+            self._put(measured)
+        else:
+            self._devices[device].leases[holder] = self._leases[holder][device] = measured
 
     def stopping(self, holder: Holder) -> None:
         """Its worker is told to end. Keep the last snapshot in which it surely had its memory."""
         for lease in self.leases_of(holder):
             device = self._devices[lease.device]
+            self.mark(lease.device)
             if device.snapshots:
                 device.stopping.setdefault(holder, device.snapshots[0])
 
@@ -137,12 +147,12 @@ class Ledger:
     def _quarantine(self, lease: Lease, reason: str) -> None:
         device = self._devices[lease.device]
         device.quarantine[lease.holder] = reason
-        device.cached = None
+        self._alter(device)
 
     def _put(self, lease: Lease) -> None:
         device = self._devices[lease.device]
         device.leases[lease.holder] = self._leases.setdefault(lease.holder, {})[lease.device] = lease
-        device.cached = None
+        self._alter(device)
 
     def _drop(self, lease: Lease) -> None:
         holder, device = lease.holder, self._devices[lease.device]
@@ -152,7 +162,7 @@ class Ledger:
         del device.leases[holder]
         device.releases.pop(holder, None)
         device.stopping.pop(holder, None)
-        device.cached = None
+        self._alter(device)
         if device.quarantine.pop(holder, None) is not None and not device.quarantine:
             message = f"{lease.device} takes models again: what {holder[0]} held is back, or others have it"
             self._alerts.append(Alert("device.lifted", message, lease.device, holder[0]))
@@ -161,20 +171,25 @@ class Ledger:
 
     # -------------------------------------------------------------------------------------------------------- samples
 
-    def sample(self, sample: DeviceSample, taken_at: float) -> None:
-        """Take a reading that began at `taken_at`, and drop the leases whose memory it shows back.
+    def sample(self, sample: DeviceSample, taken_at: float) -> list[ModelId]:
+        """Take a reading that began at `taken_at`, and drop the leases whose memory it shows back: of these models.
 
         A stale one only blocks the device. Readings older than the last one, or of unknown devices, are ignored.
         """
         device = self._devices.get(sample.id)
         if device is None or taken_at < device.taken_at:
-            return
+            return []
+        before = device.view()
         device.cached = None
         device.stale = sample.stale
         if sample.stale:
             if sample.lost is not None:
                 self._lose(device, sample.lost)
-            return
+            if device.view() != before:
+                self._alter(device)
+            return []
+        if any(device.hides(lease) for lease in device.leases.values()):
+            self.mark(sample.id)  # it may show what they take, so that who waits to see it can go on
         if device.lost is not None:
             message = f"{device.spec.id} takes models again: it can be read"
             self._alerts.append(Alert("device.lifted", message, device.spec.id))
@@ -182,20 +197,28 @@ class Ledger:
         device.free_mib, device.outside_mib, device.taken_at = sample.free_mib, sample.outside_mib, taken_at
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
-                self._put(replace(lease, seen_mib=lease.measured_mib))
+                device.leases[lease.holder] = self._leases[lease.holder][sample.id] = replace(
+                    lease, seen_mib=lease.measured_mib
+                )
+        back = []
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, release in list(device.releases.items()):
             if taken_at > device.leases[holder].since and release.is_back(device, write_off_s):
                 self._drop(device.leases[holder])
+                back.append(holder[0])
         # Without the leases just released: this snapshot shows their memory as free.
         device.snapshots.appendleft(device.snapshot(sample.free_mib))
+        device.cached = None
+        if device.view() != before:
+            self._alter(device)
+        return back
 
     def _lose(self, device: DeviceLedger, why: str) -> None:
         if device.lost is None:
             message = f"{device.spec.id} is lost: {why}; it takes no new models until it can be read"
             self._alerts.append(Alert("device.lost", message, device.spec.id))
         device.lost = why
-        device.cached = None
+        self._alter(device)
 
     def overdue(self, now: float) -> list[Alert]:
         """What an operator should see, each once: devices lost or quarantined, late memory, devices freed again."""
@@ -236,6 +259,37 @@ class Ledger:
                     times.append(since + self._limits.memory_quarantine_s)
         return min(times)
 
+    # ---------------------------------------------------------------------------------------------------- what changed
+
+    def _alter(self, device: DeviceLedger) -> None:
+        """Its figures are to be reckoned anew."""
+        device.cached = None
+        self.mark(device.spec.id)
+
+    def mark(self, device: DeviceId) -> None:
+        """Something has changed there that plans depend on."""
+        self._changed[device] = None
+        if (ledger := self._devices.get(device)) is not None:
+            ledger.outline = None
+
+    def has_changed(self) -> bool:
+        """Has anything changed since `take_changed`?"""
+        return bool(self._changed)
+
+    def take_changed(self) -> list[DeviceId]:
+        """The devices marked since the last call that are still there."""
+        changed = [device for device in self._changed if device in self._devices]
+        self._changed.clear()
+        return changed
+
+    def outline(self, device: DeviceId) -> Outline | None:
+        """What was kept of it; None when something has changed since."""
+        return self._devices[device].outline
+
+    def keep_outline(self, device: DeviceId, outline: Outline) -> None:
+        """Keep this until something changes there."""
+        self._devices[device].outline = outline
+
     # -------------------------------------------------------------------------------------------------------- reading
 
     def view(self, device: DeviceId) -> DeviceView:
@@ -248,8 +302,7 @@ class Ledger:
 
     def devices(self) -> tuple[DeviceSpec, ...]:
         """The configured devices, by id."""
-        there = (device.spec for device in self._devices.values() if device.configured)
-        return tuple(sorted(there, key=lambda spec: spec.id))
+        return self._specs
 
     def device_ids(self) -> Devices:
         """Their ids, sorted."""
@@ -288,6 +341,18 @@ class Ledger:
             return None
         model_id, at = ledger.last_exit
         return model_id if now - at < self._limits.memory_warn_s else None
+
+    def rests_at(self, device: DeviceId, now: float) -> float:
+        """When `in_motion` ends by itself at the latest; infinity where a reading has to end it."""
+        ledger = self._devices[device]
+        if ledger.last_exit is None or now >= (at := ledger.last_exit[1] + self._limits.memory_warn_s):
+            return math.inf
+        return at
+
+    def hides_loaded(self, device: DeviceId) -> bool:
+        """Has a worker loaded there that no sample has shown since?"""
+        ledger = self._devices[device]
+        return any(lease.phase is Phase.HELD and ledger.hides(lease) for lease in ledger.leases.values())
 
     def quarantined_by(self, holder: Holder) -> str | None:
         """Why a device takes nothing new because of this holder ("its worker …"); None when none is quarantined for it."""

@@ -54,6 +54,20 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True)
+class Outline:
+    """What could be had of a device at most, whoever asks and whatever is promised. `idle`, lowest priority and cheapest to
+    reload first: (priority, seconds of reload, MiB, model).
+    """
+
+    free_mib: int
+    coming_mib: int  # on its way back
+    idle_mib: int  # of all in `idle`
+    idle: tuple[tuple[int, float, int, ModelId], ...]
+    is_open: bool  # may a load begin there now?
+    outage: RejectCode | None
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """A device set for the demanded model, and what the model would take of each device in it."""
 
