@@ -41,6 +41,12 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
     ("In flight", "short", 8, [("llmux_in_flight", "{{model}}")]),
     ("Requests", "reqps", 8, [(rate("llmux_requests_total", "model, status"), "{{model}} {{status}}")]),
     (
+        "Requests by tenant",
+        "reqps",
+        8,
+        [(rate("llmux_tenant_requests_total", "tenant, status"), "{{tenant}} {{status}}")],
+    ),
+    (
         "Tokens out",
         "short",
         8,

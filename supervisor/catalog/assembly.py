@@ -19,6 +19,7 @@ from runtimes.endpoints import SMALLEST
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import Catalog, CatalogModel, VirtualModel
+from supervisor.catalog.clients import ClientConfig, filled
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Table, Trail, find, places, plain
 from supervisor.catalog.hints import hint
 from supervisor.catalog.problems import nearest, suggestion, types_at, validate
@@ -31,12 +32,13 @@ from supervisor.catalog.sections import (
     models_dir,
     runtimes_dir,
 )
-from supervisor.catalog.staying import VISION, default_problems
+from supervisor.catalog.staying import VISION, default_problems, with_keep_alives
 from supervisor.core.types import DEFAULT_PRIORITY, ModelId
 from supervisor.errors import ConfigError
 
-SECTIONS = ("models", "virtual_models", "devices", "limits", "server")
+SECTIONS = ("models", "virtual_models", "clients", "devices", "limits", "server")
 KEYS_NAME = "api_keys.yaml"
+CLIENT_LIMIT = 100  # as long as the name of a key, which may be one
 
 NAME_RULE = "up to 200 visible characters without spaces, no leading slash"
 _NAME = re.compile(r"(?!\.{1,2}$)(?!/)\S{1,200}")
@@ -78,15 +80,10 @@ class Assembly:
             node, trail = find(self.root, ("server", "api_keys"))
             self._problem(node, trail, f"{server.api_keys}: there is no such file")
         self.models_dir = server.models_dir if server else models_dir()
-        models = self._models(devices, own_runtimes_dir)
-        if limits is not None:
-            models = {
-                name: model and replace(model, type_keep_alive_s=limits.keep_alive_of(model.config))
-                for name, model in models.items()
-            }
+        models = with_keep_alives(limits, self._models(devices, own_runtimes_dir))
         virtual = self._virtual_models(models)
-        if limits is not None:
-            self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
+        self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
+        clients = self._clients({*virtual, *(name for name, model in models.items() if model and model.config.enabled)})
         if self.problems or server is None or limits is None:
             raise config_error(self.problems)
         if server.api_keys is None and (keys := self.base.with_name(KEYS_NAME)).is_file():
@@ -94,6 +91,7 @@ class Assembly:
         return Catalog(
             models={ModelId(name): model for name, model in models.items() if model and model.config.enabled},
             virtual=virtual,
+            clients=filled(clients),
             server=server,
             limits=limits,
             devices=devices,
@@ -158,7 +156,6 @@ class Assembly:
         return node.entries
 
     def _check_types(self, key: str, known: Collection[str]) -> None:
-        """The keys of a mapping by model type, in `limits`."""
         node, trail = find(self.root, ("limits", key))
         if len(trail) == 2 and isinstance(node, Table):
             for name, value in node.entries.items():
@@ -345,6 +342,22 @@ class Assembly:
                 self._problem(value, trail, f'"{key}" is given twice')
             entries[key] = value
         return replace(node, entries=entries)
+
+    def _clients(self, names: Collection[str]) -> dict[str, ClientConfig]:
+        """The profiles; `names`: of what answers."""
+        clients: dict[str, ClientConfig] = {}
+        for name, node in self._table("clients").items():
+            trail = ("clients", name)
+            if not (0 < len(name) <= CLIENT_LIMIT and name.isprintable()):
+                self._problem(node, trail, f"not a client: up to {CLIENT_LIMIT} characters that can be printed")
+            config = self._validated(ClientConfig, node, trail)
+            if config is None:
+                continue
+            clients[name] = config
+            if config.model is not None and config.model not in names:
+                message = f'no model "{config.model}" answers{suggestion(config.model, names, what="there is")}'
+                self._problem(find(node, ("model",))[0], (*trail, "model"), message)
+        return clients
 
     def _rewrite(self, config: VirtualModelConfig, model: CatalogModel, node: Node, trail: Trail) -> Rewrite:
         thinking = model.adapter.fields(model.config)

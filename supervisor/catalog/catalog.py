@@ -22,6 +22,7 @@ from runtimes.base import PATIENCE, Capabilities, Estimate, ModelConfig
 from runtimes.device_kind import DeviceWanted
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
+from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig
 from supervisor.catalog.document import Place, Problem, Trail
 from supervisor.catalog.problems import nearest
 from supervisor.catalog.rewrite import Rewrite
@@ -209,6 +210,7 @@ class Catalog:
     limits: LimitsConfig
     devices: tuple[DeviceConfig, ...] | Literal["auto"]
     origins: Mapping[Trail, Place] = field(default_factory=dict, repr=False)
+    clients: Mapping[str, ClientConfig] = field(default_factory=dict)  # by tenant
 
     def sized(self, devices: Sequence[DeviceSpec]) -> Catalog:
         """With every model's context and slots chosen for these devices. Blocks on reading model files."""
@@ -261,6 +263,10 @@ class Catalog:
             hint = f" Did you mean {meant!r}?" if meant is not None else " GET /v1/models lists the choice."
             raise NotFoundError(f"There is no model {name[:200]!r}.{hint}", code="model_not_found", param="model")
         return route
+
+    def client(self, tenant: str) -> ClientConfig:
+        """The profile of who asks; of nobody in particular, the default."""
+        return self.clients.get(tenant) or self.clients.get(DEFAULT, NOBODY)
 
     def nearest(self, name: str) -> str | None:
         """The name a client probably meant. For error messages: takes time."""

@@ -24,7 +24,8 @@ from supervisor.catalog.assembly import config_error
 from supervisor.catalog.document import Items, Layer, Leaf, Node, Problem, Source, Table, Trail
 from supervisor.catalog.ownership import read_guarded
 from supervisor.catalog.problems import validate
-from supervisor.catalog.sections import Section
+from supervisor.catalog.sections import TENANT_LIMIT, Priority, Section
+from supervisor.core.demand import MOST_URGENT, priority_of
 
 PREFIX = "sk-llmux-"
 _HASHED = "sha256:"
@@ -48,6 +49,10 @@ class Key:
     scopes: frozenset[Scope]
     expires: float | None = None  # Unix seconds
     load_feedback: bool = False  # its chat streams tell that a model loads
+    priority: int | None = None  # of its requests that ask for none; None: the client's, or normal
+    priority_ceiling: int = MOST_URGENT  # none of its requests is more urgent
+    tenant: str = ""  # for whom its requests come; empty: its name is the tenant
+    for_others: bool = False  # its requests may name another tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,10 @@ class _KeyConfig(Section):
     scopes: tuple[Literal["inference", "admin", "metrics"], ...] = ("inference",)
     expires: str | None = None
     load_feedback: bool = False
+    priority: Priority | None = None
+    priority_ceiling: Priority = MOST_URGENT
+    tenant: str = Field(default="", max_length=TENANT_LIMIT)
+    for_others: bool = False
 
     @model_validator(mode="after")
     def _complete(self) -> _KeyConfig:
@@ -99,6 +108,12 @@ class _KeyConfig(Section):
             raise ValueError("a key without scopes opens nothing")
         self.digest()
         self.expires_at()
+        if self.priority is not None and priority_of(self.priority) < priority_of(self.priority_ceiling):
+            raise ValueError(
+                f'"priority" {self.priority} is more urgent than "priority_ceiling" {self.priority_ceiling}'
+            )
+        if not self.tenant.isprintable():
+            raise ValueError('"tenant" has characters that can\'t be printed')
         return self
 
     @property
@@ -141,7 +156,17 @@ def load_keys(path: Path) -> Keyring:
         if config is None:
             continue
         scopes = frozenset(map(Scope, config.scopes))
-        key = Key(config.name, config.digest(), scopes, config.expires_at(), config.load_feedback)
+        key = Key(
+            config.name,
+            config.digest(),
+            scopes,
+            config.expires_at(),
+            config.load_feedback,
+            None if config.priority is None else priority_of(config.priority),
+            priority_of(config.priority_ceiling),
+            config.tenant,
+            config.for_others,
+        )
         if key.name in keys:
             problems.append(Problem(node.place, trail, f'a second key named "{key.name}"'))
         twin = next((other.name for other in keys.values() if other.digest == key.digest), None)
@@ -178,7 +203,14 @@ def without_revoked(running: Keyring, path: Path) -> Keyring:
         config = granted.get(key.digest)
         if config is not None:
             ends = min((end for end in (key.expires, config.expires_at()) if end is not None), default=None)
-            keys.append(replace(key, scopes=key.scopes & set(map(Scope, config.scopes)), expires=ends))
+            narrowed = replace(
+                key,
+                scopes=key.scopes & set(map(Scope, config.scopes)),
+                expires=ends,
+                priority_ceiling=max(key.priority_ceiling, priority_of(config.priority_ceiling)),
+                for_others=key.for_others and config.for_others,
+            )
+            keys.append(narrowed)
         else:
             keys.append(key if key.name in unreadable else replace(key, expires=0.0))
     return replace(running, keys=tuple(keys))
@@ -218,19 +250,20 @@ def new_key(
     name: str,
     scopes: Iterable[Scope] = (Scope.INFERENCE,),
     expires: str | None = None,
-    *,
-    load_feedback: bool = False,
-) -> tuple[str, dict[str, str | bool | list[str]]]:
-    """A fresh secret of 256 random bits, to be shown once, and the entry for the file, which doesn't hold it."""
+    **more: str | int | bool | None,
+) -> tuple[str, dict[str, str | int | bool | list[str]]]:
+    """A fresh secret of 256 random bits, to be shown once, and the entry for the file, which doesn't hold it.
+
+    `more`: other fields of the entry, as far as they say something.
+    """
     secret = PREFIX + secrets.token_urlsafe(32)
-    entry: dict[str, str | bool | list[str]] = {
+    entry: dict[str, str | int | bool | list[str]] = {
         "name": name,
         "key_sha256": hashlib.sha256(secret.encode()).hexdigest(),
         "scopes": [str(scope) for scope in scopes],
     }
-    entry |= {"expires": expires} if expires is not None else {}
-    entry |= {"load_feedback": True} if load_feedback else {}
-    return secret, entry
+    told = {"expires": expires, **more}
+    return secret, entry | {key: value for key, value in told.items() if value is not None and value is not False}
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -108,6 +108,13 @@ class Rewrite:
             _Patch.compile(thinking or {}, merge_all=True),
             system_prompt_prefix,
         )
+
+    def with_defaults(self, values: Mapping[str, JsonValue]) -> Rewrite:
+        """The same for a client that has defaults of its own, which come before these. What is stripped stays so."""
+        own = _Patch.compile({key: value for key, value in values.items() if key not in self.strip})
+        merged = {key: {**self.defaults.merged.get(key, {}), **value} for key, value in own.merged.items()}
+        both = _Patch({**self.defaults.whole, **own.whole}, {**self.defaults.merged, **merged})
+        return replace(self, defaults=both)
 
     def touches(self, endpoint: Endpoint) -> bool:
         """May it change a body sent there?"""

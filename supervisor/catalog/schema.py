@@ -11,6 +11,7 @@ from pydantic import BaseModel, JsonValue
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from runtimes.registry import REGISTRY, Registry
+from supervisor.catalog.clients import ClientConfig
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, VirtualModelConfig
 
 Schema = dict[str, JsonValue]
@@ -19,7 +20,14 @@ Schema = dict[str, JsonValue]
 def json_schema(registry: Registry = REGISTRY) -> Schema:
     """The schema of the whole file with the keys of every runtime. Imports all adapters."""
     configs = {name: registry.get(name).config for name in registry.names()}
-    parts: list[type[BaseModel]] = [ServerConfig, LimitsConfig, DeviceConfig, VirtualModelConfig, *configs.values()]
+    parts: list[type[BaseModel]] = [
+        ServerConfig,
+        LimitsConfig,
+        DeviceConfig,
+        VirtualModelConfig,
+        ClientConfig,
+        *configs.values(),
+    ]
     mode: JsonSchemaMode = "validation"
     references, definitions = models_json_schema([(part, mode) for part in parts], ref_template="#/$defs/{model}")
     schemas = definitions["$defs"]
@@ -40,6 +48,7 @@ def json_schema(registry: Registry = REGISTRY) -> Schema:
                 "type": ["object", "null"],
                 "additionalProperties": {"$ref": refs[VirtualModelConfig]},
             },
+            "clients": {"type": ["object", "null"], "additionalProperties": {"$ref": refs[ClientConfig]}},
             "devices": {"anyOf": [{"const": "auto"}, {"type": "array", "items": {"$ref": refs[DeviceConfig]}}]},
             "limits": {"$ref": refs[LimitsConfig]},
             "server": {"$ref": refs[ServerConfig]},

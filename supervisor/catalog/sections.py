@@ -12,13 +12,14 @@ import pwd
 from collections.abc import Container
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.catalog.staying import StayingConfig
+from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
 from supervisor.errors import LlmuxError
 
@@ -72,6 +73,10 @@ class Section(BaseModel):
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+Priority = Literal["high", "normal", "low"] | Annotated[int, Field(ge=MOST_URGENT, le=LEAST_URGENT)]
+"""How urgent a request is, lower is more; `core.demand.priority_of` makes a number of it."""
+TENANT_LIMIT: Final = 64
+"""Characters of the name of a tenant."""
 
 
 class ServerConfig(Section):
@@ -322,6 +327,13 @@ class DeviceConfig(Section):
 V = TypeVar("V", bound=Container[str])
 
 
+def refuse_routing(fields: Container[str]) -> None:
+    """Raises ValueError for fields of a request that a configuration can't set."""
+    for field in ("model", "stream"):
+        if field in fields:
+            raise ValueError(f'"{field}" can\'t be changed: it decides who answers, and how')
+
+
 class VirtualModelConfig(Section):
     """A public name: a model and what is done to its requests."""
 
@@ -357,7 +369,5 @@ class VirtualModelConfig(Section):
     @field_validator("defaults", "force", "strip")
     @classmethod
     def _llmux_owns_routing(cls, value: V) -> V:
-        for field in ("model", "stream"):
-            if field in value:
-                raise ValueError(f'"{field}" can\'t be changed: it decides who answers, and how')
+        refuse_routing(value)
         return value

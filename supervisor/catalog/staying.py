@@ -6,12 +6,13 @@ A model's own `keep_alive_s` counts before that of its type.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
 from runtimes.base import ModelConfig
-from supervisor.catalog.document import Node, Problem, Table, Trail, find
+from supervisor.catalog.document import Items, Node, Problem, Table, Trail, find
 from supervisor.catalog.problems import suggestion
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class StayingConfig(BaseModel):
-    """A part of `limits`."""
+    """The part of `limits` that says so."""
 
     keep_alive: Literal["by_type"] | dict[str, _Seconds | Literal["forever"]] = Field(
         default_factory=dict,
@@ -56,17 +57,28 @@ class StayingConfig(BaseModel):
         return (self.default_model,) if isinstance(self.default_model, str) else tuple(self.default_model)
 
 
+def with_keep_alives(
+    limits: LimitsConfig | None, models: Mapping[str, CatalogModel | None]
+) -> dict[str, CatalogModel | None]:
+    """The models, each sound one with the keep-alive of its type."""
+    return {
+        name: replace(model, type_keep_alive_s=limits.keep_alive_of(model.config)) if model and limits else model
+        for name, model in models.items()
+    }
+
+
 def default_problems(
-    limits: LimitsConfig,
+    limits: LimitsConfig | None,
     root: Table,
     models: Mapping[str, CatalogModel | None],
     virtual: Mapping[str, VirtualModel],
     named: Mapping[str, Node],
 ) -> Iterator[Problem]:
     """What is wrong with the names in `default_model`. `virtual`: the sound ones of all that are `named`."""
-    for index, name in enumerate(limits.default_models):
+    for index, name in enumerate(limits.default_models if limits else ()):
         trail: Trail = ("limits", "default_model")
-        if not isinstance(limits.default_model, str):
+        node = find(root, trail)[0]
+        if isinstance(node, Items):
             trail = (*trail, index)
         place = find(root, trail)[0].place
         if name in virtual:

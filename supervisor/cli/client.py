@@ -76,6 +76,12 @@ class Client:
         """POST, without a time limit: a load may take minutes."""
         return self._json(self._read("POST", path, None, body))
 
+    def put(self, path: str, body: Json) -> Json:
+        return self._json(self._read("PUT", path, TIMEOUT_S, body))
+
+    def delete(self, path: str) -> Json:
+        return self._json(self._read("DELETE", path, TIMEOUT_S))
+
     def text(self, path: str) -> str:
         return self._read("GET", path, TIMEOUT_S).decode("utf-8", "replace")
 

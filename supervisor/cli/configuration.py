@@ -11,6 +11,7 @@ from typing import Final
 from pydantic import BaseModel, JsonValue
 
 from supervisor.catalog import Catalog, Configuration, Foreign, find_config
+from supervisor.catalog.clients import DEFAULT as DEFAULT_CLIENT
 from supervisor.catalog.document import Layer, Place, Trail, dotted
 from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed
 from supervisor.catalog.loader import FILE_NAME, require_config, search_path
@@ -123,6 +124,8 @@ def effective(catalog: Catalog) -> Iterator[Effective]:
         yield from _section(catalog, ("models", model.id), model.config)
     for virtual in catalog.virtual.values():
         yield from _section(catalog, ("virtual_models", virtual.name), virtual.config)
+    for name, client in catalog.clients.items():
+        yield from _section(catalog, ("clients", name), client)
     devices: JsonValue = "auto"
     if catalog.devices != "auto":
         devices = [device.model_dump(mode="json", exclude_none=True) for device in catalog.devices]
@@ -177,6 +180,8 @@ def _leaves(catalog: Catalog, trail: Trail, value: JsonValue) -> Iterator[Effect
 def _place(catalog: Catalog, trail: Trail) -> Place | None:
     """Also where the file says `physical` for `model`, or has the parameters of a virtual model under `params`."""
     found = catalog.origin(*trail)
+    if found is None and trail[0] == "clients":
+        return catalog.origin("clients", DEFAULT_CLIENT, *trail[2:])
     if found is None and trail[0] == "virtual_models":
         section, name, key, *rest = trail
         found = catalog.origin(section, name, "params", key, *rest)

@@ -25,7 +25,7 @@ from supervisor.io import files
 _ITEM = re.compile(r"^( *)- ", re.MULTILINE)
 _EMPTY = re.compile(r"[ \t]*\[\][ \t]*\n?\Z")
 
-Entry = Mapping[str, str | bool | list[str]]
+Entry = Mapping[str, str | int | bool | list[str]]
 
 
 class Listed(TypedDict):
@@ -33,6 +33,10 @@ class Listed(TypedDict):
     scopes: list[str]
     expires: str | None
     load_feedback: bool
+    priority: int | None
+    priority_ceiling: int
+    tenant: str
+    for_others: bool
     state: str
 
 
@@ -52,8 +56,10 @@ class Added(NamedTuple):
     """Does a valid key of the file open the admin API?"""
 
 
-def add(path: Path, name: str, scopes: tuple[Scope, ...], expires: str | None, *, load_feedback: bool = False) -> Added:
-    """Append a new key to the file, making it where there is none.
+def add(
+    path: Path, name: str, scopes: tuple[Scope, ...], expires: str | None, **more: str | int | bool | None
+) -> Added:
+    """Append a new key to the file, making it where there is none. `more`: other fields of its entry.
 
     Without `scopes` it opens inference; the first key administration as well, or else it would lock its maker out.
     Raises InvalidRequestError when the name is taken, ConfigError for a file with mistakes.
@@ -64,7 +70,7 @@ def add(path: Path, name: str, scopes: tuple[Scope, ...], expires: str | None, *
     scopes = scopes or ((Scope.INFERENCE,) if known else (Scope.INFERENCE, Scope.ADMIN))
     if name in names:
         raise InvalidRequestError(f"{path} has a key named {name!r} already; choose another name.")
-    secret, entry = new_key(name, scopes, expires, load_feedback=load_feedback)
+    secret, entry = new_key(name, scopes, expires, **more)
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if not known:
         text = _EMPTY.sub("", text)
@@ -87,6 +93,10 @@ def listing(path: Path) -> list[Listed]:
             "scopes": sorted(key.scopes),
             "expires": None if key.expires is None else datetime.fromtimestamp(key.expires, UTC).isoformat(),
             "load_feedback": key.load_feedback,
+            "priority": key.priority,
+            "priority_ceiling": key.priority_ceiling,
+            "tenant": key.tenant or key.name,
+            "for_others": key.for_others,
             "state": "expired" if key.expires is not None and key.expires <= now else "valid",
         }
         for key in (load_keys(path).keys if path.exists() else ())

@@ -20,6 +20,7 @@ from supervisor.cli import failures, output
 from supervisor.cli.commands.about import man, version
 from supervisor.cli.commands.bench import bench
 from supervisor.cli.commands.chat import chat
+from supervisor.cli.commands.clients import clients
 from supervisor.cli.commands.completion import completion
 from supervisor.cli.commands.config import config, reload_
 from supervisor.cli.commands.doctor import doctor
@@ -56,6 +57,7 @@ COMMANDS = (
     config,
     reload_,
     keys,
+    clients,
     runtimes,
     pull,
     record,

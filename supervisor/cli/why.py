@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from supervisor.cli import client, output
 from supervisor.cli.client import Json
+from supervisor.core.demand import NORMAL
 
 
 def story(request: Json) -> list[output.Words | output.Table]:
@@ -33,12 +34,19 @@ def story(request: Json) -> list[output.Words | output.Table]:
 
 def _headline(request: Json) -> str:
     name, model, path = (output.text(request.get(key)) for key in ("request_id", "model", "path"))
-    asked = f"{name} asked {model} at {output.clock(request.get('at'))} ({path})"
+    asked = f"{name} asked {model} at {output.clock(request.get('at'))} ({path}){_demand(request)}"
     took = _amount(_seconds(request.get("total_ms")) / 1000)
     if request.get("state") != "finished":
         return f"{asked}; it has been {output.text(request.get('state'))} for {took}."
     error = f" ({request['error']})" if request.get("error") else ""
     return f"{asked}; it ended with {output.text(request.get('status'))}{error} after {took}."
+
+
+def _demand(request: Json) -> str:
+    """For whom, and how urgently, where that is anything but usual."""
+    tenant, priority = request.get("tenant"), request.get("priority")
+    told = f" for {output.text(tenant)}" if tenant not in (None, request.get("key")) else ""
+    return told if priority in (None, NORMAL) else f"{told} with priority {priority}"
 
 
 def _answer(request: Json) -> str | None:

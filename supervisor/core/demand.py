@@ -11,6 +11,8 @@ HIGH, NORMAL, LOW = 20, 50, 80
 PRIORITIES: Final[Mapping[str, int]] = {"high": HIGH, "normal": NORMAL, "low": LOW}
 """The numbers behind the words that clients say. A lower number is more urgent."""
 
+MOST_URGENT, LEAST_URGENT = 0, 100
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -23,3 +25,16 @@ class Demand:
 
 ANY: Final = Demand()
 """Of a request that says nothing."""
+
+
+def priority_of(said: object) -> int:
+    """The number that a word or a number means, also one written as text. Raises ValueError."""
+    if isinstance(said, str):
+        word = said.strip().lower()
+        if word in PRIORITIES:
+            return PRIORITIES[word]
+        said = int(word) if word.isascii() and word.isdecimal() and len(word) <= len(str(LEAST_URGENT)) else None
+    if type(said) is int and MOST_URGENT <= said <= LEAST_URGENT:  # true and false are none
+        return said
+    words = ", ".join(f"{word} ({number})" for word, number in PRIORITIES.items())
+    raise ValueError(f"expected {words}, or a whole number from {MOST_URGENT} (goes first) to {LEAST_URGENT}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from supervisor.catalog import Catalog
 from supervisor.catalog.catalog import Learned
 from supervisor.catalog.keys import Key, Keyring
+from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
@@ -38,6 +39,7 @@ class Daemon:
     history: History = field(default_factory=History)
     bodies: BodyBudget = field(default_factory=BodyBudget)
     requests: InFlight = field(init=False)
+    clients: Clients = field(init=False)
     pipeline: Pipeline = field(init=False)
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
@@ -52,6 +54,7 @@ class Daemon:
     def __post_init__(self) -> None:
         self.settled.set()
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
+        self.clients = Clients(self)
         self.feed = Feed(self)
         self.metrics = Metrics(self)
         self.configure(self.catalog, self.keyring)
@@ -65,7 +68,7 @@ class Daemon:
             disk_limit=limits.spill_mib << 20,
             folder=catalog.server.state_dir,
         )
-        self.pipeline = Pipeline(self.engine, catalog, self.requests, self.bodies)
+        self.pipeline = Pipeline(self.engine, catalog, self.requests, self.bodies, self.clients)
         for listener in self.on_configure:
             listener()
 

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from pydantic import JsonValue
 
+from supervisor.core.demand import ANY, Demand
 from supervisor.core.types import ModelId, TicketId
 from supervisor.core.waiting import Awaited, WaitKind
 from supervisor.daemon.waits import Part
@@ -34,6 +35,7 @@ class Ended(NamedTuple):
     waits: tuple[Part, ...]
     model: ModelId | None  # the model whose worker it waited for, or got
     message: str | None  # of the error
+    demand: Demand = ANY
 
     @property
     def has_failed(self) -> bool:
@@ -49,6 +51,7 @@ class Ended(NamedTuple):
         """Its record and what else is known. `epoch`: when the engine's clock was zero, in Unix seconds."""
         return {
             **self.record,
+            **demanded(self.demand),
             **details(self.id, self.arrived_at + epoch, self.waits, stream=self.stream),
             "first_token_ms": milliseconds(self.arrived_at, self.first_at),
             "tokens_per_s": self._tokens_per_s(),
@@ -61,6 +64,11 @@ class Ended(NamedTuple):
         if not self.stream or self.first_at is None or not isinstance(count, int) or self.ended_at <= self.first_at:
             return None
         return round(count / (self.ended_at - self.first_at), 2)
+
+
+def demanded(demand: Demand) -> Json:
+    """For whom it came, and how urgent it was."""
+    return {"tenant": demand.tenant or None, "priority": demand.priority}
 
 
 def details(ticket: TicketId | None, at: float, waits: Iterable[Part], *, stream: bool) -> Json:

@@ -54,6 +54,7 @@ class Metrics:
 
         per_token, first = "gen_ai_server_time_per_output_token_seconds", "gen_ai_server_time_to_first_token_seconds"
         self._requests = count("llmux_requests", "Requests by their answer's status.", "model", "status")
+        self._tenants = count("llmux_tenant_requests", "Requests by who sent them.", "tenant", "status")
         self._prompt = count("llmux_prompt_tokens", "Tokens taken in.", "model")
         self._completion = count("llmux_completion_tokens", "Tokens given out.", "model")
         self._queue_wait = spread("llmux_queue_wait_seconds", "From arrival to a turn on a worker.")
@@ -128,7 +129,10 @@ class Metrics:
         route = self._daemon.catalog.route(context.name) if context.name is not None else None
         name = context.name if context.name is not None and route is not None else "unknown"
         outcome, ticket = context.outcome, context.ticket
-        self._requests.add((name, str(outcome.status or context.failed_status or _NONE)))
+        status = str(outcome.status or context.failed_status or _NONE)
+        self._requests.add((name, status))
+        if tenant := context.demand.tenant:
+            self._tenants.add((self._daemon.clients.label(tenant), status))
         if ticket is None:
             return
         self._queue_wait.observe(name, ticket.queued_s)

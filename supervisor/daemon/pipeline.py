@@ -1,7 +1,7 @@
 """The way of an inference request, in six steps whose numbers come back in the code:
 
 1. Body: read, and opened once.
-2. Target: which model is meant, may it be asked this, and what does its worker get?
+2. Target: who asks, which model is meant, may it be asked this, and what does its worker get?
 3. Entry: the request gets a number and is entered among those in flight. From here on it can be cancelled.
 4. Ticket: the engine admits it to a worker, at once or after a wait.
 5. Forward: the bytes go through.
@@ -25,8 +25,11 @@ from urllib.parse import parse_qs
 from runtimes.base import Endpoint
 from runtimes.endpoints import OTHER, aliases_of
 from supervisor.catalog import Catalog, Route
+from supervisor.catalog.clients import ClientConfig
 from supervisor.core.types import ModelId, TicketId, WorkerState
+from supervisor.daemon.clients import Clients
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.identity import PRIORITY_HEADER, identify
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.load_news import LoadNews
 from supervisor.daemon.requests import InFlight, RequestContext
@@ -74,10 +77,13 @@ class Pipeline:
 
     _numbers = itertools.count(1)  # not the client's x-request-id, which may repeat
 
-    def __init__(self, engine: Engine, catalog: Catalog, requests: InFlight, bodies: BodyBudget) -> None:
+    def __init__(
+        self, engine: Engine, catalog: Catalog, requests: InFlight, bodies: BodyBudget, clients: Clients
+    ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._requests = requests
+        self._clients = clients
         self._bodies = bodies
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
         self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
@@ -108,7 +114,8 @@ class Pipeline:
             held.keep(raw)
             body = await _open(raw, scope)
             # 2.
-            target = await self._target(scope, body, context, held)
+            profile = self._identify(scope, body, context)
+            target = await self._target(scope, body, context, held, profile)
             held = target.body
             del raw, body  # only what `held` has is kept
             # 3.
@@ -140,14 +147,25 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------------------------------------ target
 
-    async def _target(self, scope: Scope, body: Body, context: RequestContext, held: HeldBody) -> Target:
+    def _identify(self, scope: Scope, body: Body, context: RequestContext) -> ClientConfig:
+        """Who asks, and how urgently; the client's profile. Raises InvalidRequestError, and RateLimitError in a pause."""
+        context.demand, profile, is_lowered = identify(scope["headers"], body, context.key, self._catalog)
+        if is_lowered:
+            context.extra.append((PRIORITY_HEADER, b"%d" % context.demand.priority))
+        if context.demand.tenant:
+            self._clients.arrived(context.demand.tenant)
+        return profile
+
+    async def _target(
+        self, scope: Scope, body: Body, context: RequestContext, held: HeldBody, profile: ClientConfig
+    ) -> Target:
         """The model, whether this request is allowed for it, and what to send it. Raises LlmuxError."""
         translation = context.dialect.translation(scope["method"], context.path)
         public_path = context.path
         if translation is not None:
             public_path = translation.path
             body.translate(translation)
-        name = body.name if body.name is not None else self._unnamed(scope, public_path)
+        name = body.name if body.name is not None else self._unnamed(scope, public_path, profile.model)
         if name is None:
             raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
@@ -167,7 +185,8 @@ class Pipeline:
         theirs = self._names[model]
         names = renaming(theirs, name) if theirs != name and endpoint.meaning.role == "run" else None
         completion = context.dialect.completion(name, stream=body.stream)
-        rewritten = held.changed(await body.rewritten(route.rewrite, endpoint))
+        rewrite = route.rewrite.with_defaults(profile.parameters) if profile.parameters else route.rewrite
+        rewritten = held.changed(await body.rewritten(rewrite, endpoint))
         is_known = translation is not None or endpoint.meaning is not OTHER
         return Target(model, path, rewritten, translation, names, completion, is_known)
 
@@ -180,13 +199,15 @@ class Pipeline:
                 f"{name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
             )
 
-    def _unnamed(self, scope: Scope, path: str) -> str | None:
-        """The model of a request whose body names none."""
+    def _unnamed(self, scope: Scope, path: str, default: str | None) -> str | None:
+        """The model of a request whose body names none. `default`: the client's, if it serves the path."""
         query: bytes = scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
         if named:
             return named[0]
         serving = self._table[scope["method"], path]
+        if default is not None and self._catalog.resolve(default).model.id in serving:
+            return default
         if len(serving) != 1:
             return None
         names = [row.name for row in self._catalog.listing() if row.model.id in serving]
@@ -299,7 +320,12 @@ class Pipeline:
         try:
             async with keepalive:
                 ticket = await self._engine.admit(
-                    context.ticket_id, target.model, client=client, waits=context.waits, asked=context.name
+                    context.ticket_id,
+                    target.model,
+                    context.demand,
+                    client=client,
+                    waits=context.waits,
+                    asked=context.name,
                 )
         except BaseException:
             if ticket is not None:  # the client disconnected while the last keep-alive was being cancelled

@@ -283,6 +283,11 @@ class Reloader:
         changed = tuple(name for name, about in new.items() if name in old and old[name] != about)
         settings = [f"server.{key}" for key in _different(before.server, after.server)]
         settings += [f"limits.{key}" for key in _different(before.limits, after.limits)]
+        settings += [
+            f"clients.{name}"
+            for name in {**before.clients, **after.clients}
+            if before.clients.get(name) != after.clients.get(name)
+        ]
         if prepared.keyring.keys != daemon.keyring.keys and "server.api_keys" not in settings:
             settings.append("server.api_keys")
         stops = tuple(self._stops(prepared))

@@ -8,7 +8,7 @@ ended last.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -16,8 +16,9 @@ import structlog
 from pydantic import JsonValue
 
 from supervisor.catalog.keys import Key
+from supervisor.core.demand import ANY, NORMAL, Demand
 from supervisor.core.types import ModelId, TicketId
-from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, details, milliseconds
+from supervisor.daemon.ended import BODY, ENDED, MESSAGE_LIMIT, Ended, demanded, details, milliseconds
 from supervisor.daemon.events import Hub
 from supervisor.daemon.history import History
 from supervisor.daemon.leaving import HandedOverError
@@ -44,6 +45,7 @@ class RequestContext:
     arrived_at: float  # loop time
     dialect: Dialect  # what the client speaks
     key: Key | None = None
+    demand: Demand = ANY
     extra: Headers = field(default_factory=list)  # for the response, besides x-request-id and openai-processing-ms
     path: str = ""
     waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
@@ -81,6 +83,7 @@ class RequestContext:
         """What is known of it while it is in flight; as of one that has ended, where that is known already."""
         return {
             **self.record(now),
+            **demanded(self.demand),
             **details(self.ticket_id, self.arrived_at + epoch, self.parts(now), stream=self.stream),
             "state": "queued" if self.ticket is None else "running",
             "first_token_ms": milliseconds(self.arrived_at, self.outcome.first_byte_at),
@@ -91,6 +94,7 @@ class RequestContext:
     def record(self, until: float) -> Json:
         """The canonical record of it, which ended at `until` (loop time), or is looked at then."""
         ticket, outcome = self.ticket, self.outcome
+        unusual = _unusual(self.demand, self.key) if self.demand is not ANY else {}
         return {
             "request_id": self.request_id.decode("latin-1"),
             "path": self.path,
@@ -106,6 +110,7 @@ class RequestContext:
             "bytes": outcome.bytes_sent,
             "prompt_tokens": self.usage.prompt,
             "completion_tokens": self.usage.completion,
+            **unusual,
         }
 
     def ended(self, record: Json) -> Ended:
@@ -121,6 +126,7 @@ class RequestContext:
             tuple(self.parts(self.ended_at)),
             self.model,
             (outcome.error_message or self.failed_message or "")[:MESSAGE_LIMIT] or None,
+            self.demand,
         )
 
 
@@ -212,6 +218,10 @@ class InFlight:
         found[1].interrupt(RequestCancelledError("The request was cancelled by an operator."))
         return True
 
+    def by_tenant(self) -> Counter[str]:
+        """How many of each are queued or running."""
+        return Counter(context.demand.tenant for context, _ in self._calls.values())
+
     def views(self) -> list[Json]:
         """For the admin API, oldest first."""
         now = asyncio.get_running_loop().time()
@@ -228,11 +238,18 @@ class InFlight:
         ]
 
 
+def _unusual(demand: Demand, key: Key | None) -> Json:
+    """What the log tells of a demand: a priority that isn't normal, and a tenant that the key's name doesn't tell."""
+    told: Json = {} if demand.priority == NORMAL else {"priority": demand.priority}
+    return told if demand.tenant == ("" if key is None else key.name) else told | {"tenant": demand.tenant}
+
+
 def _about(context: RequestContext) -> Json:
     return {
         "request_id": context.request_id.decode("latin-1"),
         "model": context.name,
         "path": context.path,
         "key": context.key.name if context.key is not None else None,
+        **demanded(context.demand),
         "stream": context.stream,
     }

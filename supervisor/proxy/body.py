@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from pydantic import JsonValue
+
 from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
@@ -13,10 +15,26 @@ from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
 from supervisor.proxy.translation import Translation
 
-__all__ = ["PRIVATE", "Body", "Bytes", "content_type_of", "read_body", "refuse_other_charset"]
+__all__ = [
+    "CLIENT",
+    "KEEP_ALIVE",
+    "PRIORITY",
+    "PRIVATE",
+    "SAID",
+    "Body",
+    "Bytes",
+    "content_type_of",
+    "read_body",
+    "refuse_other_charset",
+]
 
 PRIVATE: Final = "x_"
 """So begin the fields that clients and what stands between them and llmux agreed on. No worker gets any."""
+PRIORITY: Final = "x_priority"
+CLIENT: Final = "x_client_id"
+KEEP_ALIVE: Final = "x_keep_alive_s"
+SAID: Final = frozenset({PRIORITY, CLIENT, KEEP_ALIVE})
+"""Those that say something to llmux."""
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 
 
@@ -36,6 +54,10 @@ class Body:
                 f"Name the model: {scope['path']}?model=NAME; GET /v1/models lists the choice.", param="model"
             )
         return InvalidRequestError('The request body is empty; it must be a JSON object with a "model".')
+
+    def said(self, name: str) -> JsonValue:
+        """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
+        return None
 
     def translate(self, translation: Translation) -> None:
         """Convert it to the canonical request. Raises InvalidRequestError if that fails."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from pydantic import JsonValue
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -18,7 +19,7 @@ from runtimes.base import Endpoint
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission
-from supervisor.proxy.body import PRIVATE, Body, Bytes
+from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import is_content, means_loading, refusal
 from supervisor.proxy.translation import Translation
@@ -89,6 +90,7 @@ class Form(Body):
         self._closing = closing  # where the last delimiter begins
         self.is_complete = False
         self.allow_remote: str | None = None
+        self._said: dict[str, str] = {}
         self.parsed = 0  # bytes of the body before the slice that is being parsed
         self._delimiter = delimiter
         self._parts = 0
@@ -133,7 +135,7 @@ class Form(Body):
         assert self._begin is not None
         text = name.decode("utf-8", "replace")
         self._fields.append((text, self._begin))
-        if name in (b"model", b"stream", b"allow_remote"):
+        if name in (b"model", b"stream", b"allow_remote") or text in SAID:
             self._reading = name
         elif b"filename" not in options and means_loading(text):
             self._loaded = text
@@ -161,6 +163,8 @@ class Form(Body):
             self.stream = bytes(self._value).lower() == b"true"
         elif self._reading == b"allow_remote":
             self.allow_remote = self._value.decode("utf-8", "replace")
+        elif self._reading:
+            self._said[self._reading.decode()] = self._value.decode("utf-8", "replace")
         elif self._loaded:
             text = self._value.decode("utf-8", "replace")
             if not is_content(self._loaded, text if self._is_base64 else f"{text}:"):
@@ -181,6 +185,10 @@ class Form(Body):
     def nameless(self, scope: Scope) -> InvalidRequestError:
         """See Body."""
         return InvalidRequestError("The form has no field `model`; GET /v1/models lists the choice.", param="model")
+
+    def said(self, name: str) -> JsonValue:
+        """See Body. The last of several counts."""
+        return self._said.get(name) or None
 
     def translate(self, translation: Translation) -> None:
         """See Body."""

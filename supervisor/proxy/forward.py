@@ -42,6 +42,8 @@ _NOT_FOR_WORKERS: Final = HOP_BY_HOP | {
     b"x-request-id",
     b"x-allow-remote",
     b"x-llmux-load-feedback",
+    b"x-priority",
+    b"x-tenant-id",
 }
 _NOT_FOR_CLIENTS: Final = frozenset((b"server", b"date", b"x-request-id", b"openai-processing-ms"))
 _STREAM_REPLACED: Final = _NOT_FOR_CLIENTS | {b"content-length", b"x-accel-buffering"}

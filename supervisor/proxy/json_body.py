@@ -12,6 +12,7 @@ import re
 from typing import Any, Final
 
 import msgspec
+from pydantic import JsonValue
 
 from runtimes.base import Endpoint, Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
@@ -43,7 +44,7 @@ _WITH_MESSAGES: Final = frozenset({"messages", "system"})  # where the system pr
 class JsonBody(Body):
     """One request's JSON body."""
 
-    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_raw")
+    __slots__ = ("_decoded", "_fields", "_is_changed", "_outline", "_private", "_raw")
 
     def __init__(self, raw: Bytes, fields: Fields, outline: Outline | None = None) -> None:
         self._raw = raw
@@ -52,8 +53,8 @@ class JsonBody(Body):
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
         self._look()
-        for key in [key for key in fields if key[:2] == PRIVATE]:
-            del fields[key]
+        self._private = {key: fields.pop(key) for key in [key for key in fields if key[:2] == PRIVATE]}
+        if self._private:
             self._is_changed = True
 
     @classmethod
@@ -70,6 +71,17 @@ class JsonBody(Body):
         return InvalidRequestError(
             'The field "model" is missing; GET /v1/models lists the choice.', code="missing_model", param="model"
         )
+
+    def said(self, name: str) -> JsonValue:
+        """See Body."""
+        raw = self._private.get(name)
+        if raw is None:
+            return None
+        try:
+            value: JsonValue = _decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise _refusal(raw, error) from error
+        return None if value == "" else value
 
     def translate(self, translation: Translation) -> None:
         """See Body."""

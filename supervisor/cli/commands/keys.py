@@ -6,12 +6,16 @@ import copy
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.cli import output
 from supervisor.cli.options import config_option, json_option, print_json
 from supervisor.errors import LlmuxError
+
+if TYPE_CHECKING:
+    from supervisor.cli import keys as files
 
 
 @click.group()
@@ -25,6 +29,19 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
         "--file", "path", type=click.Path(path_type=Path), help="File of keys. Default: as configured."
     )(command)
     return config_option(command)
+
+
+def _priority(_ctx: click.Context, _param: click.Parameter, said: str | None) -> str | int | None:
+    """As it is written into the file: a word, or a number."""
+    from supervisor.core.demand import priority_of  # noqa: PLC0415  # not for declaring
+
+    if said is None:
+        return None
+    try:
+        number = priority_of(said)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+    return number if said.strip().isdecimal() else said.strip().lower()
 
 
 @keys.command("add")
@@ -42,6 +59,16 @@ def file_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--load-feedback", is_flag=True, help="Its chat streams tell, as reasoning, that a model loads and how long."
 )
+@click.option(
+    "--priority",
+    callback=_priority,
+    help="How urgent its requests are that don't say: high, normal, low, or 0 (first) to 100. Default: normal.",
+)
+@click.option(
+    "--priority-ceiling", callback=_priority, help="None of its requests is more urgent than this. Default: 0."
+)
+@click.option("--tenant", help="For whom its requests come. Default: NAME.")
+@click.option("--for-others", is_flag=True, help="Its requests may name another tenant: for a gateway of many users.")
 @file_options
 @json_option
 def keys_add(
@@ -49,21 +76,41 @@ def keys_add(
     scopes: tuple[str, ...],
     expires: str | None,
     load_feedback: bool,
+    priority: str | int | None,
+    priority_ceiling: str | int | None,
+    tenant: str | None,
+    for_others: bool,
     config: Path | None,
     path: Path | None,
     as_json: bool,
 ) -> None:
     """Make a key called NAME, add it to the file of keys, and print its secret, once."""
     from supervisor.catalog.keys import Scope  # noqa: PLC0415  # not for declaring
+    from supervisor.catalog.sections import TENANT_LIMIT  # noqa: PLC0415  # as above
     from supervisor.cli import keys as files  # noqa: PLC0415  # as above
+    from supervisor.core.demand import priority_of  # noqa: PLC0415  # as above
 
     if not 0 < len(name.strip()) <= 100 or not name.isprintable():
         raise click.BadParameter("expected 1 to 100 characters that can be printed", param_hint="NAME")
     if expires is not None:
         _check_expiry(expires)
+    if priority is not None and priority_ceiling is not None and priority_of(priority) < priority_of(priority_ceiling):
+        raise click.BadParameter(
+            f"{priority} is more urgent than the ceiling {priority_ceiling}", param_hint="--priority"
+        )
+    if tenant is not None and not (0 < len(tenant.strip()) <= TENANT_LIMIT and tenant.isprintable()):
+        message = f"expected 1 to {TENANT_LIMIT} characters that can be printed"
+        raise click.BadParameter(message, param_hint="--tenant")
     path = path or files.keys_file(config)
     wanted = tuple(Scope(scope) for scope in dict.fromkeys(scopes))
-    added = files.add(path, name, wanted, expires, load_feedback=load_feedback)
+    more = {
+        "load_feedback": load_feedback,
+        "priority": priority,
+        "priority_ceiling": priority_ceiling,
+        "tenant": tenant,
+        "for_others": for_others,
+    }
+    added = files.add(path, name, wanted, expires, **more)
     click.echo(f"Added {name} to {path}. This is the only time its key is shown. To use it: llmux reload", err=True)
     if added.is_first and not scopes:
         click.echo(
@@ -84,7 +131,7 @@ def keys_add(
                 "key": added.secret,
                 "scopes": added.scopes,
                 "expires": expires,
-                "load_feedback": load_feedback,
+                **more,
                 "file": str(path),
             }
         )
@@ -114,7 +161,7 @@ keys.add_command(_new)
 @file_options
 @json_option
 def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
-    """Show the keys' names, scopes, expiry, and whether they get load feedback; never the keys."""
+    """Show the keys' names, scopes, expiry, load feedback, priority and tenant; never the keys."""
     from supervisor.cli import keys as files  # noqa: PLC0415  # not for declaring
 
     path = path or files.keys_file(config)
@@ -122,13 +169,15 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "data": rows})
     elif rows:
-        head = ("NAME", "SCOPES", "EXPIRES", "LOAD FEEDBACK", "STATE")
+        head = ("NAME", "SCOPES", "EXPIRES", "LOAD FEEDBACK", "PRIORITY", "TENANT", "STATE")
         told = [
             (
                 row["name"],
                 ", ".join(row["scopes"]),
                 row["expires"] or "never",
                 "yes" if row["load_feedback"] else "no",
+                _urgency(row),
+                ("others too, else " if row["for_others"] else "") + row["tenant"],
                 output.state(row["state"]),
             )
             for row in rows
@@ -136,6 +185,15 @@ def keys_list(config: Path | None, path: Path | None, as_json: bool) -> None:
         output.show(output.Table([head, *told], whole=True))
     else:
         click.echo(f"No keys in {path}; make one: llmux keys add NAME", err=True)
+
+
+def _urgency(row: files.Listed) -> str:
+    """The default priority, and the most urgent one."""
+    from supervisor.core.demand import MOST_URGENT, NORMAL  # noqa: PLC0415  # not for declaring
+
+    default = str(NORMAL if row["priority"] is None else row["priority"])
+    ceiling = row["priority_ceiling"]
+    return default if ceiling == MOST_URGENT else f"{default}, at most {ceiling}"
 
 
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

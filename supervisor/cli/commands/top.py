@@ -20,6 +20,7 @@ from supervisor.cli.client import Client, Json
 from supervisor.cli.commands import models
 from supervisor.cli.exit_codes import UnreachableError
 from supervisor.cli.options import daemon_options, print_json
+from supervisor.core.demand import NORMAL
 
 REQUESTS = 20
 
@@ -98,14 +99,15 @@ def _device(device: Json) -> output.Row:
 
 
 def _requests(requests: list[Json]) -> output.Table:
-    head = ("REQUEST", "STATE", "AGE", "SENT", "KEY", "MODEL", "PATH")
+    head = ("REQUEST", "STATE", "AGE", "SENT", "CLIENT", "PRIORITY", "MODEL", "PATH")
     rows = [
         (
             output.text(request.get("request_id")),
             output.text(request.get("state")),
             output.duration(request.get("age_s")),
             f"{_amount(request.get('bytes')) / 1024:.1f} KiB",
-            output.text(request.get("key")),
+            output.text(request.get("tenant") or request.get("key")),
+            output.text(None if request.get("priority") == NORMAL else request.get("priority")),
             output.text(request.get("model")),
             output.text(request.get("path")),
         )

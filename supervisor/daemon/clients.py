@@ -1,0 +1,181 @@
+"""The clients that said who they are: what they did, and who has to pause.
+
+A client is a tenant. Those with a profile are kept for ever, of the others those that came last. Who said nothing is none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from pydantic import JsonValue
+
+from supervisor.catalog.clients import DEFAULT, ClientConfig
+from supervisor.core.cooldown import Cooldown, CooldownRule
+from supervisor.errors import NotFoundError, RateLimitError
+from supervisor.proxy.error_response import MAX_RETRY_AFTER_S
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+    from supervisor.daemon.requests import RequestContext
+
+log = structlog.get_logger("llmux.clients")
+
+Json = dict[str, JsonValue]
+
+KEPT: Final = 1000  # clients without a profile
+OTHER: Final = "other"
+"""In metrics, those that neither a profile nor a key names: anybody could make up any number of them."""
+BY_OPERATOR: Final = "an operator asked for it"
+_REFUSED: Final = frozenset({429, 503, 504})  # before a worker had it
+_NOT_THEIRS: Final = frozenset({"client_gone", "handed_over", "request_cancelled"})
+
+
+@dataclass(slots=True)
+class Client:
+    """What one client did since the daemon began, or since it was forgotten."""
+
+    id: str
+    first_seen: float  # engine's clock, as is the next
+    last_seen: float
+    requests: int = 0
+    errors: int = 0  # that failed, though they were let through
+    refused: int = 0  # that got no worker, because there was no room or time, or because of a limit
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cooldown: Cooldown = field(default_factory=Cooldown)
+
+
+class Clients:
+    """One for each daemon; outlives reloads."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._known: OrderedDict[str, Client] = OrderedDict()  # who came last stands last
+        self._rules: Mapping[str, CooldownRule] = {}
+        self._named: frozenset[str] = frozenset()
+        daemon.requests.listeners.append(self.finished)
+        daemon.on_configure.append(self._configure)
+
+    def _configure(self) -> None:
+        catalog, keys = self._daemon.catalog, self._daemon.keyring.keys
+        self._rules = {name: _rule(client) for name, client in catalog.clients.items()}
+        self._named = frozenset((*catalog.clients, *(key.tenant or key.name for key in keys))) - {DEFAULT}
+
+    def label(self, tenant: str) -> str:
+        """What it is called in metrics."""
+        return tenant if tenant in self._named else OTHER
+
+    def arrived(self, tenant: str) -> None:
+        """It sent a request. Raises RateLimitError while it has to pause."""
+        now = self._daemon.engine.clock()
+        client = self._client(tenant, now)
+        client.requests += 1
+        client.last_seen = now
+        until = client.cooldown.until
+        left_s = client.cooldown.arrived(self._rule(tenant), now)
+        _tell(client, until)
+        if left_s > 0:
+            message = f"{tenant} has to pause: {client.cooldown.reason}. Try again in {max(1.0, left_s):.0f} s."
+            error = RateLimitError(message, code="client_cooldown", retry_after_s=left_s)
+            error.lasts = left_s > MAX_RETRY_AFTER_S
+            raise error
+
+    def _client(self, tenant: str, now: float) -> Client:
+        client = self._known.get(tenant)
+        if client is None:
+            client = self._known[tenant] = Client(tenant, now, now)
+            if len(self._known) > KEPT + len(self._rules):
+                oldest = next(name for name in self._known if name not in self._rules)
+                del self._known[oldest]
+        else:
+            self._known.move_to_end(tenant)
+        return client
+
+    def finished(self, context: RequestContext, _total_s: float) -> None:
+        """A request ended."""
+        client = self._known.get(context.demand.tenant)
+        if client is None:
+            return
+        outcome, code = context.outcome, context.outcome.error or context.failure
+        client.prompt_tokens += context.usage.prompt or 0
+        client.completion_tokens += context.usage.completion or 0
+        status = outcome.status or context.failed_status
+        if context.ticket is None and status in _REFUSED:
+            client.refused += 1
+            return
+        if code in _NOT_THEIRS or (context.ticket is not None and context.ticket.cut_reason is not None):
+            return
+        failed = code is not None or status >= 400
+        client.errors += failed
+        until = client.cooldown.until
+        client.cooldown.ended(self._rule(client.id), context.ended_at, failed=failed)
+        _tell(client, until)
+
+    def _rule(self, tenant: str) -> CooldownRule:
+        return self._rules.get(tenant) or self._rules.get(DEFAULT, _NO_RULE)
+
+    def pause(self, tenant: str, for_s: float) -> None:
+        """It has to pause from now on, whatever it did; 0: it may come again. Raises NotFoundError."""
+        self.find(tenant).cooldown.pause(self._daemon.engine.clock(), for_s, BY_OPERATOR)
+
+    def forget(self, tenant: str) -> None:
+        """Count it anew, without a pause. Raises NotFoundError."""
+        self._known.pop(self.find(tenant).id)
+
+    def find(self, tenant: str) -> Client:
+        """Raises NotFoundError."""
+        client = self._known.get(tenant)
+        if client is None:
+            raise NotFoundError(
+                f"No client {tenant[:100]!r} has been seen; GET /v1/admin/clients lists them.", code="client_not_found"
+            )
+        return client
+
+    def views(self) -> list[JsonValue]:
+        """For the admin API: who came last is the first; those with a profile that never came stand at the end."""
+        never = [name for name in self._rules if name not in self._known and name != DEFAULT]
+        in_flight = self._daemon.requests.by_tenant()
+        return [self._view(name, in_flight) for name in (*reversed(self._known), *never)]
+
+    def view(self, tenant: str) -> Json:
+        """One client, as the admin API tells it. Raises NotFoundError."""
+        return self._view(tenant, self._daemon.requests.by_tenant())
+
+    def _view(self, tenant: str, in_flight: Mapping[str, int]) -> Json:
+        daemon = self._daemon
+        now = daemon.engine.clock()
+        has_profile = tenant in self._rules and tenant != DEFAULT
+        client = Client(tenant, now, now) if has_profile and tenant not in self._known else self.find(tenant)
+        is_seen = client.id in self._known
+        left_s = client.cooldown.left_s(now)
+        return {
+            "id": client.id,
+            "requests": client.requests,
+            "errors": client.errors,
+            "refused": client.refused,
+            "prompt_tokens": client.prompt_tokens,
+            "completion_tokens": client.completion_tokens,
+            "in_flight": in_flight.get(tenant, 0),
+            "first_seen": round(daemon.wall_time(client.first_seen), 3) if is_seen else None,
+            "last_seen": round(daemon.wall_time(client.last_seen), 3) if is_seen else None,
+            "cooldown_s": round(left_s, 1) if left_s else None,
+            "cooldown_reason": client.cooldown.reason if left_s else None,
+            "profile": daemon.catalog.clients[tenant].model_dump(mode="json") if has_profile else None,
+        }
+
+
+_NO_RULE: Final = CooldownRule()
+
+
+def _tell(client: Client, until: float) -> None:
+    """That a pause began; `until`: the end of the last one before."""
+    if client.cooldown.until != until:
+        log.warning("client.paused", client=client.id, reason=client.cooldown.reason)
+
+
+def _rule(client: ClientConfig) -> CooldownRule:
+    return CooldownRule(client.cooldown_errors, client.cooldown_burst, client.cooldown_window_s, client.cooldown_s)
