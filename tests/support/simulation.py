@@ -126,10 +126,11 @@ class World:
         self.post(Configured(models, devices, limits or Limits(), policy or Policy()))
         self.sample()
 
-    def request(self, name: str, priority: int = NORMAL) -> TicketId:
+    def request(self, name: str, priority: int = NORMAL, **more: object) -> TicketId:
+        """`more`: of its demand."""
         ticket = TicketId(f"t{next(self._tickets)}")
         self.open[ticket] = ModelId(name)
-        self.post(RequestArrived(ticket, ModelId(name), Demand(priority)))
+        self.post(RequestArrived(ticket, ModelId(name), Demand(priority, **more)))  # type: ignore[arg-type]
         return ticket
 
     def finish(self, ticket: TicketId) -> None:

@@ -104,7 +104,7 @@ class TestForeignKeys:
             ("virtual_models: {v: {model: m, %s: 1}}", "num_ctx", "that belongs to a model: n_ctx"),
             ("virtual_models: {v: {model: m, %s: 1}}", "ttl", "that belongs to a model: keep_alive_s"),
             ("virtual_models: {v: {model: m, %s: 1}}", "keep_alive_s", "that belongs to a model: keep_alive_s"),
-            ("limits: {%s: 1}", "keep_alive", "that belongs to a model: keep_alive_s"),
+            ("limits: {%s: 1}", "ttl", "that belongs to a model: keep_alive_s"),
             ("limits: {%s: 1}", "max_queue", 'did you mean "queue_total"?'),
             ("server: {%s: 1}", "listen", 'did you mean "host"?'),
             ("server: {%s: 1}", "cors", 'did you mean "allowed_origins"?'),

@@ -62,7 +62,7 @@ def models(changed: int) -> tuple[ModelSpec, ...]:
         model("tts", 2000, "tts", keep_alive_s=5.0 if changed % 3 else 20.0),
         model("small", 4000, target_inflight=1 + changed % 3, definition=f"small {changed % 2}"),
         model("medium", 9000, preload=True, devices=(GPU,) if changed % 4 else ()),
-        model("large", 13000),
+        model("large", 13000, hold_s=10.0 if changed % 2 else 0.0),
         replace(guess, footprint=Footprint(3000, FootprintSource.COMPUTED)),
     )
 
@@ -112,9 +112,9 @@ class Scheduling(RuleBasedStateMachine):
 
     # --------------------------------------------------------------------------------------------------------- traffic
 
-    @rule(name=names, priority=st.integers(0, 2))
-    def arrive(self, name: str, priority: int) -> None:
-        self.world.request(name, priority)
+    @rule(name=names, priority=st.integers(0, 2), keep_alive_s=st.sampled_from([None, 0.0, 30.0]))
+    def arrive(self, name: str, priority: int, keep_alive_s: float | None) -> None:
+        self.world.request(name, priority, keep_alive_s=keep_alive_s)
 
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
@@ -263,6 +263,12 @@ class Scheduling(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([{}, {"llm": 1}, {"tts": 1, "llm": 2}]))
     def other_policy(self, limit: dict[str, int]) -> None:
         self.policy = replace(self.policy, max_loaded=limit)
+        self.configure()
+
+    @rule(names=st.lists(names, max_size=3, unique=True), after_s=st.sampled_from([1.0, 30.0]))
+    def other_default_models(self, names: list[str], after_s: float) -> None:
+        self.policy = replace(self.policy, default_models=tuple(map(ModelId, names)))
+        self.limits = replace(self.limits, default_after_s=after_s)
         self.configure()
 
     @precondition(lambda self: not self.shutting_down and self.world.now > 1100)
