@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticKnownError
 
 from runtimes.base import ModelConfig
 from supervisor.catalog.document import Items, Node, Problem, Table, Trail, find
@@ -26,10 +27,23 @@ KEEP_ALIVE_BY_TYPE: Final[Mapping[str, float | Literal["forever"]]] = {"image": 
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
+def _spelled_out(written: object) -> object:
+    if written == "by_type":
+        return dict(KEEP_ALIVE_BY_TYPE)
+    if not isinstance(written, dict):
+        raise PydanticKnownError("literal_error", {"expected": "'by_type' or a mapping"})
+    return written
+
+
 class StayingConfig(BaseModel):
     """The part of `limits` that says so."""
 
-    keep_alive: Literal["by_type"] | dict[str, _Seconds | Literal["forever"]] = Field(
+    keep_alive: Annotated[
+        dict[str, _Seconds | Literal["forever"]],
+        BeforeValidator(
+            _spelled_out, json_schema_input_type=Literal["by_type"] | dict[str, _Seconds | Literal["forever"]]
+        ),
+    ] = Field(
         default_factory=dict,
         description="`keep_alive_s` of models that set none, by type; `vision`: of those that take images. `by_type`: image "
         "900, llm 300, vision 60. Default, and of types not named: `forever`.",
@@ -46,7 +60,7 @@ class StayingConfig(BaseModel):
 
     def keep_alive_of(self, config: ModelConfig) -> float | None:
         """What a model that sets none gets; None: it stays until its memory is needed."""
-        table = KEEP_ALIVE_BY_TYPE if self.keep_alive == "by_type" else self.keep_alive
+        table = self.keep_alive
         sees = VISION in table and "image" in config.modalities and config.type != "image"
         seconds = table.get(VISION if sees else config.type)
         return None if seconds == "forever" else seconds
