@@ -76,6 +76,10 @@ class Leaving:
         """The models that an operator pinned or unpinned."""
         return {model.id: model.pin for model in self._scheduler.state.models.values() if model.pin is not None}
 
+    def dismissed(self) -> tuple[ModelId, ...]:
+        """The models that stay away because an operator unloaded them."""
+        return tuple(model.id for model in self._scheduler.state.models.values() if model.dismissed)
+
     def leave(self, finished: Callable[[TicketId], None]) -> None:
         """A successor schedules from now on: decide nothing any more, and tell `finished` of each request that ends.
 
