@@ -26,7 +26,7 @@ ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
 
 PLACEMENT = (
-    *("priority", "pin", "preload", "keep_alive_s", "drain_s", "vram_mib", "devices", "target_inflight"),
+    *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
     *("public", "enabled", "source"),
 )
 """Keys of every model that say when and where its worker runs, and who finds it; they don't change what it takes."""
@@ -79,8 +79,18 @@ class ModelConfig(BaseModel):
     )
     pin: bool = Field(default=False, description="Never evict it.")
     preload: bool = Field(default=False, description="Load it when the daemon starts.")
-    keep_alive_s: float | None = Field(
-        default=None, gt=0, description="Unload after this many idle seconds. Default: stay until the memory is needed."
+    keep_alive_s: Annotated[float, Field(gt=0)] | Literal["forever"] | None = Field(
+        default=None,
+        description="Unload after this many idle seconds; `forever`: only when the memory is needed. Default: "
+        "`limits.keep_alive`.",
+        examples=[900, "forever"],
+    )
+    hold_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=86_400,
+        description="After each request, no model of equal or lower priority evicts it for so many seconds.",
+        examples=[20],
     )
     vram_mib: int | None = Field(
         default=None, gt=0, description="Memory it takes, in MiB. Default: learned, else estimated from its files."

@@ -36,6 +36,7 @@ _FOR_PROCESSES: Final = (
     "devices",
     "env",
     "keep_alive_s",
+    "hold_s",
     "startup_timeout_s",
     "startup_limit_s",
     "grace_s",

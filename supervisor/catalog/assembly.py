@@ -26,6 +26,7 @@ from supervisor.catalog.problems import nearest, suggestion, types_at, validate
 from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, models_dir, runtimes_dir
+from supervisor.catalog.staying import VISION, default_problems, with_keep_alives
 from supervisor.core.types import DEFAULT_PRIORITY, ModelId
 from supervisor.errors import ConfigError
 
@@ -67,15 +68,17 @@ class Assembly(PublicNames):
                 self._problem(node, (name,), f"unknown section{_section_meant(name)}")
         server = self._section(ServerConfig, "server")
         limits = self._section(LimitsConfig, "limits")
-        self._check_types_loaded()
+        self._check_types("max_loaded", DEFAULT_PRIORITY)
+        self._check_types("keep_alive", (*DEFAULT_PRIORITY, VISION))
         devices = self._devices()
         own_runtimes_dir = server.runtimes_dir if server else runtimes_dir()
         if self.check_files and server and server.api_keys is not None and not server.api_keys.exists():
             node, trail = find(self.root, ("server", "api_keys"))
             self._problem(node, trail, f"{server.api_keys}: there is no such file")
         self.models_dir = server.models_dir if server else models_dir()
-        models = self._models(devices, own_runtimes_dir)
+        models = with_keep_alives(limits, self._models(devices, own_runtimes_dir))
         virtual = self._virtual_models(models)
+        self.problems += default_problems(limits, self.root, models, virtual, self._table("virtual_models"))
         tasks = self._tasks(models, virtual)
         enabled = {name for name, model in models.items() if model and model.config.enabled}
         clients = self._clients({*virtual, *tasks, *enabled})
@@ -151,12 +154,12 @@ class Assembly(PublicNames):
             return {}
         return node.entries
 
-    def _check_types_loaded(self) -> None:
-        node, trail = find(self.root, ("limits", "max_loaded"))
+    def _check_types(self, key: str, known: Collection[str]) -> None:
+        node, trail = find(self.root, ("limits", key))
         if len(trail) == 2 and isinstance(node, Table):
             for name, value in node.entries.items():
-                if name not in DEFAULT_PRIORITY:
-                    self._problem(value, (*trail, name), f"no model type{suggestion(name, DEFAULT_PRIORITY)}")
+                if name not in known:
+                    self._problem(value, (*trail, name), f"no model type{suggestion(name, known)}")
 
     def _devices(self) -> tuple[DeviceConfig, ...] | Literal["auto"]:
         node = self._entry("devices")

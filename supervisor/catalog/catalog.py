@@ -38,7 +38,16 @@ from supervisor.catalog.tasks import TaskConfig
 from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits
 from supervisor.core.footprint import choose
 from supervisor.core.messages import listed
-from supervisor.core.types import DEFAULT_PRIORITY, DeviceId, DeviceSpec, Footprint, FootprintSource, ModelId, ModelSpec
+from supervisor.core.types import (
+    DEFAULT_PRIORITY,
+    DeviceId,
+    DeviceSpec,
+    Footprint,
+    FootprintSource,
+    ModelId,
+    ModelSpec,
+    Policy,
+)
 from supervisor.errors import NotFoundError
 
 _ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
@@ -54,6 +63,7 @@ class Learned:
 
     mib: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # what each took on a device
     load_s: Mapping[str, float] = field(default_factory=dict)  # how long the last load took
+    raised: Mapping[tuple[str, DeviceId], int] = field(default_factory=dict)  # MiB: a load with less ran out of memory
 
 
 NOTHING_LEARNED = Learned()
@@ -67,6 +77,7 @@ class CatalogModel:
     config: ModelConfig
     adapter: AnyAdapter
     rewrite: Rewrite  # for requests that name the model itself
+    type_keep_alive_s: float | None = None  # of models of its kind that set none
     sizing: Sizing | None = None  # what `sized` chose
     _written: ModelConfig | None = None  # the configuration before that
     _devices: tuple[DeviceSpec, ...] = ()
@@ -128,6 +139,12 @@ class CatalogModel:
         """Its own, else that of its type."""
         return DEFAULT_PRIORITY[self.config.type] if self.config.priority is None else self.config.priority
 
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Its own, else that of its kind; None: it stays until its memory is needed."""
+        own = self.config.keep_alive_s
+        return self.type_keep_alive_s if own is None else None if own == "forever" else own
+
     def spec(self, learned: Learned = NOTHING_LEARNED) -> ModelSpec:
         """What the core knows about it. Blocks: the adapter may read the model's files to estimate its memory."""
         config = self.config
@@ -145,11 +162,13 @@ class CatalogModel:
             priority=self.priority,
             footprint=_ELSEWHERE if remote else choose(name=self.id, explicit_mib=config.vram_mib, computed=computed),
             learned=measured,
+            raised={device: mib for (key, device), mib in learned.raised.items() if key == self.footprint_key},
             devices=tuple(DeviceId(name) for name in config.devices),
             gpus=self.adapter.gpus(config),
             pin=config.pin,
             preload=config.preload,
-            keep_alive_s=config.keep_alive_s,
+            keep_alive_s=self.keep_alive_s,
+            hold_s=config.hold_s,
             target_inflight=self.adapter.target_inflight(config),
             drain_s=drain_seconds(config.drain_s),
             remote=remote,
@@ -233,6 +252,12 @@ class Catalog:
         """What the daemon is to open."""
         return "auto" if self.devices == "auto" else [device.wanted for device in self.devices]
 
+    @property
+    def policy(self) -> Policy:
+        """How models compete for memory."""
+        models = (self.resolve(name).model.id for name in self.limits.default_models)
+        return replace(self.limits.policy(), default_models=tuple(dict.fromkeys(models)))
+
     @cached_property
     def _routes(self) -> dict[str, Route]:
         own = {str(model.id): Route(model.id, model, model.rewrite) for model in self.models.values()}
@@ -313,7 +338,12 @@ def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[Devi
     if problem is not None and problem[0] == TOO_LARGE:
         found.append(f"{problem[1]}; choose a smaller quantisation or context, or other devices")
     given = model.config.vram_mib
-    if given is not None and not spec.remote:
+    if given is not None and (raised := [(device, mib) for device, mib in spec.raised.items() if mib > given]):
+        device, mib = max(raised, key=lambda one: one[1])
+        found.append(
+            f"vram_mib is {given}, but a load with less than {mib} MiB ran out of memory on {device}; raise or remove it"
+        )
+    elif given is not None and not spec.remote:
         parts = {device.id: 1 if device.takes_whole else spec.gpus for device in devices}
         taken = [parts[device] * footprint.mib for device, footprint in spec.learned.items() if device in parts]
         measured = max(taken, default=None)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
+from supervisor.catalog.staying import StayingConfig
 from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
 from supervisor.errors import LlmuxError
@@ -156,7 +157,7 @@ def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
     return math.inf if drain_s == "never" else drain_s
 
 
-class LimitsConfig(Section):
+class LimitsConfig(StayingConfig, Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
     queue_total: Count = Field(default=512, description="Requests that may wait in all.")
@@ -166,7 +167,11 @@ class LimitsConfig(Section):
         default=30.0, description="A model in demand stays at least this long before another evicts it."
     )
     linger_s: float = Field(
-        default=0.25, ge=0, le=60, description="A young model counts as in demand this long after its last request."
+        default=0.25,
+        ge=0,
+        le=60,
+        description="A young model counts as in demand after its last request: for 2 % of the time that it takes to load, at "
+        "most this long.",
     )
     loads_per_device: int = Field(default=1, ge=1, le=64, description="Models that may load on one device at once.")
     drain_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] | None = Field(

@@ -30,6 +30,7 @@ from supervisor.cli.own_process import (
 )
 from supervisor.cli.see_out import see_out
 from supervisor.cli.server import check_exposure, make_server, open_listener, take_given
+from supervisor.cli.sizes import named
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import Configured, UnloadAsked
 from supervisor.core.types import DeviceId, ModelSpec
@@ -295,12 +296,12 @@ async def _assemble(
     by_key = {key: device for device, key in keys.items()}
 
     def learned() -> Learned:
-        mib = {(model, by_key[key]): mib for (model, key), mib in footprints.learned().items() if key in by_key}
-        return Learned(mib, footprints.load_times())
+        mib, raised = (named(found, by_key) for found in (footprints.learned(), footprints.raised()))
+        return Learned(mib, footprints.load_times(), raised)
 
     async def learn(found: Learn | LearnLoad) -> None:
         if isinstance(found, Learn):
-            await footprints.learn(found.footprint_key, keys[found.device], found.mib)
+            await footprints.learn(found.footprint_key, keys[found.device], found.mib, raised=found.raised)
         else:
             await footprints.learn_load(found.footprint_key, found.load_s)
 
@@ -317,7 +318,7 @@ async def _assemble(
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
-    configured = Configured(models, specs, catalog.limits.limits(), catalog.limits.policy())
+    configured = Configured(models, specs, catalog.limits.limits(), catalog.policy)
     return (
         Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime),
         launcher,

@@ -6,6 +6,7 @@ The same sizes as the daemon's, and the same warnings: by the devices that there
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from supervisor.core.types import DeviceId, DeviceSpec, ModelSpec
 from supervisor.daemon.sizes import warnings_of
 from supervisor.errors import ConfigError
 from supervisor.io.devices import open_sampler
-from supervisor.io.store import FOOTPRINTS, learned_footprints
+from supervisor.io.store import FOOTPRINTS, FootprintKey, learned_footprints
 
 if TYPE_CHECKING:
     from supervisor.io.memory import DeviceInfo
@@ -55,5 +56,10 @@ def on_this_machine(catalog: Catalog) -> OnThisMachine:
 
 def _learned(catalog: Catalog, devices: tuple[DeviceInfo, ...]) -> Learned:
     names = {device.key: DeviceId(device.id) for device in devices}
-    found = learned_footprints(catalog.server.state_dir / FOOTPRINTS)
-    return Learned({(model, names[key]): mib for (model, key), mib in found.items() if key in names})
+    learned, raised = learned_footprints(catalog.server.state_dir / FOOTPRINTS)
+    return Learned(named(learned, names), raised=named(raised, names))
+
+
+def named(found: Mapping[FootprintKey, int], names: Mapping[str, DeviceId]) -> dict[tuple[str, DeviceId], int]:
+    """What was stored, for the devices that are here. `names`: their keys and ids."""
+    return {(model, names[key]): mib for (model, key), mib in found.items() if key in names}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.demand import NORMAL
 from supervisor.core.limits import Accounts
-from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy
+from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy, WorkerState
 
 if TYPE_CHECKING:
     from supervisor.core.model_state import ModelState
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
+
+LINGER_SHARE = 0.02
+"""Of the time that a model takes to load: a pause for its next request that costs less than a needless reload."""
 
 ORDERED_DRAIN_S = 30.0
 """For running requests before an unload, a change or the shutdown, unless `drain_s` says otherwise."""
@@ -76,19 +79,52 @@ class AdmissionPolicy:
         return self.policy.eviction is Eviction.LAST_RESORT
 
     def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
-        """Until when an idle worker keeps its place: within its minimum residency, while in demand. Returns `now` if it doesn't."""
-        matures_at, quiet_at = model.ready_at + self.limits.min_residency_s, model.last_used + self.limits.linger_s
+        """Until when an idle worker keeps its place: held, or within its minimum residency, while in demand. `now`: it doesn't."""
+        held_until = max(now, self.held_until(model))
+        matures_at, quiet_at = self.matures_at(model), model.last_used + self.linger_s(model)
         if now >= matures_at:
-            return now
+            return held_until
         if now < quiet_at:
-            return min(quiet_at, matures_at)
-        return matures_at if queued else now
+            return max(held_until, min(quiet_at, matures_at))
+        return max(held_until, matures_at) if queued else held_until
+
+    def matures_at(self, model: ModelState) -> float:
+        """When the minimum residency of its worker ends."""
+        return model.ready_at + self.limits.min_residency_s
+
+    def held_until(self, model: ModelState) -> float:
+        """Until when an idle worker is held for the next request of a bulk pass, in demand or not."""
+        return model.last_used + model.spec.hold_s if model.spec.hold_s > 0 else -math.inf
+
+    def linger_s(self, model: ModelState) -> float:
+        """How long after a request another one of the same client may come, so that the model counts as in demand."""
+        return min(self.limits.linger_s, LINGER_SHARE * model.reload_s)
 
     def may_claim_at(self, waiter: ModelState, victim: ModelState) -> float:
-        """When a busy victim gets no new requests because of this waiter."""
+        """When a busy victim gets no new requests because of this waiter. Infinite: its hold begins anew with each request."""
         if self.may_overtake(waiter.spec.priority, victim.spec.priority):
             return -math.inf
-        return victim.ready_at + self.limits.min_residency_s
+        if victim.spec.hold_s > 0 and victim.in_flight:
+            return math.inf
+        return max(self.matures_at(victim), self.held_until(victim))
+
+    def stays_until(self, model: ModelState) -> float:
+        """Until when an idle worker stays although nobody uses it; infinite: until its memory is needed.
+
+        The longest keep-alive counts: its own, those of its last requests, its hold. A pin and being a default model suspend them.
+        """
+        keep_alive_s = model.spec.keep_alive_s
+        if keep_alive_s is None or model.pinned or model.id in self.policy.default_models:
+            return math.inf
+        return max(model.last_used + max(keep_alive_s, model.spec.hold_s), model.kept_until)
+
+    def quiet_at(self, model: ModelState, now: float) -> float:
+        """When default models may come back as far as this other one is concerned: nobody has used it for long."""
+        after_s = self.limits.default_after_s
+        if model.in_flight or model.state is WorkerState.STARTING:
+            return now + after_s
+        quiet_at = model.last_used + after_s
+        return max(quiet_at, self.matures_at(model), self.held_until(model)) if model.has_worker else quiet_at
 
     # ----------------------------------------------------------------------------------------- how long requests may run
 

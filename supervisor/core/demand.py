@@ -45,7 +45,7 @@ class Demand:
     priority: int = NORMAL  # lower is more urgent
     tenant: str = ""  # who asks; empty: nobody in particular
     accounts: tuple[Account, ...] = ()  # who is charged for it; nobody: it has no limits
-    keep_alive_s: float | None = None  # how long its model stays idle after it; None: as the model's own says
+    keep_alive_s: float | None = None  # its model stays at least this long after it; None: it doesn't say
     budget_s: float | None = None  # from now until its answer has ended; None: as long as it takes
     answers: AnswerTimes | None = None  # set iff any was measured; only looked at where there is a budget
 

@@ -14,6 +14,8 @@ from supervisor.core.types import DeviceSpec, FootprintSource, ModelSpec
 MAX_DEVICE_SETS = 200
 """The planner looks at each of a model's device sets; more ways than this to choose its devices are a mistake."""
 
+_LEARNED = frozenset({FootprintSource.LEARNED, FootprintSource.RAISED})
+
 
 def device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
     """Every device set for it, of the devices where it may run. Empty where they are too few."""
@@ -35,11 +37,11 @@ def usable_mib(device_set: Sequence[DeviceSpec]) -> int:
 def need_mib(model: ModelSpec, device_set: Sequence[DeviceSpec]) -> int:
     """What to lease on each device of the set: the largest footprint among them.
 
-    A measurement is limited to what is usable: it was made where the model did fit, so it never makes it too large.
+    What was learned is limited to what is usable: it never makes a model too large that was let in before.
     """
     most = max(1, usable_mib(device_set))
     needs = [device.need(model) for device in device_set]
-    return max(max(1, min(n.mib, most)) if n.source is FootprintSource.LEARNED else n.mib for n in needs)
+    return max(max(1, min(n.mib, most)) if n.source in _LEARNED else n.mib for n in needs)
 
 
 def fits(model: ModelSpec, device_set: Sequence[DeviceSpec]) -> bool:

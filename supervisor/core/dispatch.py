@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from supervisor.core.demand import Demand
 from supervisor.core.effects import Dispatch, Reject
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
@@ -17,15 +20,17 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
         and not state.admission.is_full(model)
         and (waiting := state.queue.pop(model.id)) is not None
     ):
-        assign(state, step, model, waiting.ticket, waiting.arrived_at)
+        assign(state, step, model, waiting.ticket, waiting.demand, waiting.arrived_at)
 
 
-def assign(state: SchedulerState, step: Step, model: ModelState, ticket: TicketId, arrived_at: float) -> None:
+def assign(
+    state: SchedulerState, step: Step, model: ModelState, ticket: TicketId, demand: Demand, arrived_at: float
+) -> None:
     """Give the worker this ticket now."""
     state.queue.recent.note(model.id, step.now - arrived_at, step.now)
     if not model.in_flight:
         state.touch(model)
-    model.in_flight[ticket] = None
+    model.in_flight[ticket] = demand
     model.last_used = step.now
     state.tickets[ticket] = model.id
     step.emit(Dispatch(ticket, model.id, model.generation))
@@ -61,10 +66,9 @@ def keep_loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 def arm_keep_alive(state: SchedulerState, model: ModelState) -> None:
     """Look at an idle worker when its keep-alive is over. One timer at a time."""
-    keep_alive_s = model.spec.keep_alive_s
-    if keep_alive_s is None or model.state is not WorkerState.READY or model.in_flight:
+    if model.state is not WorkerState.READY or model.in_flight:
         return
-    at = model.last_used + keep_alive_s
-    if model.keep_alive_at is None or at < model.keep_alive_at:
+    at = state.admission.stays_until(model)
+    if at < math.inf and (model.keep_alive_at is None or at < model.keep_alive_at):
         model.keep_alive_at = at
         state.wake(at, model.id)

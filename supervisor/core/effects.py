@@ -72,12 +72,13 @@ class AskClients:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Store how much memory this model took on this device with these launch arguments."""
+    """Store how much memory this model took on this device with these launch arguments; `raised`: what to lease at least."""
 
     model: ModelId
     device: DeviceId
     footprint_key: str
     mib: int
+    raised: bool = False  # not measured: a load with less ran out of memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -188,6 +189,8 @@ class WorkerAdopted:
     last_used: float = 0.0
     load_s: float | None = None
     is_unloaded: bool = False  # an operator unloads it: it ends after its requests
+    kept_until: float = -math.inf  # its requests want it kept until then
+    demands: tuple[Demand, ...] = ()  # of the tickets, in their order; empty: unknown
 
     @property
     def model(self) -> ModelId:

@@ -43,6 +43,7 @@ class Entry:
 def _start(model: ModelState, entry: Entry) -> None:
     model.generation = Generation(model.generation + 1)
     model.worker = Worker(entry.devices)
+    model.dismissed = False
     model.crashes = replace(model.crashes, last=None)
 
 

@@ -30,6 +30,8 @@ def _condition(resident: Resident) -> str:
             return "reserved for a waiting request"
         case EvictionBlock.MIN_RESIDENCY:
             return "just loaded"
+        case EvictionBlock.HELD:
+            return "held for its next request"
         case EvictionBlock.NONE | EvictionBlock.PINNED:
             return f"idle {seconds(resident.idle_s)}"
 

@@ -7,12 +7,13 @@ What belongs together is one frozen value. A comment beside each field names the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from supervisor.core.demand import Demand
 from supervisor.core.device_ledger import Holder
-from supervisor.core.device_sets import device_sets, need_mib, usable_mib
+from supervisor.core.device_sets import device_sets, need_mib
 from supervisor.core.plans import Option
 from supervisor.core.types import (
     HAS_WORKER,
@@ -32,8 +33,8 @@ from supervisor.core.types import (
     WorkerState,
 )
 
-OUT_OF_MEMORY_EXTRA = 1.25
-"""Factor on the footprint for the one retry after a start that ran out of memory."""
+RELOAD_MIB_PER_S = 1024
+"""Guess of how fast a model loads before its first load was timed."""
 
 NEVER_STARTED = Generation(0)
 STORY_LENGTH = 40
@@ -97,6 +98,7 @@ class Wish:
 
     asked_at: float | None = None  # set iff an operator asked for it: since then
     restore: bool = False  # set iff it was loaded or is preloaded: load it only if nothing has to go for it
+    default: bool = False  # set iff it comes back as a default model: what nobody has used for long may go for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class ModelState:
     life: Life
     generation: Generation = NEVER_STARTED  # of its last start
     worker: Worker | None = None  # set iff STARTING, READY, DRAINING or STOPPING
-    in_flight: dict[TicketId, None] = field(default_factory=dict)  # never empty while DRAINING; empty without a worker
+    in_flight: dict[TicketId, Demand] = field(default_factory=dict)  # not empty while DRAINING; empty without a worker
     drain: Drain | None = None  # set iff DRAINING
     claimed_by: ModelId | None = None  # set iff that model waits for this one's memory; the first claim counts
     wish: Wish | None = None  # set iff not only requests want it; never while READY
@@ -134,12 +136,15 @@ class ModelState:
     crashes: CrashHistory = field(default_factory=CrashHistory)
     pin: bool | None = None  # set iff an operator pinned or unpinned it; None: as configured
     keep_alive_at: float | None = None  # set iff a timer will see whether it has been idle for too long; only READY
+    kept_until: float = float("-inf")  # when the last keep-alive of a request ends that is over
+    returns_at: float | None = None  # set iff it is a default model: when a timer sees whether it is to come back
+    dismissed: bool = False  # set iff an operator unloaded it and no later start has begun
     last_used: float = 0.0
     ready_at: float = 0.0  # when it last became ready
     stopped_at: float = float("-inf")  # when its worker was last told to stop
     load_s: float | None = None  # set iff it was loaded before as it is specified now: how long the last load took
     last_plan: str = ""  # kind and models of the last plan, so that each is told only once
-    known_options: tuple[ModelSpec, bool, tuple[DeviceSpec, ...], dict[Devices, Option]] | None = None
+    known_options: tuple[ModelSpec, tuple[DeviceSpec, ...], dict[Devices, Option]] | None = None
 
     UNRECORDED: ClassVar = ("known_options",)  # made anew when needed
 
@@ -197,19 +202,25 @@ class ModelState:
         """Is it no longer configured? It is forgotten when nothing of it is left."""
         return self.change is not None and self.change.spec is None
 
+    @property
+    def reload_s(self) -> float:
+        """What loading it again is expected to take, in seconds: as long as the last time, else by its size."""
+        return max(1.0, self.spec.footprint.mib / RELOAD_MIB_PER_S) if self.load_s is None else self.load_s
+
     def ask(self, now: float) -> float:
         """An operator wants it loaded. Returns since when."""
         since = now if self.asked_at is None else self.asked_at
-        self.wish = Wish(since, self.restore)
+        self.wish = replace(self.wish or Wish(), asked_at=since)
         return since
 
     def give_up(self) -> None:
         """The operator's wish is over."""
-        self.wish = Wish(restore=True) if self.restore else None
+        rest = replace(self.wish or Wish(), asked_at=None)
+        self.wish = None if rest == Wish() else rest
 
     def want_back(self) -> None:
         """Load it whenever nothing has to go for it."""
-        self.wish = Wish(self.asked_at, restore=True)
+        self.wish = replace(self.wish or Wish(), restore=True)
 
     def set_worker(self, *, answering: bool | None = None, stuck: bool | None = None) -> None:
         """Change what is known of its worker. It must have one."""
@@ -223,13 +234,12 @@ class ModelState:
 
     def options(self, devices: tuple[DeviceSpec, ...]) -> dict[Devices, Option]:
         """Where it may go, of these devices, and what it is to lease there, in the order of ids."""
-        extra = self.crashes.oom_retried
         known = self.known_options
-        if known is None or known[0] is not self.spec or known[1] != extra or known[2] is not devices:
+        if known is None or known[0] is not self.spec or known[1] is not devices:
             sets = {tuple(device.id for device in chosen): chosen for chosen in device_sets(self.spec, devices)}
-            options = {ids: Option(ids, self._lease_mib(sets[ids])) for ids in sorted(sets)}
-            known = self.known_options = (self.spec, extra, devices, options)
-        return known[3]
+            options = {ids: Option(ids, need_mib(self.spec, sets[ids])) for ids in sorted(sets)}
+            known = self.known_options = (self.spec, devices, options)
+        return known[2]
 
     def least_mib(self, device: DeviceId, devices: tuple[DeviceSpec, ...]) -> int | None:
         """The least that it may have to lease on this one of these devices; None: it never goes there."""
@@ -238,23 +248,21 @@ class ModelState:
             return alone.need_mib
         return min((option.need_mib for ids, option in options.items() if device in ids), default=None)
 
-    def _lease_mib(self, device_set: Sequence[DeviceSpec]) -> int:
-        """What to lease on each device of the set. The one retry after running out of memory gets more, if there is more."""
-        mib = need_mib(self.spec, device_set)
-        if not self.crashes.oom_retried:
-            return mib
-        return max(mib, min(int(mib * OUT_OF_MEMORY_EXTRA), usable_mib(device_set)))
-
     def specify(self, spec: ModelSpec) -> None:
         """Be this from now on. How long another model or context took to load says nothing about it."""
         if spec.footprint_key != self.spec.footprint_key:
             self.load_s = spec.load_s
+            self.crashes = replace(self.crashes, oom_retried=False)
         self.spec = spec
 
     def learn(self, device: DeviceId, mib: int) -> None:
         """Use `mib` for the next load on `device`."""
         learned = {**self.spec.learned, device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")}
         self.spec = replace(self.spec, learned=learned)
+
+    def raise_footprint(self, device: DeviceId, mib: int) -> None:
+        """Never load it with less on `device` from now on."""
+        self.spec = replace(self.spec, raised={**self.spec.raised, device: mib})
 
     def check(self) -> Iterator[tuple[bool, str]]:
         """The laws about this model alone: whether each holds, and its words."""

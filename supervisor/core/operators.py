@@ -7,6 +7,7 @@ its new specification if it was in use.
 
 from __future__ import annotations
 
+from supervisor.core import default_models
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
 from supervisor.core.events import Configured, LoadAsked, PinAsked, Respecified, UnloadAsked
 from supervisor.core.lifecycle import TABLE, Trigger, advance
@@ -41,6 +42,7 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
     if model is None:
         return
     model.wish = None
+    model.dismissed = True
     reason = "llmux is shutting down" if state.shutting_down else "unloaded by an operator"
     if event.force or model.state not in SERVES:
         message = f"{ASKED} was unloaded by an operator."
@@ -86,6 +88,8 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
         finish_stop(state, step, model)  # the memory of a device that is gone is waited for no longer
         if model.removed and model.id in state.models:
             forget(state, step, model)
+    for model in state.models.values():
+        default_models.arm(state, step, model)
     state.wanted.plan_all_again()
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
+from supervisor.core import default_models
 from supervisor.core.claims import settle_claims
 from supervisor.core.dispatch import reject_all
 from supervisor.core.effects import StartWorker
@@ -137,7 +138,7 @@ class _Round:
         need_mib = model.least_mib(device, self.state.ledger.devices())
         if need_mib is None:
             return False
-        if place is None and not is_full and not _is_only_restored(self.state, model):
+        if place is None and not is_full and not _is_unasked(self.state, model):
             return True
         free_mib = there.free_mib
         for other in self.wanted.placed_on(device):
@@ -147,7 +148,7 @@ class _Round:
             free_mib -= promised.need_mib if promised is not None else 0
         if need_mib <= free_mib:
             return there.is_open or place is None
-        if _is_only_restored(self.state, model) or (place is not None and self._is_settled(place)):
+        if _is_unasked(self.state, model) or (place is not None and self._is_settled(place)):
             return False
         return need_mib <= free_mib + there.coming_mib + there.idle_mib
 
@@ -179,6 +180,7 @@ class _Round:
         else:
             devices = tuple(dict.fromkeys(device for option in demand.options for device in option.devices))
         seen = snapshot(self.state, self.step.now, devices, key)
+        seen = default_models.spared(self.state, self.state.models[demand.model], seen)
         return plan(demand, seen), seen
 
     def _near(
@@ -253,7 +255,8 @@ class _Round:
 
     def _carry_out(self, model: ModelState, key: Key, answer: Plan, options: dict[Devices, Option]) -> None:
         state, step = self.state, self.step
-        if _is_only_restored(state, model) and not isinstance(answer, Admit):
+        is_settled = isinstance(answer, Admit) or default_models.may_evict(state, step, model, answer)
+        if _is_unasked(state, model) and not is_settled:
             self._postpone(model, answer, options)
             return
         _note(step, model, answer)
@@ -292,8 +295,8 @@ class _Round:
             self.wanted.give(model.id, Place(devices))
 
 
-def _is_only_restored(state: SchedulerState, model: ModelState) -> bool:
-    return model.restore and model.asked_at is None and state.queue.count(model.id) == 0
+def _is_unasked(state: SchedulerState, model: ModelState) -> bool:
+    return model.asked_at is None and state.queue.count(model.id) == 0
 
 
 def _start(state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: int, reason: str) -> None:

@@ -13,7 +13,7 @@ walks one numbered tree, whose numbers return in the code:
 6. Refuse, naming what is in the way.
 
 The memory of a STOPPING resident comes back anyway, so nothing is evicted for it: in 2 to 5 it counts as coming, and a
-plan that needs nothing else is a Wait for it. MIN_RESIDENCY does not block a demand
+plan that needs nothing else is a Wait for it. MIN_RESIDENCY and HELD do not block a demand
 that may overtake the resident. A PINNED resident never goes.
 
 Victims are chosen in one order: lowest priority, least valuable (cheap to reload for the time it idled), id. First those
@@ -237,7 +237,7 @@ class _Case:
         return [resident for resident in gone if resident.model not in staying]
 
     def _is_blocked(self, resident: Resident) -> bool:
-        if resident.block is EvictionBlock.MIN_RESIDENCY:
+        if resident.block in {EvictionBlock.MIN_RESIDENCY, EvictionBlock.HELD}:
             return not self.admission.may_overtake(self.demand.priority, resident.priority)
         return resident.block is not EvictionBlock.NONE
 

@@ -19,6 +19,7 @@ class EvictionBlock(StrEnum):
     STOPPING = "stopping"  # its memory is already on the way back
     RESERVED = "reserved"  # an earlier plan loads it for a request that still waits
     MIN_RESIDENCY = "young"  # within its minimum residency and in demand
+    HELD = "held"  # used within its hold_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from supervisor.core.demand import ANY
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import MemorySampled, WorkerAdopted, WorkerReady, WorkerSample, WorkerUnready
@@ -45,8 +46,10 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     advance(model, Trigger.READY, step.now, f"handed over with {len(event.tickets)} running requests")
     model.set_worker(answering=True)
     model.ready_at, model.last_used, model.load_s = event.ready_at, event.last_used, event.load_s
-    for ticket in event.tickets:
-        model.in_flight[ticket] = None
+    model.kept_until = event.kept_until
+    demands = event.demands or (ANY,) * len(event.tickets)
+    for ticket, demand in zip(event.tickets, demands, strict=True):
+        model.in_flight[ticket] = demand
         state.tickets[ticket] = model.id
     state.update_wanted(model)
     step.decide("adopted", model.id, model.life.reason)

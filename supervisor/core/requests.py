@@ -51,7 +51,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
         if accounts:
             state.admission.accounts.admit(event.ticket, accounts, step.now)
-        assign(state, step, model, event.ticket, step.now)
+        assign(state, step, model, event.ticket, event.demand, step.now)
         return
     # 3.
     full = state.queue.push(event.ticket, event.model, event.demand, step.now)
@@ -98,8 +98,10 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
             _left(state, step, state.models[waiting.model])
         return
     model = state.models[model_id]
-    del model.in_flight[event.ticket]
+    keep_alive_s = model.in_flight.pop(event.ticket).keep_alive_s
     model.last_used = step.now
+    if keep_alive_s is not None:
+        model.kept_until = max(model.kept_until, step.now + keep_alive_s)
     if state.queue.count(model_id) > 0:
         dispatch(state, step, model)
     if model.in_flight:

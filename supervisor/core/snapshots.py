@@ -16,9 +16,6 @@ from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 from supervisor.core.waiters import Key
 
-RELOAD_MIB_PER_S = 1024
-"""Guess of how fast a model loads before its first load was timed."""
-
 
 def snapshot(state: SchedulerState, now: float, devices: Devices, asker: Key) -> Snapshot:
     """These devices as `asker` is to see them: with the promises to those before it."""
@@ -89,17 +86,12 @@ def outline(state: SchedulerState, device: DeviceId) -> Outline:
             if lease.phase is Phase.RETURNING or lease.holder != model.holder or model.state is WorkerState.STOPPING:
                 coming += lease.held_mib
             elif model.state is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
-                idle.append((model.spec.priority, reload_s(model, lease.held_mib), lease.held_mib, model.id))
+                idle.append((model.spec.priority, model.reload_s, lease.held_mib, model.id))
         idle.sort()
         usable = view.blocked is None and not _is_loading(state, device)
         known = Outline(view.free_mib, coming, sum(mib for _, _, mib, _ in idle), tuple(idle), usable, view.outage)
         ledger.keep_outline(device, known)
     return known
-
-
-def reload_s(model: ModelState, held_mib: int) -> float:
-    """What loading it again is expected to cost, in seconds."""
-    return model.load_s if model.load_s is not None else max(1.0, held_mib / RELOAD_MIB_PER_S)
 
 
 def _promise(model: ModelState, devices: Devices, need_mib: int) -> Resident:
@@ -154,7 +146,7 @@ def _resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: E
         held_mib,
         block,
         max(0.0, now - model.last_used),
-        reload_s(model, sum(held_mib)),
+        model.reload_s,
         len(model.in_flight),
     )
 
@@ -174,4 +166,4 @@ def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBloc
     if now >= until:
         return EvictionBlock.NONE
     state.wake(until, model.id)
-    return EvictionBlock.MIN_RESIDENCY
+    return EvictionBlock.HELD if now < state.admission.held_until(model) else EvictionBlock.MIN_RESIDENCY

@@ -139,7 +139,9 @@ class SchedulerState:
             yield model.id in self.claims(model.claimed_by), "claimed by a model that does not wait for it"
         drain = model.drain
         drained_at, look_at = (None, None) if drain is None else (drain.until, drain.look_at)
-        for at in (model.crashes.retry_at, drained_at, look_at, model.keep_alive_at):
+        is_default = model.id in self.admission.policy.default_models
+        yield (model.returns_at is not None) == is_default, "a time to come back iff it is a default model"
+        for at in (model.crashes.retry_at, drained_at, look_at, model.keep_alive_at, model.returns_at):
             yield at in {None, math.inf} or (at, model.id) in self.armed, "a time that no timer waits for"
         if model.worker is not None and not model.exited:
             leased = tuple(lease.device for lease in self.ledger.leases_of(model.holder))

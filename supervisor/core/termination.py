@@ -14,13 +14,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from supervisor.core.dispatch import reject_all
-from supervisor.core.effects import Alert, CutRequest, Decided, StopWorker
+from supervisor.core.effects import Alert, CutRequest, Decided, Learn, StopWorker
 from supervisor.core.events import WorkerExited, WorkerUnkillable
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import listed, seconds
 from supervisor.core.model_state import Change, Drain, ModelState, Worker
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import ASKED, Crash, CrashClass, RejectCode, StopCause, WorkerState
+
+OUT_OF_MEMORY_EXTRA = 1.25
+"""Factor on the footprint of a model whose start ran out of memory."""
 
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})
 """A start that failed like this fails the same way again, so it is not tried again by itself."""
@@ -105,18 +108,32 @@ def _crashed(state: SchedulerState, step: Step, model: ModelState, crash: Crash)
     if crash.kind is CrashClass.NOT_INSTALLED and not was_loaded:
         advance(model, Trigger.GONE, step.now, crash.told)
         reject_all(state, step, model, RejectCode.RUNTIME_NOT_INSTALLED, crash.summary)
-    elif crash.kind is CrashClass.OUT_OF_MEMORY and not was_loaded and not model.crashes.oom_retried:
-        model.crashes = replace(model.crashes, oom_retried=True)
-        reason = "ran out of memory while loading; tried once more with more room"
-        advance(model, Trigger.GONE, step.now, reason)
+    elif (ran_out := crash.kind is CrashClass.OUT_OF_MEMORY and not was_loaded) and not model.crashes.oom_retried:
+        _retry_with_more(state, step, model)
     else:
         if was_loaded:
             model.want_back()
-        if _counted(state, step, model, crash):
+        if _counted(state, step, model, crash) or ran_out:
             _fail(state, step, model, crash)
         else:
             _back_off(state, step, model, crash)
     _apply_change(state, step, model)
+
+
+def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Its footprint was too small, or another program took what was free: it gets more from now on, and one more try."""
+    model.crashes = replace(model.crashes, oom_retried=True)
+    told: list[str] = []
+    for lease in state.ledger.leases_of(model.holder):
+        usable_mib = state.ledger.view(lease.device).usable_mib
+        mib = min(int(lease.held_mib * OUT_OF_MEMORY_EXTRA), usable_mib)
+        if mib > lease.mib:
+            model.raise_footprint(lease.device, mib)
+            step.emit(Learn(model.id, lease.device, model.spec.footprint_key, mib, raised=True))
+            told.append(f"{mib} MiB on {lease.device} instead of {lease.mib}")
+    reason = f"ran out of memory while loading; tried once more{', with ' * bool(told)}{listed(told)}"
+    advance(model, Trigger.GONE, step.now, reason)
+    step.decide("raise", model.id, reason)
 
 
 def _counted(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> bool:
@@ -136,6 +153,8 @@ def _fail(state: SchedulerState, step: Step, model: ModelState, crash: Crash) ->
     retry_at = None if is_hopeless else step.now + state.limits.failed_retry_s
     window = f" {len(model.crashes.times)} times in {state.limits.crash_window_s / 60:.0f} min"
     times = "" if is_hopeless or model.crashes.given_up else window
+    if crash.kind is CrashClass.OUT_OF_MEMORY and model.crashes.oom_retried:
+        times = " again with more memory"
     then = "" if is_hopeless else f"; next try in {seconds(state.limits.failed_retry_s)}"
     advance(model, Trigger.FAIL, step.now, f"failed{times}: {crash.told}{then}", retry_at=retry_at)
     model.crashes = replace(model.crashes, given_up=True)

@@ -1,4 +1,5 @@
-"""What only time brings: the end of a backoff, of a drain, of an idle model's keep-alive, of a waiter's patience.
+"""What only time brings: the end of a backoff, of a drain, of an idle model's keep-alive, of a waiter's patience, and the
+return of a default model.
 
 A timer says only "look at this model"; what is due follows from the model's state, so a late or needless timer does no
 harm.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import draining
+from supervisor.core import default_models, draining
 from supervisor.core.dispatch import arm_keep_alive
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
@@ -35,6 +36,7 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
             step.decide("retry", model.id, reason)
         advance(model, Trigger.RETRY, step.now, reason)
     _give_up(state, step, model)
+    default_models.look(state, step, model)
     draining.look(state, step, model)
     if model.state is WorkerState.READY:
         if model.crashes.times and step.now >= model.ready_at + state.limits.backoff_reset_s:
@@ -60,14 +62,13 @@ def _end_keep_alive(state: SchedulerState, step: Step, model: ModelState) -> Non
     if model.keep_alive_at is None or step.now < model.keep_alive_at:
         return
     model.keep_alive_at = None
-    keep_alive_s = model.spec.keep_alive_s
-    if keep_alive_s is None or model.pinned or model.in_flight:
+    if model.in_flight:
         return  # the end of its last request sets it again
     if state.queue.count(model.id) > 0:
         model.last_used = step.now
-    if step.now < model.last_used + keep_alive_s:
+    if step.now < state.admission.stays_until(model):
         arm_keep_alive(state, model)
         return
-    reason = f"idle for {keep_alive_s:.0f} s (keep_alive_s)"
+    reason = f"idle for {step.now - model.last_used:.0f} s (keep_alive_s)"
     stop_now(state, step, model, StopCause.IDLE, reason)
     step.decide("stop", model.id, reason)

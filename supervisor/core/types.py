@@ -36,6 +36,7 @@ DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "em
 class FootprintSource(StrEnum):
     """Where a footprint comes from, best first."""
 
+    RAISED = "raised"  # a load with less ran out of memory
     EXPLICIT = "explicit"  # vram_mib in the configuration
     LEARNED = "learned"  # measured on this device for these launch arguments
     COMPUTED = "computed"  # from the file's own metadata
@@ -75,11 +76,13 @@ class ModelSpec:
     priority: int
     footprint: Footprint  # of the whole model
     learned: Mapping[DeviceId, Footprint] = field(default_factory=dict)
+    raised: Mapping[DeviceId, int] = field(default_factory=dict)  # MiB: a load with less ran out of memory there
     devices: Devices = ()  # where it may run; empty: anywhere
     gpus: int = 1  # how many devices share it, except where a device takes it whole
     pin: bool = False
     preload: bool = False
-    keep_alive_s: float | None = None  # None: until its memory is needed
+    keep_alive_s: float | None = None  # it stays this long after its last use; None: until its memory is needed
+    hold_s: float = 0.0  # no model of equal or lower priority takes its place this long after its last use
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
     drain_s: float | None = None  # overrides the limit of this name
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
@@ -104,11 +107,13 @@ class DeviceSpec:
         return self.total_mib - self.margin_mib
 
     def need(self, model: ModelSpec) -> Footprint:
-        """The footprint to lease here: explicit first, else learned here, else the general estimate."""
-        parts = 1 if self.takes_whole else model.gpus
-        if model.footprint.source is FootprintSource.EXPLICIT:
-            return model.footprint.share(parts)
-        return model.learned.get(self.id) or model.footprint.share(parts)
+        """The footprint to lease here: explicit first, else learned here, else the general estimate; never what was too little."""
+        known = None if model.footprint.source is FootprintSource.EXPLICIT else model.learned.get(self.id)
+        need = known or model.footprint.share(1 if self.takes_whole else model.gpus)
+        raised_mib = model.raised.get(self.id, 0)
+        if raised_mib <= need.mib:
+            return need
+        return Footprint(raised_mib, FootprintSource.RAISED, f"a load with less ran out of memory on {self.id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,8 @@ class Limits:
     queue_per_model: int = 64
     queue_wait_s: float = 600.0
     min_residency_s: float = 30.0
-    linger_s: float = 0.25  # a model within its minimum residency counts as in demand this long after a request
+    linger_s: float = 0.25  # the longest that a model counts as in demand after a request; see the admission policy
+    default_after_s: float = 300.0  # nothing else was asked for during this time: a default model comes back
     loads_per_device: int = 1
     drain_s: float | None = None  # infinite: no request is cut for another model; None: as the admission policy has it
     backoff_first_s: float = 1.0
@@ -139,6 +145,7 @@ class Policy:
 
     eviction: Eviction = Eviction.LAST_RESORT
     max_loaded: Mapping[str, int] = field(default_factory=dict)  # by model type
+    default_models: tuple[ModelId, ...] = ()  # they come back when nothing else is asked for
 
 
 # ---------------------------------------------------------------------------------------------------------- lifecycle

@@ -90,7 +90,12 @@ def _room(state: SchedulerState, model: ModelState) -> Awaited:
     victims = [state.models[name] for name in state.claims(model.id) if name in state.models]
     if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
         return Awaited(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
-    if kept := _ids(victim for victim in victims if victim.state is WorkerState.READY):
+    idle = [victim for victim in victims if victim.state is WorkerState.READY]
+    if held := _ids(
+        victim for victim in idle if state.admission.held_until(victim) > state.admission.matures_at(victim)
+    ):
+        return Awaited(WaitKind.TURN, f"{listed(held)}, held for {_its(held)} next request", held)
+    if kept := _ids(idle):
         return Awaited(WaitKind.TURN, f"{listed(kept)}, just loaded, to have had {_its(kept)} turn", kept)
     loading = [each for each in victims if each.state is WorkerState.STARTING]
     if first := _ids(loading or (each for each in state.models.values() if _loads_here(each) and not victims)):

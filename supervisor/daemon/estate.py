@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -45,6 +45,7 @@ class Inheritance:
     lock: InstanceLock
     listener: socket.socket
     pins: Mapping[ModelId, bool]
+    dismissed: Sequence[ModelId]
     overrides: Mapping[ModelId, Mapping[str, JsonValue]]
     workers: dict[WorkerKey, InheritedWorker] = field(default_factory=dict)
 
@@ -94,10 +95,12 @@ class InheritedWorker:
             os.close(descriptor)
 
 
-def general_message(pins: Mapping[ModelId, bool], overrides: Mapping[ModelId, Any], workers: int) -> Json:
+def general_message(
+    pins: Mapping[ModelId, bool], dismissed: Sequence[ModelId], overrides: Mapping[ModelId, Any], workers: int
+) -> Json:
     """With the listening socket and the lock."""
     values = {model: dict(override.values) for model, override in overrides.items()}
-    return {"general": {"pins": dict(pins), "overrides": values, "workers": workers}}
+    return {"general": {"pins": dict(pins), "dismissed": [*dismissed], "overrides": values, "workers": workers}}
 
 
 def read_general(message: Message) -> tuple[Inheritance, int]:
@@ -107,7 +110,9 @@ def read_general(message: Message) -> tuple[Inheritance, int]:
     inherited = socket.socket(fileno=listener)
     inherited.setblocking(False)
     return (
-        Inheritance(InstanceLock.inherited(lock), inherited, general["pins"], general["overrides"]),
+        Inheritance(
+            InstanceLock.inherited(lock), inherited, general["pins"], general.get("dismissed", ()), general["overrides"]
+        ),
         general["workers"],
     )
 
@@ -116,7 +121,7 @@ def worker_message(adopted: WorkerAdopted, process: WorkerProcess, spec: LaunchS
     """With the process's descriptors."""
     return {
         "worker": {
-            "adopted": packed(replace(adopted, tickets=())),
+            "adopted": packed(replace(adopted, tickets=(), demands=())),
             "pid": process.pid,
             "shim_pid": process.shim_pid,
             "started_at": process.started_at,

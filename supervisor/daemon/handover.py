@@ -220,7 +220,8 @@ class Handover:
         engine, running = self._daemon.engine, self._holdings.launcher.running()
         adoptions = engine.adoptions()
         descriptors = self._holdings.listener, self._holdings.lock.file.fileno()
-        await channel.send(general_message(engine.pins(), self._daemon.fleet.overrides(), len(adoptions)), descriptors)
+        general = general_message(engine.pins(), engine.dismissed(), self._daemon.fleet.overrides(), len(adoptions))
+        await channel.send(general, descriptors)
         for adopted in adoptions:
             process, spec = running[adopted.model, adopted.generation]
             await channel.send(worker_message(adopted, process, spec), process.descriptors)

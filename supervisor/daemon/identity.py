@@ -1,4 +1,5 @@
-"""For whom a request comes, and how urgent it is: what its header and body say, its key, and its client's profile.
+"""For whom a request comes, how urgent it is, and how long its model is to stay: what its header and body say, its key, and
+its client's profile.
 
 The tenant is that of the key. Only where there are no keys, or the key may speak for others, the request may name it. The
 priority is the request's, else the key's, else the client's, else normal; but never more urgent than the key's ceiling.
@@ -6,6 +7,7 @@ priority is the request's, else the key's, else the client's, else normal; but n
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final, NamedTuple
 
 from supervisor.catalog import Catalog
@@ -16,10 +18,11 @@ from supervisor.core.demand import ANY, NORMAL, Demand, priority_of
 from supervisor.daemon.accounts import accounts_of
 from supervisor.errors import InvalidRequestError
 from supervisor.io.upstream import Headers
-from supervisor.proxy.body import CLIENT, PRIORITY, Body
+from supervisor.proxy.body import CLIENT, KEEP_ALIVE, PRIORITY, Body
 
 PRIORITY_HEADER: Final = b"x-priority"
 TENANT_HEADER: Final = b"x-tenant-id"
+LONGEST_KEEP_ALIVE_S: Final = 86_400
 
 
 class Identity(NamedTuple):
@@ -55,7 +58,9 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
         wanted = NORMAL if profile.priority is None else priority_of(profile.priority)
     given = wanted if key is None else max(wanted, key.priority_ceiling)
     accounts = accounts_of(key, who, catalog)
-    demand = ANY if given == NORMAL and not who and not accounts else Demand(given, who, accounts)
+    keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
+    is_any = given == NORMAL and not who and not accounts and keep_alive_s is None
+    demand = ANY if is_any else Demand(given, who, accounts, keep_alive_s)
     return Identity(demand, profile, priority is not None and given != wanted)
 
 
@@ -78,6 +83,18 @@ def _priority(said: object) -> int:
     except ValueError as error:
         message = f"The priority (`X-Priority` or `{PRIORITY}`) is none: {error}."
         raise InvalidRequestError(message, code="invalid_priority", param=PRIORITY) from error
+
+
+def _keep_alive_s(said: object) -> float | None:
+    if isinstance(said, str):  # in a form
+        with contextlib.suppress(ValueError):
+            said = float(said)
+    if said is None:
+        return None
+    if isinstance(said, int | float) and type(said) is not bool and 0 <= said <= LONGEST_KEEP_ALIVE_S:
+        return said
+    message = f"`{KEEP_ALIVE}` must be a number of seconds from 0 to {LONGEST_KEEP_ALIVE_S}."
+    raise InvalidRequestError(message, code="invalid_keep_alive", param=KEEP_ALIVE)
 
 
 def _tenant(said: object) -> str:

@@ -65,6 +65,8 @@ class Leaving:
                 model.last_used,
                 model.load_s,
                 model.drain is not None and model.drain.cause is StopCause.OPERATOR,
+                model.kept_until,
+                tuple(model.in_flight.values()),
             )
             for model in state.models.values()
             if model.state in SERVES and not model.spec.remote
@@ -73,6 +75,10 @@ class Leaving:
     def pins(self) -> dict[ModelId, bool]:
         """The models that an operator pinned or unpinned."""
         return {model.id: model.pin for model in self._scheduler.state.models.values() if model.pin is not None}
+
+    def dismissed(self) -> tuple[ModelId, ...]:
+        """The models that stay away because an operator unloaded them."""
+        return tuple(model.id for model in self._scheduler.state.models.values() if model.dismissed)
 
     def leave(self, finished: Callable[[TicketId], None]) -> None:
         """A successor schedules from now on: decide nothing any more, and tell `finished` of each request that ends.

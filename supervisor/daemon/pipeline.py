@@ -305,7 +305,9 @@ class Pipeline:
         """What it asks of this model now. Raises BudgetError when its time is over."""
         demand = context.demand
         if target.ladder is not None:
-            demand = replace(demand, keep_alive_s=target.ladder.task.config.keep_alive_s)
+            times = (demand.keep_alive_s, target.ladder.task.config.keep_alive_s)
+            longest_s = max((time_s for time_s in times if time_s is not None), default=None)
+            demand = replace(demand, keep_alive_s=longest_s)
         if context.budget_s is None:
             return demand
         left_s = context.arrived_at + context.budget_s - self._engine.clock()

@@ -199,6 +199,8 @@ def _unpack(value: Any, seen: dict[int, Any]) -> Any:
     for field in fields(kind) if is_dataclass(kind) else ():  # another version of llmux may have written it
         if field.name not in content and field.default is not MISSING:
             object.__setattr__(made, field.name, field.default)
+        elif field.name not in content and field.default_factory is not MISSING:
+            object.__setattr__(made, field.name, field.default_factory())
     for attribute, item in content.items():
         object.__setattr__(made, attribute, _unpack(item, seen))
     return made

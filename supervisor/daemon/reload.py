@@ -267,7 +267,7 @@ class Reloader:
         daemon.configure(after, prepared.keyring)
         specs = tuple(map(self._overridden, prepared.specs))
         devices = tuple(device.spec for device in daemon.sampler.devices())
-        daemon.engine.post(Configured(specs, devices, after.limits.limits(), after.limits.policy()))
+        daemon.engine.post(Configured(specs, devices, after.limits.limits(), after.policy))
 
     def _overridden(self, spec: ModelSpec) -> ModelSpec:
         """Keep an operator's overrides of unchanged models."""

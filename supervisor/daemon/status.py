@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from supervisor.core.device_ledger import Lease
 from supervisor.core.ledger import DeviceTotals
-from supervisor.core.model_state import ModelState
-from supervisor.core.snapshots import RELOAD_MIB_PER_S
+from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import Crash, DeviceId, Devices, DeviceSpec, Generation, ModelId, ModelSpec, WorkerState
 
@@ -36,6 +35,8 @@ class ModelStatus:
     in_flight: int
     queued: int
     idle_s: float | None  # None: it has no worker, or its worker has requests
+    unload_s: float | None  # until it is unloaded if nobody uses it; None: not before its memory is needed
+    held_s: float | None  # how long no model of equal or lower priority may still evict it; None: any may
     eta_s: float | None  # until it is loaded, or until the requests that it drains are cut; None: neither
     drain_s: float  # how long its requests may run on after an unload that isn't forced
     load_s: float | None  # how long its last load took
@@ -113,12 +114,20 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
         in_flight=len(model.in_flight),
         queued=queued,
         idle_s=now - model.last_used if model.has_worker and not model.in_flight else None,
+        unload_s=_idle_until(model, state.admission.stays_until(model), now),
+        held_s=_idle_until(model, state.admission.held_until(model), now),
         eta_s=_eta_s(model, leases, now),
         drain_s=state.admission.ordered_drain_s(model.spec),
         load_s=model.load_s,
         crash=model.crash,
         retry_s=None if model.crashes.retry_at is None else max(0.0, model.crashes.retry_at - now),
     )
+
+
+def _idle_until(model: ModelState, at: float, now: float) -> float | None:
+    """How long an idle worker has until then."""
+    is_idle = model.state is WorkerState.READY and not model.in_flight
+    return at - now if is_idle and now < at < math.inf else None
 
 
 def _eta_s(model: ModelState, leases: tuple[Lease, ...], now: float) -> float | None:

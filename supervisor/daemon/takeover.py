@@ -17,7 +17,7 @@ from dataclasses import replace
 import structlog
 
 from supervisor.catalog.overrides import Override, overridden
-from supervisor.core.events import Configured, PinAsked, RequestFinished, WorkerAdopted
+from supervisor.core.events import Configured, PinAsked, RequestFinished, UnloadAsked, WorkerAdopted
 from supervisor.core.types import DeviceSpec, ModelSpec, TicketId
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.estate import (
@@ -120,6 +120,8 @@ class Takeover:
         daemon.engine.post(replace(configured, models=models))
         for model, pin in self._inheritance.pins.items():
             daemon.engine.post(PinAsked(model, pin))
+        for model in self._inheritance.dismissed:
+            daemon.engine.post(UnloadAsked(model))
 
     def _overridden(self, daemon: Daemon, spec: ModelSpec) -> ModelSpec:
         """With an operator's settings, if they are still possible. Without them, a worker that has them is replaced."""

@@ -5,6 +5,7 @@ A view may be stale by an event, so nothing here is used to decide.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -46,13 +47,16 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "retry_s": _rounded(status.retry_s, 1),
         "eta_s": _rounded(status.eta_s, 1),
         "idle_s": _rounded(status.idle_s, 3),
+        "keep_alive_s": status.spec.keep_alive_s,
+        "unload_s": _rounded(status.unload_s, 1),
+        "held_s": _rounded(status.held_s, 1),
         "in_flight": status.in_flight,
         "queued": status.queued,
         "waits_for": list(status.waits_for),
         "drain_s": status.drain_s,
         **_devices(status),
         "remote": status.spec.remote,
-        "memory": _memory(status),
+        "memory": _memory(status, daemon.engine.devices()),
         "sizing": _sizing(effective),
         "warnings": list(memory_warnings(effective, status.spec, [one.spec for one in daemon.sampler.devices()])),
         "worker": worker,
@@ -76,11 +80,18 @@ def _devices(status: ModelStatus) -> Json:
     return {"device": " + ".join(status.devices) or None, "devices": list(status.devices)}
 
 
-def _memory(status: ModelStatus) -> Json:
+def _memory(status: ModelStatus, devices: Iterable[DeviceStatus]) -> Json:
+    """`need`: what the next load is to lease, of each device where it may go."""
     return {
         **_held(status),
         "estimate": _footprint(status.spec.footprint),
         "learned": {device: footprint.mib for device, footprint in status.spec.learned.items()},
+        "raised": {device: mib for device, mib in status.spec.raised.items()},  # noqa: C416  # of another type
+        "need": {
+            device.id: _footprint(device.spec.need(status.spec))
+            for device in devices
+            if not status.spec.devices or device.id in status.spec.devices
+        },
     }
 
 
@@ -184,8 +195,7 @@ def memory_view(daemon: Daemon) -> Json:
         {
             "name": status.id,
             **_devices(status),
-            "need": {device.id: _footprint(device.spec.need(status.spec)) for device in devices},
-            **_memory(status),
+            **_memory(status, devices),
         }
         for status in daemon.engine.models()
     ]

@@ -15,7 +15,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -63,6 +63,8 @@ MOST_MIB: Final = 1 << 30
 MOST_LOAD_MS: Final = 7 * 24 * 3600 * 1000
 _LOAD_MS: Final = "load_ms"
 """The collection of load times; all others of `Footprints` are devices."""
+_RAISED: Final = "raised "
+"""Before a device: the collection of what to lease there at least."""
 Entry = tuple[str, str]
 """The name of a collection and a key in it."""
 
@@ -262,17 +264,20 @@ class Footprints(Store):
 
     def learned(self) -> dict[FootprintKey, int]:
         """All that can be true."""
-        mib = {(key, device): _whole(text) for (device, key), text in self._entries.items() if device != _LOAD_MS}
-        return {entry: size for entry, size in mib.items() if 0 < size < MOST_MIB}
+        return _sizes((key, name, _whole(text)) for (name, key), text in self._entries.items())[0]
+
+    def raised(self) -> dict[FootprintKey, int]:
+        """What to lease at least: all that can be true."""
+        return _sizes((key, name, _whole(text)) for (name, key), text in self._entries.items())[1]
 
     def load_times(self) -> dict[str, float]:
         """How many seconds the last load of each model took, by its key: all that can be true."""
         taken = {key: _whole(text) for (name, key), text in self._entries.items() if name == _LOAD_MS}
         return {key: ms / 1000 for key, ms in taken.items() if 0 < ms < MOST_LOAD_MS}
 
-    async def learn(self, key: str, device: str, mib: int) -> None:
-        """Remember what a model took; the latest figure counts. Failure to save is only a warning."""
-        await self._keep(device, key, mib)
+    async def learn(self, key: str, device: str, mib: int, *, raised: bool = False) -> None:
+        """Remember what a model took, or is to get at least; the latest figure counts. Failure to save is only a warning."""
+        await self._keep(f"{_RAISED}{device}" if raised else device, key, mib)
 
     async def learn_load(self, key: str, load_s: float) -> None:
         """Remember how long a model's load took, as `learn` does."""
@@ -286,8 +291,11 @@ class Footprints(Store):
             log.warning("store.not_saved", what=collection, value=value, reason=error.message)
 
 
-def learned_footprints(path: Path) -> dict[FootprintKey, int]:
-    """What a file of `Footprints` has, also while a daemon has locked it; nothing where it can't be read. Changes nothing."""
+def learned_footprints(path: Path) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
+    """What a file of `Footprints` has, learned and raised, also while a daemon has locked it; nothing where it can't be read.
+
+    Changes nothing.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="llmux-") as folder,
         contextlib.suppress(OSError, sqlite3.Error, ValueError),
@@ -296,11 +304,20 @@ def learned_footprints(path: Path) -> dict[FootprintKey, int]:
         with contextlib.suppress(FileNotFoundError):
             shutil.copy(f"{path}-wal", folder)
         with contextlib.closing(sqlite3.connect(copy)) as file:
-            rows = file.execute(
-                "SELECT key, collection, value FROM entries WHERE collection != ?", (_LOAD_MS,)
-            ).fetchall()
-        return {(key, device): int(text) for key, device, text in rows}
-    return {}
+            rows = file.execute("SELECT key, collection, value FROM entries").fetchall()
+        return _sizes((key, name, int(text)) for key, name, text in rows)
+    return {}, {}
+
+
+def _sizes(rows: Iterable[tuple[str, str, int]]) -> tuple[dict[FootprintKey, int], dict[FootprintKey, int]]:
+    """Of (key, collection, value): what was learned, and what was raised."""
+    learned: dict[FootprintKey, int] = {}
+    raised: dict[FootprintKey, int] = {}
+    for key, name, mib in rows:
+        if name != _LOAD_MS and 0 < mib < MOST_MIB:
+            device = name.removeprefix(_RAISED)
+            (learned if device == name else raised)[key, device] = mib
+    return learned, raised
 
 
 def _whole(text: str) -> int:

@@ -18,6 +18,7 @@ from supervisor.proxy.translation import Translation
 __all__ = [
     "BUDGET",
     "CLIENT",
+    "KEEP_ALIVE",
     "PRIORITY",
     "PRIVATE",
     "SAID",
@@ -33,7 +34,8 @@ PRIVATE: Final = "x_"
 PRIORITY: Final = "x_priority"
 CLIENT: Final = "x_client_id"
 BUDGET: Final = "x_timeout_s"
-SAID: Final = frozenset({PRIORITY, CLIENT, BUDGET})
+KEEP_ALIVE: Final = "x_keep_alive_s"
+SAID: Final = frozenset({PRIORITY, CLIENT, BUDGET, KEEP_ALIVE})
 """Those that say something to llmux."""
 _UTF8: Final = re.compile(rb'[^;]*;\s*charset="?utf-?8"?[\s;]*', re.IGNORECASE)
 

@@ -261,6 +261,24 @@ class TestNobodyNotices:
         assert daemon.model("a")["overrides"] == before[0]["overrides"]
         assert daemon.model("b")["pin"] is True
 
+    def test_a_keep_alive_stays_in_force_and_an_unloaded_default_model_away(self, make):
+        """Also that of a request which still runs at the hand-over."""
+        limits = {"default_model": "home", "default_after_s": 1}
+        models = {"a": fake(keep_alive_s=5), "b": fake("--chunk-delay", "0.3", keep_alive_s=5), "home": fake()}
+        daemon = make(models, config={"limits": limits})
+        assert daemon.chat("a", x_keep_alive_s=900).status_code == 200
+        daemon.wait_state("home", "ready")
+        assert daemon.post("/v1/admin/models/home/unload").status_code == 200
+        running = threading.Thread(target=daemon.chat, args=("b",), kwargs={"stream": True, "x_keep_alive_s": 900})
+        running.start()
+        wait_until(lambda: daemon.model("b")["in_flight"] == 1)
+        daemon.upgrade()
+        assert daemon.model("a")["unload_s"] > 600
+        running.join(LIMIT_S)
+        assert wait_until(lambda: daemon.model("b")["unload_s"]) > 600
+        wait_until(lambda: daemon.model("b")["idle_s"] > 2)
+        assert daemon.model("home")["state"] == "stopped"
+
 
 class TestAfterwards:
     """The new daemon looks after the workers as if it had started them."""

@@ -66,6 +66,7 @@ def config_check(config: Path | None, as_json: bool) -> None:
                 "problems": [],
                 "warnings": warnings,
                 "sizes": here.sizes,
+                "default_models": list(catalog.policy.default_models),
                 "models": models,
                 "public_names": names,
             }
@@ -74,6 +75,9 @@ def config_check(config: Path | None, as_json: bool) -> None:
     click.echo(f"No mistakes: {counted(len(models), 'model')}, {counted(len(names), 'public name')}.")
     for model, size in here.sizes.items():
         click.echo(f"{model}: {size}.")
+    if default_models := catalog.policy.default_models:
+        after = output.duration(catalog.limits.default_after_s)
+        click.echo(f"Back after {after} in which nothing else is asked for: {', '.join(default_models)}.")
     for warning in warnings:
         click.echo(f"warning: {warning}")
 

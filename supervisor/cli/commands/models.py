@@ -15,7 +15,7 @@ from supervisor.cli.options import answer, daemon_options, model_argument
 from supervisor.errors import AuthenticationError, ForbiddenError, LlmuxError, NotFoundError
 
 HEAD = ("MODEL", "STATE", "DEVICE", "LEASE / MEASURED", "FLIGHT", "QUEUED", "IDLE", "UP")
-WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "CONTEXT", "ALSO")
+WIDE = ("TYPE", "RUNTIME", "PRIORITY", "PIN", "PID", "PORT", "LOAD", "NEED", "UNLOAD", "CONTEXT", "ALSO")
 
 
 def table_of(models: Sequence[Json], *, wide: bool = False) -> output.Table | str:
@@ -87,9 +87,20 @@ def _wide(model: Json) -> output.Row:
         output.text(worker.get("pid")),
         output.text(worker.get("port")),
         output.duration(model.get("load_s")),
+        _need(model),
+        output.duration(model.get("unload_s")),
         output.text(client.part(model, "sizing").get("text")).removeprefix("context "),
         ", ".join(map(str, names)) if isinstance(names, list) and names else "-",
     )
+
+
+def _need(model: Json) -> str:
+    """What its next load is to lease, and where that figure comes from: where it is loaded, else on the first device."""
+    if model.get("remote"):
+        return "-"
+    need, device = client.part(client.part(model, "memory"), "need"), model.get("device")
+    footprint = client.part(need, str(device) if device in need else next(iter(need), ""))
+    return f"{output.mib(footprint.get('mib'))} {footprint.get('source')}" if footprint else "-"
 
 
 @click.command()

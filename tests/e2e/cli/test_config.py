@@ -49,6 +49,15 @@ class TestConfigCheck:
         told = alone("config", "check", "my.yaml")
         assert (told.returncode, told.stdout) == (ExitCode.DONE, "No mistakes: 1 model, 1 public name.\n")
 
+    def test_default_models(self, alone):
+        (alone.home / "my.yaml").write_text(
+            "models: {a: {cmd: [cat, '${port}'], vram_mib: 1}, b: {cmd: [cat, '${port}'], vram_mib: 1}}\n"
+            "limits: {default_model: [b, a], default_after_s: 60}\n"
+        )
+        told = alone("config", "check", "my.yaml").stdout.splitlines()
+        assert told[1:] == ["Back after 1 min in which nothing else is asked for: b, a."]
+        assert json.loads(alone("config", "check", "my.yaml", "--json").stdout)["default_models"] == ["b", "a"]
+
     def test_serve_says_the_same(self, alone):
         (alone.home / "my.yaml").write_text("# nothing yet\n")
         told = alone("serve", "my.yaml")

@@ -106,7 +106,7 @@ class TestForeignKeys:
             ("virtual_models: {v: {model: m, %s: 1}}", "num_ctx", "that belongs to a model: n_ctx"),
             ("virtual_models: {v: {model: m, %s: 1}}", "ttl", "that belongs to a model: keep_alive_s"),
             ("virtual_models: {v: {model: m, %s: 1}}", "keep_alive_s", "that belongs to a model: keep_alive_s"),
-            ("limits: {%s: 1}", "keep_alive", "that belongs to a model: keep_alive_s"),
+            ("limits: {%s: 1}", "ttl", "that belongs to a model: keep_alive_s"),
             ("limits: {%s: 1}", "max_queue", 'did you mean "queue_total"?'),
             ("limits: {%s: 1}", "max_wait_s", 'did you mean "queue_wait_s"?'),
             ("clients: {c: {%s: 1}}", "rpm", 'did you mean "request_rate"?'),

@@ -16,7 +16,7 @@ llmux.yaml:6:5 models.qwen.n_ctxt: unknown key; did you mean "n_ctx"?
 llmux.yaml:7:5 models.qwen.pin: expected true or false, got "yes"; write true
 llmux.yaml:8:5 models.qwen.priority: expected at most 1000, got 2000
 llmux.yaml:9:5 models.qwen.layers: expected a whole number or text, got a list
-llmux.yaml:10:5 models.qwen.keep_alive_s: expected more than 0, got 0
+llmux.yaml:10:5 models.qwen.keep_alive_s: expected more than 0 or "forever", got 0
 llmux.yaml:11:5 models.qwen.vram_mib: expected a whole number, got 1.5
 llmux.yaml:12:5 models.qwen.type: expected "llm", "asr", "tts", "image" or "embedding", got "lm"; did you mean "llm"?
 llmux.yaml:13:11 models.qwen.env.A: expected text, got 1; quote it: "1"

@@ -356,6 +356,7 @@ class TestBlocks:
             EvictionBlock.RESERVED,
             EvictionBlock.STOPPING,
             EvictionBlock.MIN_RESIDENCY,
+            EvictionBlock.HELD,
         ],
     )
     def test_a_passing_block_is_waited_for(self, block):

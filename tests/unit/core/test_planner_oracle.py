@@ -90,7 +90,7 @@ class Oracle:
     # ------------------------------------------------------------------------------------------------ definitions
 
     def blocked_now(self, resident: Resident) -> bool:
-        if resident.block == "young" and resident.priority < self.demand.priority:
+        if resident.block in {"young", "held"} and resident.priority < self.demand.priority:
             return False
         return resident.block != "none"
 
@@ -260,7 +260,7 @@ class TestProofs:
                 assert possible[0] in {2, 4}
                 gone = [by_id[model] for model in victims]
                 assert gone
-                assert all(r.block in {EvictionBlock.NONE, EvictionBlock.MIN_RESIDENCY} for r in gone)
+                assert all(r.block in {"none", "young", "held"} for r in gone)
                 view = next(view for view in snapshot.devices if view.id == device)
                 back = sum(r.held_on(device) for r in [*gone, *oracle.coming(device)])
                 assert need <= view.free_mib + back

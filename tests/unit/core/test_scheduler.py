@@ -410,21 +410,6 @@ class TestCrash:
         world.run(3)
         assert ticket in world.dispatched
 
-    def test_out_of_memory_is_tried_once_more_with_more_room(self, world):
-        needs = []
-
-        def crash(name):
-            lease = world.scheduler.state.ledger.leases()[-1].mib
-            needs.append(lease)
-            return Crash(CrashClass.OUT_OF_MEMORY, "out of memory") if len(needs) == 1 else None
-
-        world.crash_on_start = crash
-        world.configure(model("a", 4000))
-        ticket = world.request("a")
-        world.run(6)
-        assert needs == [4000, 5000]
-        assert ticket in world.dispatched
-
     def test_a_loaded_model_comes_back_by_itself_within_two_seconds(self, world):
         world.load_s = 0.2
         world.configure(model("a", 4000))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from supervisor.core.effects import Learn
@@ -22,7 +24,9 @@ from supervisor.core.types import (
     Footprint,
     FootprintSource,
     Generation,
+    Limits,
     ModelId,
+    RejectCode,
 )
 from tests.support.simulation import GPU, World, guessed, load, model, record
 
@@ -180,13 +184,140 @@ class TestLearning:
         world.run(3)
         assert ticket in world.dispatched
 
-    def test_the_retry_after_running_out_of_memory_asks_for_no_more_than_there_is(self, world):
-        crashes = [Crash(CrashClass.OUT_OF_MEMORY, "out of memory")]
-        world.crash_on_start = lambda _name: crashes.pop() if crashes else None
-        world.configure(model("a", 14000))
+
+OUT_OF_MEMORY = Crash(CrashClass.OUT_OF_MEMORY, "it ran out of memory")
+
+
+class TestRunningOutOfMemory:
+    """A load that ran out of memory raises the footprint and is tried once more; then it has failed."""
+
+    @pytest.fixture
+    def short(self, world):
+        """How much `a` really needs to load; what it got at each start."""
+        leases = []
+
+        def crash(name):
+            leases.append(world.scheduler.state.ledger.leases_of(record(world, name).holder)[0].mib)
+            return OUT_OF_MEMORY if name == "a" and leases[-1] < world.needs else None
+
+        world.needs, world.leases = 4500, leases
+        world.crash_on_start = crash
+        return world
+
+    def load(self, world):
         ticket = world.request("a")
-        world.run(10)
+        world.run(6)
         assert ticket in world.dispatched
+        world.finish(ticket)
+        world.run(1)
+
+    def learned(self, world):
+        return [(effect.device, effect.mib) for effect in world.effects if isinstance(effect, Learn) and effect.raised]
+
+    @pytest.mark.parametrize("spec", [model("a", 4000), guessed("a", 4000)], ids=["configured", "guessed"])
+    def test_the_retry_has_more_room(self, short, spec):
+        short.configure(spec)
+        ticket = short.request("a")
+        short.run(6)
+        assert short.leases == [4000, 5000]
+        assert ticket in short.dispatched
+
+    def test_what_it_got_is_remembered_and_told(self, short):
+        short.blind = True
+        short.configure(guessed("a", 4000))
+        self.load(short)
+        assert self.learned(short) == [(GPU, 5000)]
+        (raised,) = [reason for kind, reason in short.reasons("a") if kind == "raise"]
+        assert raised == "ran out of memory while loading; tried once more, with 5000 MiB on gpu0 instead of 4000"
+        short.post(UnloadAsked(A))
+        short.run(1)
+        self.load(short)
+        assert short.leases == [4000, 5000, 5000]
+        spec = record(short, "a").spec
+        assert DeviceSpec(GPU, 16384, 512).need(spec) == Footprint(
+            5000, FootprintSource.RAISED, "a load with less ran out of memory on gpu0"
+        )
+
+    @pytest.mark.parametrize(("measured_mib", "lease_mib"), [(3000, 5000), (6000, 6000)])
+    def test_the_larger_of_raised_and_measured_counts(self, short, measured_mib, lease_mib):
+        learned = {GPU: Footprint(measured_mib, FootprintSource.LEARNED)}
+        short.configure(guessed("a", 4000, learned=learned, raised={GPU: 5000}))
+        self.load(short)
+        assert short.leases == [lease_mib]
+
+    def test_room_is_made_for_the_retry(self, short):
+        short.configure(model("a", 4000), model("b", 11500), limits=Limits(min_residency_s=0.0))
+        load(short, "b")
+        ticket = short.request("a")
+        short.run(8)
+        assert ticket in short.dispatched
+        assert short.loaded() == {"a"}
+
+    def test_a_second_time_is_a_failure_with_its_cause(self, short):
+        short.needs = 9000
+        short.configure(model("a", 4000))
+        ticket = short.request("a")
+        short.run(10)
+        assert short.leases == [4000, 5000]
+        assert short.state("a") == "failed"
+        assert record(short, "a").life.reason == (
+            "failed again with more memory: it ran out of memory; next try in 10 min"
+        )
+        refused = short.rejected[ticket]
+        assert (refused.code, refused.retry_after_s) == (RejectCode.MODEL_FAILED, pytest.approx(600.0))
+        assert "it ran out of memory" in refused.message
+
+    def test_a_later_try_has_the_raised_footprint_and_raises_it_no_further(self, short):
+        short.needs = 9000
+        short.configure(model("a", 4000))
+        short.request("a")
+        short.run(10)
+        short.post(LoadAsked(A))
+        short.run(10)
+        assert short.leases == [4000, 5000, 5000]
+        assert short.state("a") == "failed"
+
+    def test_after_a_success_it_may_be_raised_again(self, short):
+        short.configure(model("a", 4000))
+        self.load(short)
+        short.post(UnloadAsked(A))
+        short.run(1)
+        short.needs = 6000
+        self.load(short)
+        assert short.leases == [4000, 5000, 5000, 6250]
+
+    def test_there_is_never_more_than_the_device_has(self, short):
+        short.needs = 15000
+        short.configure(model("a", 14000))
+        ticket = short.request("a")
+        short.run(10)
+        assert short.leases == [14000, 15872]
+        assert ticket in short.dispatched
+
+    def test_one_that_has_everything_is_tried_once_more_all_the_same(self, short):
+        short.needs = 99999
+        short.configure(model("a", 15872))
+        short.request("a")
+        short.run(10)
+        assert short.leases == [15872, 15872]
+        assert self.learned(short) == []
+        assert short.state("a") == "failed"
+
+    def test_an_earlier_daemon_has_raised_it(self, short):
+        short.configure(guessed("a", 4000, raised={GPU: 5000}))
+        self.load(short)
+        assert short.leases == [5000]
+
+    def test_other_settings_are_another_footprint(self, short):
+        short.needs = 9000
+        short.configure(model("a", 4000))
+        short.request("a")
+        short.run(10)
+        changed = replace(model("a", 4000, definition="smaller context"), footprint_key="smaller")
+        short.needs = 4200
+        short.configure(changed)
+        self.load(short)
+        assert short.leases == [4000, 5000, 4000, 5000]
 
 
 class TestForgetting:

@@ -66,7 +66,7 @@ def models(changed: int) -> tuple[ModelSpec, ...]:
         model("tts", 2000, "tts", keep_alive_s=5.0 if changed % 3 else 20.0),
         model("small", 4000, target_inflight=1 + changed % 3, definition=f"small {changed % 2}"),
         model("medium", 9000, preload=True, devices=(GPU,) if changed % 4 else ()),
-        model("large", 13000),
+        model("large", 13000, hold_s=10.0 if changed % 2 else 0.0),
         replace(guess, footprint=Footprint(3000, FootprintSource.COMPUTED)),
     )
 
@@ -120,10 +120,19 @@ class Scheduling(RuleBasedStateMachine):
         name=names,
         priority=st.integers(0, 2),
         accounts=st.sampled_from([(), (PHONE,), (PHONE, ALICE)]),
+        keep_alive_s=st.sampled_from([None, 0.0, 30.0]),
         budget_s=st.sampled_from([None, None, 0.5, 8.0]),
     )
-    def arrive(self, name: str, priority: int, accounts: tuple[Account, ...], budget_s: float | None) -> None:
-        self.world.request(name, priority, accounts, budget_s=budget_s, answers=AnswerTimes(0.3, 1.0))
+    def arrive(
+        self,
+        name: str,
+        priority: int,
+        accounts: tuple[Account, ...],
+        keep_alive_s: float | None,
+        budget_s: float | None,
+    ) -> None:
+        demand = {"keep_alive_s": keep_alive_s, "budget_s": budget_s, "answers": AnswerTimes(0.3, 1.0)}
+        self.world.request(name, priority, accounts, **demand)
 
     @rule(data=st.data(), tokens=st.sampled_from([0, 100]), served=st.booleans())
     def finish(self, data: st.DataObject, tokens: int, served: bool) -> None:
@@ -272,6 +281,12 @@ class Scheduling(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([{}, {"llm": 1}, {"tts": 1, "llm": 2}]))
     def other_policy(self, limit: dict[str, int]) -> None:
         self.policy = replace(self.policy, max_loaded=limit)
+        self.configure()
+
+    @rule(names=st.lists(names, max_size=3, unique=True), after_s=st.sampled_from([1.0, 30.0]))
+    def other_default_models(self, names: list[str], after_s: float) -> None:
+        self.policy = replace(self.policy, default_models=tuple(map(ModelId, names)))
+        self.limits = replace(self.limits, default_after_s=after_s)
         self.configure()
 
     @precondition(lambda self: not self.shutting_down and self.world.now > 1100)

@@ -28,6 +28,7 @@ function Facts({ model }) {
     ["Priority", `${model.priority}${model.pin ? ", pinned" : ""}`],
     ["Estimate", model.remote ? "" : `${mib(memory.estimate.mib)}, ${memory.estimate.source}: ${memory.estimate.detail}`],
     ["Learned", Object.entries(memory.learned).map(([device, size]) => `${mib(size)} on ${device}`).join(", ")],
+    ["Raised", Object.entries(memory.raised ?? {}).map(([device, size]) => `${mib(size)} on ${device}: a load with less ran out of memory`).join(", ")],
     ["Lease", memory.lease_mib === null ? "" : `${mib(memory.lease_mib)} on ${model.device}, ${mib(memory.measured_mib)} measured`],
     ["Address", worker?.address ? `${worker.address}, as ${worker.upstream_model}, ${plural(worker.connections, "connection")}` : ""],
     ["Worker", worker?.pid ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
