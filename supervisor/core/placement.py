@@ -16,7 +16,9 @@ A remote model needs no plan: nothing has to go for it, and it is in nobody's sn
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from supervisor.core.claims import settle_claims
 from supervisor.core.dispatch import reject_all
@@ -28,7 +30,7 @@ from supervisor.core.plans import Admit, Evict, LoadDemand, Option, Outline, Pla
 from supervisor.core.snapshots import by_leases, outline, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
-from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
 from supervisor.core.waiters import Key, Place
 
 REFUSED_RETRY_S = 30.0
@@ -120,7 +122,7 @@ class _Round:
         placed = self.wanted.placed_on(device)
         if len(placed) == len(self.wanted):
             return
-        there = outline(self.state, device)
+        there = outline(self.state, self.step.now, device)
         is_full = len(placed) >= PLACES
         most_mib = there.free_mib + there.coming_mib + there.idle_mib
         if there.outage is not None or (is_full and most_mib <= 0):
@@ -137,24 +139,42 @@ class _Round:
         need_mib = model.least_mib(device, self.state.ledger.devices())
         if need_mib is None:
             return False
-        if place is None and not is_full and not _is_only_restored(self.state, model):
+        only_restored = _is_only_restored(self.state, model)
+        if place is None and not is_full and not only_restored:
             return True
-        free_mib = there.free_mib
+        now_mib, later_mib, _ = self._room(key, device, there)
+        if need_mib <= now_mib:
+            return there.is_open or place is None
+        if only_restored or (place is not None and self._are_leaving(place.claims)):
+            return False
+        return need_mib <= later_mib + there.idle_mib
+
+    def _room(self, key: Key, device: DeviceId, there: Outline) -> tuple[int, int, set[ModelId]]:
+        """What those before `key` leave: free now, in the end, and whom they claim."""
+        promised = leaving = stopping = 0
+        claimed: set[ModelId] = set()
         for other in self.wanted.placed_on(device):
             if other >= key:
                 break
-            promised = self.wanted.place(other[1])
-            free_mib -= promised.need_mib if promised is not None else 0
-        if need_mib <= free_mib:
-            return there.is_open or place is None
-        if _is_only_restored(self.state, model) or (place is not None and self._is_settled(place)):
-            return False
-        return need_mib <= free_mib + there.coming_mib + there.idle_mib
+            place = self.wanted.place(other[1])
+            assert place is not None
+            promised += place.need_mib
+            claimed.update(place.claims)
+        for model_id in claimed:
+            model = self.state.models.get(model_id)
+            held_mib = 0 if model is None else self.state.ledger.held_mib(model_id, device)
+            leaving += held_mib
+            if model is None or not model.has_worker or model.state is WorkerState.STOPPING:
+                stopping += held_mib
+        now_mib = there.free_mib + min(0, leaving - promised)
+        return now_mib, there.free_mib + there.coming_mib + leaving - stopping - promised, claimed
 
-    def _is_settled(self, place: Place) -> bool:
-        """Is all that it waits for on its way out?"""
-        models = self.state.models
-        return all(victim in models and models[victim].state is WorkerState.STOPPING for victim in place.claims)
+    def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
+        """Is all that a waiter waits for on its way out?"""
+        return bool(claims) and all(
+            (victim := self.state.models.get(model_id)) is not None and victim.state is WorkerState.STOPPING
+            for model_id in claims
+        )
 
     # ----------------------------------------------------------------------------------------------------------- plans
 
@@ -165,9 +185,18 @@ class _Round:
             chosen = self._near(model, key, options, before, offered)
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen))
         answer, seen = self._ask(demand, key)
-        if len(chosen) < len(options) and isinstance(answer, Refuse):
-            demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(options.values()))
-            answer, seen = self._ask(demand, key)
+        if len(chosen) < len(options):
+            if isinstance(answer, Wait) and before is not None and answer.waits_for != before.claims:
+                # What it waits for has changed: it may be better off elsewhere.
+                demand = replace(demand, options=tuple(self._near(model, key, options, before, {DeviceId("")})))
+                answer, seen = self._ask(demand, key)
+            if isinstance(answer, Refuse):
+                demand = replace(demand, options=tuple(options.values()))
+                answer, seen = self._ask(demand, key)
+        if isinstance(answer, Evict) and before is not None and self._are_leaving(before.claims):
+            there, seen_there = self._ask(replace(demand, options=(options[before.devices],)), key)
+            if isinstance(there, Wait) and self._are_leaving(there.waits_for):  # nobody else needs to go
+                answer, seen = there, seen_there
         answer = self._reconsidered(demand, seen, answer)
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
             return  # nothing better there: it stays where it is
@@ -191,7 +220,7 @@ class _Round:
     ) -> list[Option]:
         """The device sets worth a close look: its own, and the most promising ones of those offered."""
         own = [options[before.devices]] if before is not None and before.devices in options else []
-        if own and offered <= {*own[0].devices}:
+        if own and offered == {*own[0].devices}:
             return own
         others: Iterable[Option] = options.values()
         if "" not in offered:
@@ -201,29 +230,26 @@ class _Round:
 
     def _cost(self, model: ModelState, key: Key, option: Option) -> tuple[int, float, int, float]:
         """How promising a device set is, roughly; less is better: what is in the way, and the cost of what has to go."""
-        in_the_way, highest, count, reload_s = 0, float("-inf"), 0, 0.0
+        admission, own, now = self.state.admission, model.spec.priority, self.step.now
+        in_the_way, highest, count, reload_s = 0, -math.inf, 0, 0.0
         for device in option.devices:
-            there = outline(self.state, device)
-            short_mib = option.need_mib - there.free_mib
-            for other in self.wanted.placed_on(device):
-                if other < key and (place := self.wanted.place(other[1])) is not None:
-                    short_mib += place.need_mib
-                    count += 1
+            there = outline(self.state, now, device)
             if there.outage is not None:
                 return (4, 0.0, 0, 0.0)
-            if not there.is_open:
-                in_the_way = max(in_the_way, 1)
-            if short_mib <= 0:
+            now_mib, later_mib, claimed = self._room(key, device, there)
+            if option.need_mib <= now_mib and there.is_open:
                 continue
-            if (short_mib := short_mib - there.coming_mib) <= 0:
-                in_the_way = max(in_the_way, 1)
-                continue
-            in_the_way = max(in_the_way, 2 if short_mib <= there.idle_mib else 3)
-            for priority, cost_s, held_mib, _ in there.idle:
+            in_the_way = max(in_the_way, 1 if there.is_open else 2)
+            short_mib = option.need_mib - max(now_mib, later_mib)
+            for idle in there.idle:
                 if short_mib <= 0:
                     break
-                short_mib -= held_mib
-                highest, count, reload_s = max(highest, priority), count + 1, reload_s + cost_s
+                may_go = now >= idle.until or admission.may_overtake(own, idle.priority)
+                if may_go and idle.model not in claimed and (idle.priority <= own or admission.may_evict_higher()):
+                    short_mib -= idle.held_mib
+                    highest, count, reload_s = max(highest, idle.priority), count + 1, reload_s + idle.reload_s
+            if short_mib > 0:
+                in_the_way = 3
         return in_the_way, highest, count, reload_s
 
     def _reconsidered(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:

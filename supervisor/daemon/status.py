@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from supervisor.core.device_ledger import Lease
-from supervisor.core.ledger import DeviceTotals
+from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import ModelState
 from supervisor.core.snapshots import RELOAD_MIB_PER_S
 from supervisor.core.state import SchedulerState
