@@ -26,7 +26,7 @@ from supervisor.core.effects import StartWorker
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, Evict, LoadDemand, Option, Outline, Plan, Refuse, Snapshot, Wait
+from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand, Option, Outline, Plan, Refuse, Snapshot, Wait
 from supervisor.core.snapshots import by_leases, outline, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
@@ -186,8 +186,7 @@ class _Round:
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen))
         answer, seen = self._ask(demand, key)
         if len(chosen) < len(options):
-            if isinstance(answer, Wait) and before is not None and answer.waits_for != before.claims:
-                # What it waits for has changed: it may be better off elsewhere.
+            if isinstance(answer, Wait) and before is not None and not _is_as_good(answer, seen, before):
                 demand = replace(demand, options=tuple(self._near(model, key, options, before, {DeviceId("")})))
                 answer, seen = self._ask(demand, key)
             if isinstance(answer, Refuse):
@@ -200,7 +199,7 @@ class _Round:
         answer = self._reconsidered(demand, seen, answer)
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
             return  # nothing better there: it stays where it is
-        self._carry_out(model, key, answer, options)
+        self._carry_out(model, key, answer, seen, options)
 
     def _ask(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
         if self.is_limited:
@@ -277,7 +276,9 @@ class _Round:
                     return Wait(option.devices, 0, (), reason)
         return answer
 
-    def _carry_out(self, model: ModelState, key: Key, answer: Plan, options: dict[Devices, Option]) -> None:
+    def _carry_out(
+        self, model: ModelState, key: Key, answer: Plan, seen: Snapshot, options: dict[Devices, Option]
+    ) -> None:
         state, step = self.state, self.step
         if _is_only_restored(state, model) and not isinstance(answer, Admit):
             self._postpone(model, answer, options)
@@ -287,7 +288,7 @@ class _Round:
             case Admit(devices, need_mib, reason):
                 _start(state, step, model, devices, need_mib, reason)
             case Evict(devices, need_mib, victims, reason):
-                self.wanted.give(model.id, Place(devices, need_mib, victims))
+                self.wanted.give(model.id, Place(devices, need_mib, victims, is_sure=True))
                 for victim_id in victims:
                     victim = state.models[victim_id]
                     stop_now(state, step, victim, StopCause.ROOM, f"evicted for {model.id}")
@@ -295,7 +296,8 @@ class _Round:
             case Wait(devices, need_mib, waits_for):
                 ahead = max((sum(other < key for other in self.wanted.placed_on(d)) for d in devices), default=0)
                 is_in_line = ahead >= PLACES and not self.is_limited
-                self.wanted.give(model.id, None if is_in_line else Place(devices, need_mib, waits_for))
+                place = Place(devices, need_mib, waits_for, is_sure=_is_sure(answer, seen))
+                self.wanted.give(model.id, None if is_in_line else place)
             case Refuse(reason, outage, fits_nowhere):
                 model.life.reason = reason
                 code = outage or RejectCode.INSUFFICIENT_MEMORY
@@ -316,6 +318,17 @@ class _Round:
         else:
             devices = answer.devices if isinstance(answer, Wait) else next(iter(options))
             self.wanted.give(model.id, Place(devices))
+
+
+def _is_sure(answer: Wait, seen: Snapshot) -> bool:
+    """Does all that it waits for go anyway?"""
+    going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
+    return going.issuperset(answer.waits_for)
+
+
+def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
+    """Does it wait for the same as before? If not, it may be better off elsewhere."""
+    return answer.waits_for == before.claims and _is_sure(answer, seen) >= before.is_sure
 
 
 def _is_only_restored(state: SchedulerState, model: ModelState) -> bool:
