@@ -75,7 +75,7 @@ class _Round:
         if not len(self.wanted):
             return
         if self.is_limited:
-            unplanned = list(self.wanted.after(None))
+            unplanned, changed = list(self.wanted.after(None)), []
         self.due = [(key, DeviceId("")) for key in unplanned]
         heapq.heapify(self.due)
         for device in changed:
@@ -87,7 +87,7 @@ class _Round:
                 offered.add(heapq.heappop(self.due)[1])
             if self.wanted.key(key[1]) == key:
                 self._place(key, offered)
-            for device in sorted(offered - {""}):
+            for device in sorted(offered - {DeviceId("")}):
                 self._offer(device, key)
 
     def _place(self, key: Key, offered: set[DeviceId]) -> None:
@@ -97,6 +97,8 @@ class _Round:
             _start(self.state, self.step, model, REMOTE, 0, "connecting")
             return
         self._plan(model, key, before, offered)
+        if self.is_limited:  # another round follows where anything changed
+            return
         now = self.wanted.place(model.id)
         touched = dict.fromkeys(self.state.ledger.take_changed())
         if now != before:
@@ -106,8 +108,6 @@ class _Round:
 
     def _pass_on(self, device: DeviceId, after: Key | None) -> None:
         """Something has changed there: for those who have a place there, and for whoever could gain by it."""
-        if self.is_limited:
-            return
         for key in self.wanted.placed_on(device):
             if after is None or key > after:
                 heapq.heappush(self.due, (key, device))
@@ -117,8 +117,6 @@ class _Round:
 
     def _offer(self, device: DeviceId, after: Key | None) -> None:
         """Let the next waiter that could gain something there be planned."""
-        if self.is_limited:
-            return
         placed = self.wanted.placed_on(device)
         if len(placed) == len(self.wanted):
             return
@@ -219,7 +217,7 @@ class _Round:
     ) -> list[Option]:
         """The device sets worth a close look: its own, and the most promising ones of those offered."""
         own = [options[before.devices]] if before is not None and before.devices in options else []
-        if own and offered == {*own[0].devices}:
+        if own and offered == {*own[0].devices} and len(offered) == 1:
             return own
         others: Iterable[Option] = options.values()
         if "" not in offered:

@@ -30,6 +30,7 @@ from supervisor.core.events import (
     WorkerSample,
     WorkerUnkillable,
 )
+from supervisor.core.placement import EXACT
 from supervisor.core.planner import plan
 from supervisor.core.plans import Admit, Evict, LoadDemand
 from supervisor.core.scheduler import Scheduler
@@ -326,6 +327,7 @@ class World:
             assert (
                 not isinstance(answer, Evict)
                 or only_restored
+                or (model.spec.gpus > 1 and len(options) > EXACT)  # it looks closely at the most promising sets only
                 or {state.models[victim].state for victim in state.claims(model_id)} == {WorkerState.STOPPING}
                 or any(state.ledger.hides_loaded(device) for device in answer.devices)
             ), f"{model_id} could have room: {answer}; it has {state.wanted.place(model_id)}"
