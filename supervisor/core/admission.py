@@ -12,9 +12,11 @@ decides the same.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from supervisor.core.demand import NORMAL
+from supervisor.core.demand import LOW, NORMAL
+from supervisor.core.fair_shares import FairShares
 from supervisor.core.limits import Accounts
 from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy, WorkerState
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
+
+MOST_AHEAD_S = 60.0
+"""So much later at most comes a model that is asked for by a tenant who has had more than others."""
 
 LINGER_SHARE = 0.02
 """Of the time that a model takes to load: a pause for its next request that costs less than a needless reload."""
@@ -43,12 +48,13 @@ even the slowest reader makes room."""
 
 
 class AdmissionPolicy:
-    """First come, first served within a request priority; bounded thrash between models."""
+    """Class with age, then fair shares of the tenants, then arrival; bounded thrash between models."""
 
     def __init__(self, limits: Limits | None = None, policy: Policy | None = None) -> None:
         self.limits = limits or Limits()
         self.policy = policy or Policy()
         self.accounts = Accounts()  # what limited tenants have taken; `requests` asks and charges them
+        self.shares = FairShares()  # what every tenant has had of the workers; queue and dispatch charge them
 
     def configure(self, limits: Limits, policy: Policy) -> None:
         """New numbers. Queued requests stay, even beyond the new limits; the new one judges their waiting time."""
@@ -57,16 +63,41 @@ class AdmissionPolicy:
     # ---------------------------------------------------------------------------------------------------------- order
 
     def rank_request(self, waiting: Waiting) -> Rank:
-        """Who of one model's requests is served first. Asked once, on arrival."""
-        return (waiting.demand.priority,)
+        """Who of one tenant's requests of one class for one model is served first. Asked once, on arrival."""
+        del waiting
+        return ()
+
+    def next_request(self, heads: Iterable[Waiting]) -> Waiting:
+        """Who of one model's requests is served next, of the first of each class and tenant.
+
+        In each class the tenant that has had least; of the classes the one whose request comes first with its age.
+        """
+        by_class: dict[int, tuple[float, int, Waiting]] = {}
+        for head in heads:
+            candidate = (self.shares.taken_s(head.demand), head.seq, head)
+            known = by_class.get(head.demand.priority)
+            if known is None or candidate[:2] < known[:2]:
+                by_class[head.demand.priority] = candidate
+        chosen = (head for _, _, head in by_class.values())
+        return min(chosen, key=lambda head: (*self.aged(head.demand.priority, head.arrived_at), head.seq))
+
+    def aged(self, priority: int, since: float) -> Rank:
+        """The rank of a class with its age: who has waited `aging_s` longer comes before who is one class above."""
+        if math.isinf(self.limits.aging_s):
+            return (priority, since)
+        return (0, since + priority * self.limits.aging_s / (LOW - NORMAL))
 
     def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
-        head, oldest, asked_at = queue.peek(model.id), queue.oldest(model.id), model.asked_at
-        since = min(math.inf if oldest is None else oldest, math.inf if asked_at is None else asked_at)
-        priority, seq = (head.demand.priority, head.seq) if head is not None else (NORMAL, 0)
+        head = queue.peek(model.id)
+        waiting = [(each.demand.priority, each.arrived_at, each.seq) for each in queue.oldest_of_classes(model.id)]
+        if model.asked_at is not None:
+            waiting.append((NORMAL, model.asked_at, 0))
         # A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
-        return (priority, max(since, model.stopped_at), seq, -model.spec.priority)
+        ranks = [(*self.aged(priority, max(since, model.stopped_at)), seq) for priority, since, seq in waiting]
+        first, then, seq = min(ranks, default=(math.inf, math.inf, 0))
+        ahead_s = 0.0 if head is None else min(MOST_AHEAD_S, head.ahead_s)
+        return (first, then + ahead_s, seq, -model.spec.priority)
 
     # ------------------------------------------------------------------------------------- who keeps its place how long
 
@@ -100,12 +131,26 @@ class AdmissionPolicy:
         """How long after a request another one of the same client may come, so that the model counts as in demand."""
         return min(self.limits.linger_s, LINGER_SHARE * model.reload_s)
 
-    def may_claim_at(self, waiter: ModelState, victim: ModelState) -> float:
-        """When a busy victim gets no new requests because of this waiter. Infinite: its hold begins anew with each request."""
+    def is_urgent(self, waiter: ModelState, priority: int, victim: ModelState) -> bool:
+        """May a waiter whose most urgent request is of this class ask the victim to end its requests soon?
+
+        If its model has a higher priority, or if all that the victim does is of a lower class.
+        """
         if self.may_overtake(waiter.spec.priority, victim.spec.priority):
+            return True
+        return bool(victim.in_flight) and priority < min(demand.priority for demand in victim.in_flight.values())
+
+    def may_claim_at(self, waiter: ModelState, priority: int, victim: ModelState) -> float:
+        """When a busy victim gets no new requests because of this waiter, whose most urgent request is of this class.
+
+        Infinite: the victim's hold begins anew with each request.
+        """
+        if self.is_urgent(waiter, priority, victim):
             return -math.inf
         if victim.spec.hold_s > 0 and victim.in_flight:
             return math.inf
+        if victim.overtakes >= self.limits.overtakes:  # it has had its batch
+            return self.held_until(victim)
         return max(self.matures_at(victim), self.held_until(victim))
 
     def stays_until(self, model: ModelState) -> float:

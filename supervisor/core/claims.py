@@ -7,6 +7,8 @@ first. When nobody claims it any more it serves again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from supervisor.core.dispatch import keep_loaded, resume
 from supervisor.core.draining import drain_for
 from supervisor.core.model_state import ModelState
@@ -27,6 +29,8 @@ def settle_claims(state: SchedulerState, step: Step) -> None:
 def _settle(state: SchedulerState, step: Step, victim: ModelState) -> None:
     claimant = _claimant(state, step, victim)
     if claimant is None:
+        if not state.wanted.claimants(victim.id):
+            victim.overtakes = 0
         if victim.claimed_by is not None:
             victim.claimed_by = None
             _release(state, step, victim)
@@ -36,7 +40,7 @@ def _settle(state: SchedulerState, step: Step, victim: ModelState) -> None:
         stop_now(state, step, victim, StopCause.ROOM, f"evicted for {claimant}")
         step.decide("evicted", victim.id, f"makes room for {claimant}")
     else:
-        drain_for(state, step, victim, _urgency(state, victim))
+        drain_for(state, step, victim, urgent=_is_urgent(state, victim))
     if (own := state.wanted.key(victim.id)) is not None:
         for model_id in state.claims(victim.id):  # who waits for a waiter, waits for these, too
             other = state.wanted.key(model_id)
@@ -51,19 +55,27 @@ def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId 
             continue
         if victim.state is WorkerState.STOPPING:
             return waiter_id
-        claim_at = state.admission.may_claim_at(state.models[waiter_id], victim)
+        waiter = state.models[waiter_id]
+        claim_at = state.admission.may_claim_at(waiter, state.queue.most_urgent(waiter_id), victim)
         if step.now >= claim_at:
             return waiter_id
         state.wake(claim_at, waiter_id)
     return None
 
 
-def _urgency(state: SchedulerState, victim: ModelState) -> int:
-    """The highest priority of a model that waits for it: also of those who wait for a waiter, all later than that."""
+def _is_urgent(state: SchedulerState, victim: ModelState) -> bool:
+    """Does anybody wait for it who may ask it to end soon? Also one who waits for a waiter."""
+    waiters = _waiters(state, victim)
+    return any(state.admission.is_urgent(each, state.queue.most_urgent(each.id), victim) for each in waiters)
+
+
+def _waiters(state: SchedulerState, victim: ModelState) -> Iterator[ModelState]:
     own = state.wanted.key(victim.id)
-    priorities = [victim.spec.priority] if own is not None else []
-    later = [key for key in state.wanted.claimants(victim.id) if own is None or key > own]
-    return max([*priorities, *(_urgency(state, state.models[model_id]) for _, model_id in later)])
+    for key in state.wanted.claimants(victim.id):
+        if own is None or key > own:  # who waits for a waiter comes after it
+            waiter = state.models[key[1]]
+            yield waiter
+            yield from _waiters(state, waiter)
 
 
 def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:

@@ -9,7 +9,7 @@ from supervisor.core.effects import Dispatch, Reject
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.types import RejectCode, TicketId, WorkerState
+from supervisor.core.types import ModelId, RejectCode, TicketId, WorkerState
 
 
 def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -31,9 +31,20 @@ def assign(
     if not model.in_flight:
         state.touch(model)
     model.in_flight[ticket] = demand
+    state.admission.shares.began(ticket, model.id, demand, step.now)
+    if claimants := state.wanted.claimants(model.id):
+        _overtake(state, model, claimants[0][1], arrived_at)
     model.last_used = step.now
     state.tickets[ticket] = model.id
     step.emit(Dispatch(ticket, model.id, model.generation))
+
+
+def _overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
+    """Its worker has another request although a model waits for its memory. So many may overtake, and their class counts."""
+    since = state.queue.oldest(waiter)
+    if since is not None and arrived_at > since:
+        model.overtakes += 1
+    state.wanted.settle_again(model.id)
 
 
 def reject_all(

@@ -20,9 +20,8 @@ from supervisor.core.termination import cut, stop_now
 from supervisor.core.types import StopCause, WorkerState
 
 
-def drain_for(state: SchedulerState, step: Step, victim: ModelState, priority: int) -> None:
-    """Drain a busy victim, or change its deadline: models of `priority` at most wait for it."""
-    urgent = state.admission.may_overtake(priority, victim.spec.priority)
+def drain_for(state: SchedulerState, step: Step, victim: ModelState, *, urgent: bool) -> None:
+    """Drain a busy victim, or change its deadline."""
     if victim.state is WorkerState.READY:
         _begin(state, step, victim, step.now if urgent else None)
     elif victim.drain is not None and not victim.drain.is_ordered:

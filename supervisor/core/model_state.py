@@ -139,6 +139,7 @@ class ModelState:
     kept_until: float = float("-inf")  # when the last keep-alive of a request ends that is over
     returns_at: float | None = None  # set iff it is a default model: when a timer sees whether it is to come back
     dismissed: bool = False  # set iff an operator unloaded it and no later start has begun
+    overtakes: int = 0  # later requests that it was given while another model waits for its memory
     last_used: float = 0.0
     ready_at: float = 0.0  # when it last became ready
     stopped_at: float = float("-inf")  # when its worker was last told to stop

@@ -138,17 +138,13 @@ class _Round:
         need_mib = model.least_mib(device, self.state.ledger.devices())
         if need_mib is None:
             return False
-<<<<<<< HEAD
-        if place is None and not is_full and not _is_unasked(self.state, model):
-=======
-        only_restored = _is_only_restored(self.state, model)
-        if place is None and not is_full and not only_restored:
->>>>>>> main
+        unasked = _is_unasked(self.state, model)
+        if place is None and not is_full and not unasked:
             return True
         now_mib, later_mib, _ = self._room(key, device, there)
         if need_mib <= now_mib:
             return there.is_open or place is None
-        if only_restored or (place is not None and self._are_leaving(place.claims)):
+        if unasked or (place is not None and self._are_leaving(place.claims)):
             return False
         return need_mib <= later_mib + there.idle_mib
 
@@ -159,15 +155,6 @@ class _Round:
         for other in self.wanted.placed_on(device):
             if other >= key:
                 break
-<<<<<<< HEAD
-            promised = self.wanted.place(other[1])
-            free_mib -= promised.need_mib if promised is not None else 0
-        if need_mib <= free_mib:
-            return there.is_open or place is None
-        if _is_unasked(self.state, model) or (place is not None and self._is_settled(place)):
-            return False
-        return need_mib <= free_mib + there.coming_mib + there.idle_mib
-=======
             place = self.wanted.place(other[1])
             assert place is not None
             promised += place.need_mib
@@ -180,7 +167,6 @@ class _Round:
                 stopping += held_mib
         now_mib = there.free_mib + min(0, leaving - promised)
         return now_mib, there.free_mib + there.coming_mib + leaving - stopping - promised, claimed
->>>>>>> main
 
     def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
         """Is all that a waiter waits for on its way out?"""
@@ -335,10 +321,10 @@ class _Round:
             self.wanted.give(model.id, Place(devices))
 
 
-<<<<<<< HEAD
 def _is_unasked(state: SchedulerState, model: ModelState) -> bool:
     return model.asked_at is None and state.queue.count(model.id) == 0
-=======
+
+
 def _is_sure(answer: Wait, seen: Snapshot) -> bool:
     """Does all that it waits for go anyway?"""
     going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
@@ -348,11 +334,6 @@ def _is_sure(answer: Wait, seen: Snapshot) -> bool:
 def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
     """Does it wait for the same as before? If not, it may be better off elsewhere."""
     return answer.waits_for == before.claims and _is_sure(answer, seen) >= before.is_sure
-
-
-def _is_only_restored(state: SchedulerState, model: ModelState) -> bool:
-    return model.restore and model.asked_at is None and state.queue.count(model.id) == 0
->>>>>>> main
 
 
 def _start(state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: int, reason: str) -> None:

@@ -1,20 +1,20 @@
 """The admission queue: requests that wait for a worker of their model.
 
-The admission policy ranks the requests of a model; those of equal rank are served first in, first out. Everything costs
-O(log n) at most, so a long queue makes no decision slower: a heap per model gives the order, and entries that left in
-between are skipped when they surface.
+The requests of one class and tenant stand in one line, by the policy's rank, then first in, first out. Of the heads of these
+lines the policy chooses who is served next. A long queue makes no decision slower: each line is a heap, and entries that left
+in between are skipped when they surface.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
-from collections.abc import KeysView
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 
 from supervisor.core.admission import AdmissionPolicy, Rank
-from supervisor.core.demand import Demand
+from supervisor.core.demand import NORMAL, Demand
 from supervisor.core.recent_waits import QueueLoad, RecentWaits
 from supervisor.core.types import ModelId, TicketId
 
@@ -28,6 +28,7 @@ class Waiting:
     demand: Demand
     arrived_at: float
     seq: int
+    ahead_s: float  # how much more its tenant had had than others when it arrived
 
     @property
     def until(self) -> float:
@@ -35,29 +36,70 @@ class Waiting:
         return math.inf if self.demand.budget_s is None else self.arrived_at + self.demand.budget_s
 
 
+Group = tuple[int, str]
+"""Requests of one class and tenant."""
+
+
 @dataclass(slots=True)
 class _Line:
-    """One model's queue: `heap` for the order of service, `arrivals` for who has waited longest, `classes` for how many."""
+    """One model's queue."""
 
-    heap: list[tuple[Rank, int, TicketId]] = field(default_factory=list)
-    arrivals: OrderedDict[TicketId, Waiting] = field(default_factory=OrderedDict)
-    classes: dict[int, int] = field(default_factory=dict)  # by priority
+    classes: dict[int, OrderedDict[TicketId, Waiting]] = field(
+        default_factory=dict
+    )  # in order of arrival; none is empty
+    groups: dict[Group, list[tuple[Rank, int, TicketId]]] = field(default_factory=dict)  # heaps; each has a live entry
+    counts: dict[Group, int] = field(default_factory=dict)  # of the live ones
+    head: TicketId | None = None  # who is served next; set iff nothing has changed since that was found
+    version: int = -1  # of the fair shares when it was
 
-    def first(self) -> Waiting | None:
-        """Who is served next. Drops from the top of the heap those that left."""
-        while self.heap:
-            waiting = self.arrivals.get(self.heap[0][2])
-            if waiting is not None and waiting.seq == self.heap[0][1]:
-                return waiting
-            heapq.heappop(self.heap)
-        return None
+    def __len__(self) -> int:
+        return sum(len(arrivals) for arrivals in self.classes.values())
 
-    def compact(self) -> None:
-        """Keep the heap within twice the live entries, or cancelled requests would pile up behind a stuck model."""
-        if len(self.heap) > 2 * len(self.arrivals) + 8:
-            live = {waiting.seq for waiting in self.arrivals.values()}
-            self.heap = [entry for entry in self.heap if entry[1] in live]
-            heapq.heapify(self.heap)
+    def tickets(self) -> list[TicketId]:
+        """All of them, in order of arrival."""
+        everybody = [waiting for arrivals in self.classes.values() for waiting in arrivals.values()]
+        return [waiting.ticket for waiting in sorted(everybody, key=lambda waiting: waiting.seq)]
+
+    def add(self, waiting: Waiting, rank: Rank) -> None:
+        group = _group(waiting)
+        self.classes.setdefault(waiting.demand.priority, OrderedDict())[waiting.ticket] = waiting
+        heap = self.groups.setdefault(group, [])
+        heapq.heappush(heap, (rank, waiting.seq, waiting.ticket))
+        self.counts[group] = self.counts.get(group, 0) + 1
+        if heap[0][2] == waiting.ticket:
+            self.head = None
+
+    def remove(self, waiting: Waiting) -> None:
+        group = _group(waiting)
+        arrivals = self.classes[waiting.demand.priority]
+        del arrivals[waiting.ticket]
+        if not arrivals:
+            del self.classes[waiting.demand.priority]
+        self.counts[group] -= 1
+        if not self.counts[group]:
+            del self.counts[group], self.groups[group]
+        else:
+            self._clean(group)
+        if self.head == waiting.ticket:
+            self.head = None
+
+    def heads(self) -> Iterator[Waiting]:
+        """The first of each group."""
+        return (self.classes[group[0]][heap[0][2]] for group, heap in self.groups.items())
+
+    def _clean(self, group: Group) -> None:
+        """Drop from the top of the heap those that left, and all of them when they pile up."""
+        heap, arrivals = self.groups[group], self.classes[group[0]]
+        if len(heap) > 2 * self.counts[group] + 8:
+            heap[:] = [entry for entry in heap if self._is_live(entry, arrivals)]
+            heapq.heapify(heap)
+        while not self._is_live(heap[0], arrivals):
+            heapq.heappop(heap)
+
+    @staticmethod
+    def _is_live(entry: tuple[Rank, int, TicketId], arrivals: Mapping[TicketId, Waiting]) -> bool:
+        waiting = arrivals.get(entry[2])
+        return waiting is not None and waiting.seq == entry[1]
 
 
 class AdmissionQueue:
@@ -84,60 +126,65 @@ class AdmissionQueue:
         if full is not None:
             return full
         self._seq += 1
-        waiting = Waiting(ticket, model_id, demand, now, self._seq)
-        line = self._lines.setdefault(model_id, _Line())
-        self._arrivals[ticket] = line.arrivals[ticket] = waiting
-        line.classes[demand.priority] = line.classes.get(demand.priority, 0) + 1
-        heapq.heappush(line.heap, (self._admission.rank_request(waiting), waiting.seq, ticket))
+        waiting = Waiting(ticket, model_id, demand, now, self._seq, self._admission.shares.ahead_s(demand))
+        self._arrivals[ticket] = waiting
+        self._lines.setdefault(model_id, _Line()).add(waiting, self._admission.rank_request(waiting))
+        self._admission.shares.arrived(demand)
         if demand.budget_s is not None:
             heapq.heappush(self._budgets, (waiting.until, waiting.seq, ticket))
         return None
 
     def pop(self, model_id: ModelId) -> Waiting | None:
-        """Take the model's next request; None when nobody waits for it."""
+        """Take the model's next request, for a worker; None when nobody waits for it."""
         waiting = self.peek(model_id)
-        return None if waiting is None else self.remove(waiting.ticket)
+        if waiting is not None:
+            self._take(waiting)
+        return waiting
 
     def peek(self, model_id: ModelId) -> Waiting | None:
         """The model's next request, left where it is."""
         line = self._lines.get(model_id)
-        return None if line is None else line.first()
+        if line is None:
+            return None
+        if line.head is None or line.version != self._admission.shares.version:
+            line.head = self._admission.next_request(line.heads()).ticket
+            line.version = self._admission.shares.version
+        return self._arrivals[line.head]
 
     def remove(self, ticket: TicketId) -> Waiting | None:
         """Take this request out, wherever it stands; None when it isn't queued."""
-        waiting = self._arrivals.pop(ticket, None)
-        if waiting is None:
-            return None
+        waiting = self._arrivals.get(ticket)
+        if waiting is not None:
+            self._take(waiting)
+            self._admission.shares.left(waiting.demand)
+        return waiting
+
+    def _take(self, waiting: Waiting) -> None:
+        del self._arrivals[waiting.ticket]
         line = self._lines[waiting.model]
-        del line.arrivals[ticket]
-        line.classes[waiting.demand.priority] -= 1
-        if not line.classes[waiting.demand.priority]:
-            del line.classes[waiting.demand.priority]
+        line.remove(waiting)
+        if not line.counts:
+            del self._lines[waiting.model]
         if waiting.demand.budget_s is not None:
             self._compact_budgets()
-        if line.arrivals:
-            line.compact()
-        else:
-            del self._lines[waiting.model]
-        return waiting
 
     def clear(self, model_id: ModelId) -> list[Waiting]:
         """Take out everybody who waits for the model, in order of arrival."""
         line = self._lines.get(model_id)
-        tickets = [] if line is None else list(line.arrivals)
+        tickets = [] if line is None else line.tickets()
         return [waiting for ticket in tickets if (waiting := self.remove(ticket)) is not None]
 
     def count(self, model_id: ModelId) -> int:
         """How many wait for the model."""
         line = self._lines.get(model_id)
-        return 0 if line is None else len(line.arrivals)
+        return 0 if line is None else len(line)
 
     def ahead(self, model_id: ModelId, demand: Demand) -> int:
         """How many wait for the model whose class is no lower than this one's."""
         line = self._lines.get(model_id)
         if line is None:
             return 0
-        return sum(count for priority, count in line.classes.items() if priority <= demand.priority)
+        return sum(len(arrivals) for priority, arrivals in line.classes.items() if priority <= demand.priority)
 
     def load(self, model_id: ModelId, now: float) -> QueueLoad:
         """What a client is told whom it has no room for: of the model, or of all if that many may not wait in all."""
@@ -151,8 +198,17 @@ class AdmissionQueue:
 
     def oldest(self, model_id: ModelId) -> float | None:
         """When the one arrived who has waited longest for the model, whatever its rank; None when nobody waits."""
+        return min((waiting.arrived_at for waiting in self.oldest_of_classes(model_id)), default=None)
+
+    def oldest_of_classes(self, model_id: ModelId) -> list[Waiting]:
+        """Of each class in which requests wait for the model, the one that arrived first."""
         line = self._lines.get(model_id)
-        return None if line is None else next(iter(line.arrivals.values())).arrived_at
+        return [] if line is None else [next(iter(arrivals.values())) for arrivals in line.classes.values()]
+
+    def most_urgent(self, model_id: ModelId) -> int:
+        """The highest class in which a request waits for the model, as a number; NORMAL when none does."""
+        line = self._lines.get(model_id)
+        return NORMAL if line is None else min(line.classes)
 
     def deadline(self) -> float:
         """When the next request will have waited too long, for all or for its budget; infinity when nobody waits."""
@@ -196,16 +252,26 @@ class AdmissionQueue:
 
     def check(self) -> None:
         """Assert the laws: both views hold the same tickets, orders agree, heaps are bounded."""
-        in_lines = {ticket for line in self._lines.values() for ticket in line.arrivals}
+        in_lines = {ticket for line in self._lines.values() for ticket in line.tickets()}
         assert in_lines == set(self._arrivals)
         for line in self._lines.values():
-            assert line.arrivals
-            assert len(line.heap) <= 2 * len(line.arrivals) + 8
-            best = min(line.arrivals.values(), key=lambda waiting: (self._admission.rank_request(waiting), waiting.seq))
-            assert line.first() is best
-            priorities = [waiting.demand.priority for waiting in line.arrivals.values()]
-            assert line.classes == {priority: priorities.count(priority) for priority in priorities}
+            groups = Counter(map(_group, self._of(line)))
+            assert groups == line.counts
+            assert groups.keys() == line.groups.keys()
+            assert all(len(heap) <= 2 * groups[group] + 8 for group, heap in line.groups.items())
+            for head in line.heads():
+                mine = [waiting for waiting in self._of(line) if _group(waiting) == _group(head)]
+                assert head == min(mine, key=lambda waiting: (self._admission.rank_request(waiting), waiting.seq))
+            assert line.head is None or line.head in line.tickets()
+            assert len(line) == len(self._of(line))
         arrivals = [waiting.seq for waiting in self._arrivals.values()]
         assert arrivals == sorted(arrivals)
         assert len(self._budgets) <= 2 * len(self._arrivals) + 8
         assert self._next_budget() == min((waiting.until for waiting in self._arrivals.values()), default=math.inf)
+
+    def _of(self, line: _Line) -> list[Waiting]:
+        return [self._arrivals[ticket] for ticket in line.tickets()]
+
+
+def _group(waiting: Waiting) -> Group:
+    return (waiting.demand.priority, waiting.demand.tenant)

@@ -50,6 +50,8 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     demands = event.demands or (ANY,) * len(event.tickets)
     for ticket, demand in zip(event.tickets, demands, strict=True):
         model.in_flight[ticket] = demand
+        state.admission.shares.arrived(demand)
+        state.admission.shares.began(ticket, model.id, demand, step.now)
         state.tickets[ticket] = model.id
     state.update_wanted(model)
     step.decide("adopted", model.id, model.life.reason)

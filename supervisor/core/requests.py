@@ -51,6 +51,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
         if accounts:
             state.admission.accounts.admit(event.ticket, accounts, step.now)
+        state.admission.shares.arrived(event.demand)
         assign(state, step, model, event.ticket, event.demand, step.now)
         return
     # 3.
@@ -98,6 +99,9 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
             _left(state, step, state.models[waiting.model])
         return
     model = state.models[model_id]
+    state.admission.shares.ended(event.ticket, step.now)
+    if state.wanted.claimants(model_id):
+        state.wanted.settle_again(model_id)
     keep_alive_s = model.in_flight.pop(event.ticket).keep_alive_s
     model.last_used = step.now
     if keep_alive_s is not None:

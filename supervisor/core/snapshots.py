@@ -86,12 +86,8 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
             if lease.phase is Phase.RETURNING or lease.holder != model.holder or model.state is WorkerState.STOPPING:
                 coming += lease.held_mib
             elif model.state is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
-<<<<<<< HEAD
-                idle.append((model.spec.priority, model.reload_s, lease.held_mib, model.id))
-=======
                 until = _keeps_place_until(state, now, model)
-                idle.append(Idle(model.spec.priority, reload_s(model, lease.held_mib), lease.held_mib, model.id, until))
->>>>>>> main
+                idle.append(Idle(model.spec.priority, model.reload_s, lease.held_mib, model.id, until))
         idle.sort()
         usable = view.blocked is None and not _is_loading(state, device)
         known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
@@ -167,19 +163,14 @@ def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBloc
             return EvictionBlock.PINNED
         case _ if model.in_flight or model.drain is not None:
             return EvictionBlock.BUSY
-    return EvictionBlock.NONE if now >= _keeps_place_until(state, now, model) else EvictionBlock.MIN_RESIDENCY
+    if now >= _keeps_place_until(state, now, model):
+        return EvictionBlock.NONE
+    return EvictionBlock.HELD if now < state.admission.held_until(model) else EvictionBlock.MIN_RESIDENCY
 
 
 def _keeps_place_until(state: SchedulerState, now: float, model: ModelState) -> float:
     """Until when an idle worker keeps its place. Whoever wants it looks again then."""
     until = state.admission.keeps_place_until(model, state.queue.count(model.id), now)
-<<<<<<< HEAD
-    if now >= until:
-        return EvictionBlock.NONE
-    state.wake(until, model.id)
-    return EvictionBlock.HELD if now < state.admission.held_until(model) else EvictionBlock.MIN_RESIDENCY
-=======
     if until > now:
         state.wake(until, model.id)
     return until
->>>>>>> main

@@ -115,6 +115,8 @@ class SchedulerState:
         self.ledger.check()
         self.queue.check()
         self.admission.accounts.check()
+        self.admission.shares.check()
+        assert self.admission.shares.running() == self.tickets.keys()
         assert self.tickets == {ticket: m.id for m in self.models.values() for ticket in m.in_flight}
         assert len(self.timers) == len(self.armed) <= 20 * len(self.models) + 20, "timers pile up"
         self.wanted.check()

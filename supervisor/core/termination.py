@@ -78,7 +78,8 @@ def exited(state: SchedulerState, step: Step, event: WorkerExited) -> None:
     if model is None or model.exited:
         return
     for ticket in model.in_flight:
-        state.tickets.pop(ticket, None)
+        del state.tickets[ticket]
+        state.admission.shares.ended(ticket, step.now)
     model.in_flight.clear()
     if not model.spec.remote:
         state.ledger.returning(model.holder, step.now)
@@ -247,5 +248,6 @@ def forget(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.has_worker or state.ledger.holds_any(model.id):
         return
     del state.models[model.id]
+    state.admission.shares.forget(model.id)
     state.last_forgotten = max(state.last_forgotten, model.generation)
     step.emit(Decided("forgotten", model.id, "removed from the configuration"))

@@ -124,6 +124,10 @@ class Limits:
     queue_per_model: int = 64
     queue_wait_s: float = 600.0
     min_residency_s: float = 30.0
+    aging_s: float = (
+        60.0  # so much longer a request has to wait to come before one of the next higher class; infinite: never
+    )
+    overtakes: int = 64  # so many later requests a loaded model answers while another one waits for its memory
     linger_s: float = 0.25  # the longest that a model counts as in demand after a request; see the admission policy
     default_after_s: float = 300.0  # nothing else was asked for during this time: a default model comes back
     loads_per_device: int = 1

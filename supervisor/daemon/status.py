@@ -9,15 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-<<<<<<< HEAD
-from supervisor.core.device_ledger import Lease
-from supervisor.core.ledger import DeviceTotals
-from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
-=======
 from supervisor.core.device_ledger import DeviceTotals, Lease
-from supervisor.core.model_state import ModelState
-from supervisor.core.snapshots import RELOAD_MIB_PER_S
->>>>>>> main
+from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import Crash, DeviceId, Devices, DeviceSpec, Generation, ModelId, ModelSpec, WorkerState
 

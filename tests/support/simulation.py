@@ -322,13 +322,13 @@ class World:
             options = tuple(model.options(state.ledger.devices()).values())
             seen = snapshot(state, self.now, state.ledger.device_ids(), key)
             answer = plan(LoadDemand(model_id, model.spec.type, model.spec.priority, options), seen)
-            only_restored = model.restore and model.asked_at is None and not state.queue.count(model_id)
+            unasked = model.asked_at is None and not state.queue.count(model_id)
             assert not isinstance(answer, Admit), (
                 f"{model_id} could start: {answer}; it has {state.wanted.place(model_id)}"
             )
             assert (
                 not isinstance(answer, Evict)
-                or only_restored
+                or unasked
                 or (model.spec.gpus > 1 and len(options) > EXACT)  # it looks closely at the most promising sets only
                 or {state.models[victim].state for victim in state.claims(model_id)} == {WorkerState.STOPPING}
                 or any(state.ledger.hides_loaded(device) for device in answer.devices)

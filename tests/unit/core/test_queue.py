@@ -208,7 +208,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def line(self, model: ModelId) -> list[Expected]:
         mine = [entry for entry in self.list if entry.model == model]
-        return sorted(mine, key=lambda entry: (entry.priority, entry.seq))
+        return sorted(mine, key=lambda entry: (entry.arrived_at + 2 * entry.priority, entry.seq))  # two seconds a point
 
     @rule(
         model=st.sampled_from([A, B, C]),

@@ -1,0 +1,161 @@
+"""Fair shares between the tenants of one class, counted in worker-seconds.
+
+Each tenant has a counter for each class. It grows by what the tenant's requests take of the workers: a second of a worker
+that answers three requests is a third for each. Whoever has the smallest counter goes first. A request is charged what
+requests of its model usually take when a worker gets it, and the difference when it ends. Who comes back after a pause
+starts at least where the one stands that was served last: nobody saves up, and nobody pays for an idle machine.
+
+Source: virtual token counters (Sheng et al., Fairness in Serving Large Language Models, 2024), with worker-seconds as the
+service, because models of very different speed share one machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from supervisor.core.demand import Demand
+from supervisor.core.types import ModelId, TicketId
+
+FIRST_GUESS_S: Final = 1.0
+"""What a request of a model is expected to take before one has ended."""
+
+LEARN: Final = 0.1
+"""How much the last request counts in what is usual."""
+
+MOST_KEPT: Final = 1024
+"""So many counters are kept at least, if tenants without open requests stand ahead of others."""
+
+Share = tuple[int, str]
+"""A class and a tenant of it."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """What each request of a worker has taken since it began to count, if it was there all the time."""
+
+    share_s: float = 0.0
+    at: float = 0.0
+    running: int = 0
+
+    def run(self, now: float, change: int) -> float:
+        """Go on until `now`; from then on there are `change` more requests. Returns the share."""
+        if self.running:
+            self.share_s += (now - self.at) / self.running
+        self.at = now
+        self.running += change
+        return self.share_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    share: Share
+    model: ModelId
+    weight: float
+    charged_s: float
+    began_at_s: float  # of its worker's clock
+
+
+class FairShares:
+    """What every tenant has taken. Requests are `arrived`, then `left`, or `began` and `ended`."""
+
+    def __init__(self) -> None:
+        self._taken: dict[Share, float] = {}
+        self._open: dict[int, dict[str, int]] = {}  # by class and tenant: queued and running requests; no zeros
+        self._last: dict[int, float] = {}  # by class: where the one stood that was served last
+        self._running: dict[TicketId, _Charge] = {}
+        self._clocks: dict[ModelId, _Clock] = {}
+        self._usual_s: dict[ModelId, float] = {}
+        self._room = MOST_KEPT
+        self.version = 0  # grows whenever a counter changes
+
+    def taken_s(self, demand: Demand) -> float:
+        """Where its tenant stands, in worker-seconds by weight."""
+        return self._taken.get((demand.priority, demand.tenant), 0.0)
+
+    def ahead_s(self, demand: Demand) -> float:
+        """How much more its tenant has had than the one of its class that has had least, of those with open requests."""
+        open_ = self._open.get(demand.priority)
+        if not open_ or (len(open_) == 1 and demand.tenant in open_):
+            return 0.0
+        least_s = min(self._taken[demand.priority, tenant] for tenant in open_)
+        return max(0.0, self.taken_s(demand) - least_s)
+
+    def arrived(self, demand: Demand) -> None:
+        """It is queued, or about to begin."""
+        share = (demand.priority, demand.tenant)
+        open_ = self._open.setdefault(demand.priority, {})
+        count = open_.get(demand.tenant, 0)
+        open_[demand.tenant] = count + 1
+        if not count:
+            last = self._last.get(demand.priority, 0.0)
+            self._taken[share] = max(last, self._taken.get(share, last))
+            self.version += 1
+
+    def left(self, demand: Demand) -> None:
+        """It was queued, and is over without a worker."""
+        self._close((demand.priority, demand.tenant))
+
+    def began(self, ticket: TicketId, model: ModelId, demand: Demand, now: float) -> None:
+        """A worker has it."""
+        share = (demand.priority, demand.tenant)
+        clock = self._clocks.get(model)
+        if clock is None:
+            clock = self._clocks[model] = _Clock()
+        charged_s = self._usual_s.get(model, FIRST_GUESS_S)
+        self._running[ticket] = _Charge(share, model, demand.weight, charged_s, clock.run(now, 1))
+        taken = self._taken[share]
+        self._last[demand.priority] = max(taken, self._last.get(demand.priority, 0.0))
+        self._taken[share] = taken + charged_s / demand.weight
+        self.version += 1
+
+    def ended(self, ticket: TicketId, now: float) -> None:
+        """It is over, however it ended."""
+        charge = self._running.pop(ticket)
+        clock = self._clocks[charge.model]
+        took_s = clock.run(now, -1) - charge.began_at_s
+        if not clock.running:
+            del self._clocks[charge.model]
+        usual_s = self._usual_s.get(charge.model)
+        self._usual_s[charge.model] = took_s if usual_s is None else usual_s + LEARN * (took_s - usual_s)
+        self._taken[charge.share] += (took_s - charge.charged_s) / charge.weight
+        self.version += 1
+        self._close(charge.share)
+
+    def forget(self, model: ModelId) -> None:
+        """It is no longer configured."""
+        self._usual_s.pop(model, None)
+
+    def _close(self, share: Share) -> None:
+        priority, tenant = share
+        open_ = self._open[priority]
+        open_[tenant] -= 1
+        if open_[tenant]:
+            return
+        del open_[tenant]
+        if not open_:
+            del self._open[priority]
+        if self._taken[share] <= self._last.get(share[0], 0.0):
+            del self._taken[share]  # it would start there again
+        elif len(self._taken) > self._room:
+            idle = sorted(
+                (taken, key) for key, taken in self._taken.items() if key[1] not in self._open.get(key[0], ())
+            )
+            for _, key in idle[: len(idle) // 2]:
+                del self._taken[key]
+            self._room = max(MOST_KEPT, 2 * len(self._taken))
+
+    def check(self) -> None:
+        """Assert the laws: whoever has open requests has a counter, and workers' clocks count their requests."""
+        open_ = {(priority, tenant): count for priority, by in self._open.items() for tenant, count in by.items()}
+        assert open_.keys() <= self._taken.keys()
+        assert all(count > 0 for count in open_.values())
+        assert all(self._open.values())
+        assert Counter(charge.model for charge in self._running.values()) == {
+            model: clock.running for model, clock in self._clocks.items()
+        }
+
+    def running(self) -> set[TicketId]:
+        """The requests that workers have."""
+        return set(self._running)
