@@ -34,7 +34,7 @@ from supervisor.core.events import (
 from supervisor.core.limits import Account
 from supervisor.core.placement import EXACT
 from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, Evict, LoadDemand
+from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.snapshots import snapshot
 from supervisor.core.types import (
@@ -323,12 +323,16 @@ class World:
             seen = snapshot(state, self.now, state.ledger.device_ids(), key)
             answer = plan(LoadDemand(model_id, model.spec.type, model.spec.priority, options), seen)
             unasked = model.asked_at is None and not state.queue.count(model_id)
+            going = {each.model for each in seen.residents if each.block is EvictionBlock.STOPPING}
             assert not isinstance(answer, Admit), (
                 f"{model_id} could start: {answer}; it has {state.wanted.place(model_id)}"
             )
             assert (
                 not isinstance(answer, Evict)
                 or unasked
+                or any(
+                    key < other for gone in going for other in state.wanted.claimants(gone)
+                )  # a later one made it go
                 or (model.spec.gpus > 1 and len(options) > EXACT)  # it looks closely at the most promising sets only
                 or {state.models[victim].state for victim in state.claims(model_id)} == {WorkerState.STOPPING}
                 or any(state.ledger.hides_loaded(device) for device in answer.devices)
