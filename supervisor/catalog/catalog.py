@@ -141,6 +141,7 @@ class CatalogModel:
             preload=config.preload,
             keep_alive_s=config.keep_alive_s,
             target_inflight=self.adapter.target_inflight(config),
+            max_queue=config.max_queue,
             drain_s=drain_seconds(config.drain_s),
             remote=remote,
             definition=self.definition,

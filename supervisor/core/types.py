@@ -81,6 +81,7 @@ class ModelSpec:
     preload: bool = False
     keep_alive_s: float | None = None  # None: until its memory is needed
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
+    max_queue: int | None = None  # overrides the limit queue_per_model
     drain_s: float | None = None  # overrides the limit of this name
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
     definition: str = ""  # fingerprint of all that determines how the worker runs
