@@ -230,7 +230,7 @@ class TestSeen:
         assert (told["chosen"], told["reason"]) == ("quick", "warm")
         assert told["why"] == "quick is ready, and slow, which would come first, is not."
         assert [candidate["warm"] for candidate in told["candidates"]] == [False, True]
-        assert site.get("/v1/admin/tasks/quick").json()["error"]["code"] == "task_not_found"
+        assert site.get("/v1/admin/tasks/quick").json()["error"]["code"] == "model_not_found"
 
     def test_why(self, site, shell):
         load(site, "quick")
