@@ -56,7 +56,11 @@ class TestExample:
             "VirtualModelConfig": {key for item in data["virtual_models"].values() for key in item},
             "TaskConfig": {key for item in data["tasks"].values() for key in item},
             "CandidateConfig": {
-                key for item in data["tasks"].values() for one in item["candidates"] if isinstance(one, dict) for key in one
+                key
+                for item in data["tasks"].values()
+                for one in item["candidates"]
+                if isinstance(one, dict)
+                for key in one
             },
             "ClientConfig": {key for item in data["clients"].values() for key in item},
         }
