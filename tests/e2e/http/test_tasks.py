@@ -212,6 +212,23 @@ class TestBudgets:
         assert answer.status_code == 200
 
 
+class TestReload:
+    """A changed tasks.yaml counts after a reload."""
+
+    def test_a_new_task(self, site):
+        path = site.folder / "tasks.yaml"
+        before = path.read_text()
+        path.write_text(f"{before}new: {{candidates: [quick]}}\n")
+        try:
+            told = site.post("/v1/admin/reload").json()
+            assert (told["added"], told["restarted"], told["stops"]) == (["task:new"], [], [])
+            assert chosen(site.chat("task:new")) == ("quick", "primary")
+        finally:
+            path.write_text(before)
+            assert site.post("/v1/admin/reload").json()["removed"] == ["task:new"]
+        assert site.chat("task:new").status_code == 404
+
+
 class TestSeen:
     """Tasks are listed, told of, and explained."""
 
