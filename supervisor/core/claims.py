@@ -37,11 +37,11 @@ def _settle(state: SchedulerState, step: Step, victim: ModelState) -> None:
         step.decide("evicted", victim.id, f"makes room for {claimant}")
     else:
         drain_for(state, step, victim, _urgency(state, victim))
-    for waits_for in state.claims(
-        victim.id
-    ):  # an earlier waiter, not loaded yet: who waits for it, waits for those, too
-        if waits_for != victim.id:
-            state.wanted.settle_again(waits_for)
+    if (own := state.wanted.key(victim.id)) is not None:
+        for model_id in state.claims(victim.id):  # who waits for a waiter, waits for these, too
+            other = state.wanted.key(model_id)
+            if other is None or other < own:
+                state.wanted.settle_again(model_id)
 
 
 def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId | None:
@@ -59,12 +59,11 @@ def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId 
 
 
 def _urgency(state: SchedulerState, victim: ModelState) -> int:
-    """The highest priority of a model that waits for it: also of those who wait for a waiter."""
-    priority = victim.spec.priority if victim.id in state.wanted else -(1 << 62)
-    for _, waiter_id in state.wanted.claimants(victim.id):
-        if waiter_id != victim.id:
-            priority = max(priority, _urgency(state, state.models[waiter_id]))
-    return priority
+    """The highest priority of a model that waits for it: also of those who wait for a waiter, all later than that."""
+    own = state.wanted.key(victim.id)
+    priorities = [victim.spec.priority] if own is not None else []
+    later = [key for key in state.wanted.claimants(victim.id) if own is None or key > own]
+    return max([*priorities, *(_urgency(state, state.models[model_id]) for _, model_id in later)])
 
 
 def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:

@@ -120,6 +120,23 @@ def _most(lease: Lease) -> int:
     return lease.mib if lease.seen_mib is None else lease.seen_mib
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """A device's figures for people, in MiB; `available_mib` is what a new lease may take."""
+
+    id: DeviceId
+    total_mib: int
+    margin_mib: int
+    free_mib: int | None  # at the last sample; None: never sampled
+    outside_mib: int | None
+    starting_mib: int
+    held_mib: int
+    returning_mib: int
+    available_mib: int
+    blocked: str | None
+    quarantined: bool
+
+
 @dataclass(slots=True)
 class DeviceLedger:
     """One device's ledger."""
@@ -200,3 +217,22 @@ class DeviceLedger:
                 self.spec.id, total, self.spec.usable_mib, self.free(), self.blocked(), self.outage()
             )
         return self.cached
+
+    def totals(self) -> DeviceTotals:
+        """The figures for people."""
+        by_phase = dict.fromkeys(Phase, 0)
+        for lease in self.leases.values():
+            by_phase[lease.phase] += lease.held_mib
+        return DeviceTotals(
+            id=self.spec.id,
+            total_mib=self.spec.total_mib,
+            margin_mib=self.spec.margin_mib,
+            free_mib=self.free_mib,
+            outside_mib=self.outside_mib,
+            starting_mib=by_phase[Phase.STARTING],
+            held_mib=by_phase[Phase.HELD],
+            returning_mib=by_phase[Phase.RETURNING],
+            available_mib=max(0, self.free()) if self.blocked() is None else 0,
+            blocked=self.blocked(),
+            quarantined=bool(self.quarantine),
+        )

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from supervisor.core.device_ledger import DeviceLedger, Holder, Lease, PendingRelease, Phase
+from supervisor.core.device_ledger import DeviceLedger, DeviceTotals, Holder, Lease, PendingRelease, Phase
 from supervisor.core.effects import Alert
 from supervisor.core.events import DeviceSample
 from supervisor.core.plans import DeviceView, Outline
@@ -28,23 +28,6 @@ from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId
 WRITE_OFF = 10
 """Where nobody can tell who holds missing memory, it counts as used outside after this many times the quarantine's delay:
 our worker's process tree is gone, and the free memory is measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTotals:
-    """A device's figures for people, in MiB; `available_mib` is what a new lease may take."""
-
-    id: DeviceId
-    total_mib: int
-    margin_mib: int
-    free_mib: int | None  # at the last sample; None: never sampled
-    outside_mib: int | None
-    starting_mib: int
-    held_mib: int
-    returning_mib: int
-    available_mib: int
-    blocked: str | None
-    quarantined: bool
 
 
 class Ledger:
@@ -56,6 +39,7 @@ class Ledger:
         self._leases: dict[Holder, dict[DeviceId, Lease]] = {}  # none is empty
         self._alerts: list[Alert] = []
         self._changed: dict[DeviceId, None] = {}
+        self._watched: dict[DeviceId, DeviceLedger] = {}  # where memory is on its way back, or that can't be read
         self._specs: tuple[DeviceSpec, ...] = ()
 
     def configure(self, devices: Iterable[DeviceSpec], limits: Limits) -> None:
@@ -68,7 +52,7 @@ class Ledger:
             if device.configured:
                 continue
             if not device.leases:
-                del self._devices[device_id]
+                self._forget(device_id)
             for holder in list(device.releases):  # nobody reads this device any more
                 self._drop(device.leases[holder])
         for device_id, spec in specs.items():
@@ -167,7 +151,7 @@ class Ledger:
             message = f"{lease.device} takes models again: what {holder[0]} held is back, or others have it"
             self._alerts.append(Alert("device.lifted", message, lease.device, holder[0]))
         if not device.configured and not device.leases:
-            del self._devices[lease.device]
+            self._forget(lease.device)
 
     # -------------------------------------------------------------------------------------------------------- samples
 
@@ -182,6 +166,7 @@ class Ledger:
         before = device.view()
         device.cached = None
         device.stale = sample.stale
+        self._watch(device)
         if sample.stale:
             if sample.lost is not None:
                 self._lose(device, sample.lost)
@@ -222,13 +207,13 @@ class Ledger:
 
     def overdue(self, now: float) -> list[Alert]:
         """What an operator should see, each once: devices lost or quarantined, late memory, devices freed again."""
-        for device in self._devices.values():
+        for device in list(self._watched.values()):
             if device.stale and device.lost is None:
                 device.stale_since = now if device.stale_since is None else device.stale_since
                 if now >= device.stale_since + self._limits.memory_quarantine_s:
                     self._lose(device, f"its memory could not be read for {now - device.stale_since:.0f} s")
         alerts, self._alerts = self._alerts, []
-        for device in self._devices.values():
+        for device in list(self._watched.values()):
             for holder, release in device.releases.items():
                 since = device.leases[holder].since
                 model_id, where = holder[0], device.spec.id
@@ -248,7 +233,7 @@ class Ledger:
         if self._alerts:
             return now
         times = [math.inf]
-        for device in self._devices.values():
+        for device in self._watched.values():
             if device.stale_since is not None and device.lost is None:
                 times.append(device.stale_since + self._limits.memory_quarantine_s)
             for holder, release in device.releases.items():
@@ -264,7 +249,18 @@ class Ledger:
     def _alter(self, device: DeviceLedger) -> None:
         """Its figures are to be reckoned anew."""
         device.cached = None
+        self._watch(device)
         self.mark(device.spec.id)
+
+    def _forget(self, device: DeviceId) -> None:
+        del self._devices[device]
+        self._watched.pop(device, None)
+
+    def _watch(self, device: DeviceLedger) -> None:
+        if device.releases or device.stale:
+            self._watched[device.spec.id] = device
+        else:
+            self._watched.pop(device.spec.id, None)
 
     def mark(self, device: DeviceId) -> None:
         """Something has changed there that plans depend on."""
@@ -320,6 +316,11 @@ class Ledger:
         """All leases on the device."""
         return tuple(self._devices[device].leases.values())
 
+    def held_mib(self, model_id: ModelId, device: DeviceId) -> int:
+        """What the workers of the model hold there."""
+        leases = self._devices[device].leases.values()
+        return sum(lease.held_mib for lease in leases if lease.holder[0] == model_id)
+
     def holds(self, holder: Holder) -> bool:
         """Has it a lease, on any device?"""
         return holder in self._leases
@@ -365,27 +366,11 @@ class Ledger:
 
     def is_waiting(self) -> bool:
         """Is memory on its way back, so that frequent samples help?"""
-        return any(device.releases for device in self._devices.values())
+        return any(device.releases for device in self._watched.values())
 
     def totals(self, device: DeviceId) -> DeviceTotals:
         """The device's figures for people."""
-        ledger = self._devices[device]
-        by_phase = dict.fromkeys(Phase, 0)
-        for lease in ledger.leases.values():
-            by_phase[lease.phase] += lease.held_mib
-        return DeviceTotals(
-            id=device,
-            total_mib=ledger.spec.total_mib,
-            margin_mib=ledger.spec.margin_mib,
-            free_mib=ledger.free_mib,
-            outside_mib=ledger.outside_mib,
-            starting_mib=by_phase[Phase.STARTING],
-            held_mib=by_phase[Phase.HELD],
-            returning_mib=by_phase[Phase.RETURNING],
-            available_mib=max(0, ledger.free()) if ledger.blocked() is None else 0,
-            blocked=ledger.blocked(),
-            quarantined=bool(ledger.quarantine),
-        )
+        return self._devices[device].totals()
 
     def check(self) -> None:
         """Assert the conservation laws."""
@@ -399,6 +384,7 @@ class Ledger:
                 assert lease.mib > 0
                 assert (lease.phase is Phase.RETURNING) == (holder in device.releases), f"{lease}"
             assert device.releases.keys() <= device.leases.keys()
+            assert (device_id in self._watched) == bool(device.releases or device.stale)
             assert device.stopping.keys() <= device.leases.keys()
             assert device.quarantine.keys() <= device.leases.keys(), "a quarantine that nothing can lift"
             assert device.cached is None or device.cached == replace(device, cached=None).view(), (

@@ -16,7 +16,9 @@ A remote model needs no plan: nothing has to go for it, and it is in nobody's sn
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from supervisor.core import default_models
 from supervisor.core.claims import settle_claims
@@ -25,11 +27,11 @@ from supervisor.core.effects import StartWorker
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, Evict, LoadDemand, Option, Outline, Plan, Refuse, Snapshot, Wait
+from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand, Option, Outline, Plan, Refuse, Snapshot, Wait
 from supervisor.core.snapshots import by_leases, outline, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
-from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
 from supervisor.core.waiters import Key, Place
 
 REFUSED_RETRY_S = 30.0
@@ -74,7 +76,7 @@ class _Round:
         if not len(self.wanted):
             return
         if self.is_limited:
-            unplanned = list(self.wanted.after(None))
+            unplanned, changed = list(self.wanted.after(None)), []
         self.due = [(key, DeviceId("")) for key in unplanned]
         heapq.heapify(self.due)
         for device in changed:
@@ -86,7 +88,7 @@ class _Round:
                 offered.add(heapq.heappop(self.due)[1])
             if self.wanted.key(key[1]) == key:
                 self._place(key, offered)
-            for device in sorted(offered - {""}):
+            for device in sorted(offered - {DeviceId("")}):
                 self._offer(device, key)
 
     def _place(self, key: Key, offered: set[DeviceId]) -> None:
@@ -96,6 +98,8 @@ class _Round:
             _start(self.state, self.step, model, REMOTE, 0, "connecting")
             return
         self._plan(model, key, before, offered)
+        if self.is_limited:  # another round follows where anything changed
+            return
         now = self.wanted.place(model.id)
         touched = dict.fromkeys(self.state.ledger.take_changed())
         if now != before:
@@ -105,8 +109,6 @@ class _Round:
 
     def _pass_on(self, device: DeviceId, after: Key | None) -> None:
         """Something has changed there: for those who have a place there, and for whoever could gain by it."""
-        if self.is_limited:
-            return
         for key in self.wanted.placed_on(device):
             if after is None or key > after:
                 heapq.heappush(self.due, (key, device))
@@ -116,12 +118,10 @@ class _Round:
 
     def _offer(self, device: DeviceId, after: Key | None) -> None:
         """Let the next waiter that could gain something there be planned."""
-        if self.is_limited:
-            return
         placed = self.wanted.placed_on(device)
         if len(placed) == len(self.wanted):
             return
-        there = outline(self.state, device)
+        there = outline(self.state, self.step.now, device)
         is_full = len(placed) >= PLACES
         most_mib = there.free_mib + there.coming_mib + there.idle_mib
         if there.outage is not None or (is_full and most_mib <= 0):
@@ -138,24 +138,42 @@ class _Round:
         need_mib = model.least_mib(device, self.state.ledger.devices())
         if need_mib is None:
             return False
-        if place is None and not is_full and not _is_unasked(self.state, model):
+        is_unasked = _is_unasked(self.state, model)
+        if place is None and not is_full and not is_unasked:
             return True
-        free_mib = there.free_mib
+        now_mib, later_mib, _ = self._room(key, device, there)
+        if need_mib <= now_mib:
+            return there.is_open or place is None
+        if is_unasked or (place is not None and self._are_leaving(place.claims)):
+            return False
+        return need_mib <= later_mib + there.idle_mib
+
+    def _room(self, key: Key, device: DeviceId, there: Outline) -> tuple[int, int, set[ModelId]]:
+        """What those before `key` leave: free now, in the end, and whom they claim."""
+        promised = leaving = stopping = 0
+        claimed: set[ModelId] = set()
         for other in self.wanted.placed_on(device):
             if other >= key:
                 break
-            promised = self.wanted.place(other[1])
-            free_mib -= promised.need_mib if promised is not None else 0
-        if need_mib <= free_mib:
-            return there.is_open or place is None
-        if _is_unasked(self.state, model) or (place is not None and self._is_settled(place)):
-            return False
-        return need_mib <= free_mib + there.coming_mib + there.idle_mib
+            place = self.wanted.place(other[1])
+            assert place is not None
+            promised += place.need_mib
+            claimed.update(place.claims)
+        for model_id in claimed:
+            model = self.state.models.get(model_id)
+            held_mib = 0 if model is None else self.state.ledger.held_mib(model_id, device)
+            leaving += held_mib
+            if model is None or not model.has_worker or model.state is WorkerState.STOPPING:
+                stopping += held_mib
+        now_mib = there.free_mib + min(0, leaving - promised)
+        return now_mib, there.free_mib + there.coming_mib + leaving - stopping - promised, claimed
 
-    def _is_settled(self, place: Place) -> bool:
-        """Is all that it waits for on its way out?"""
-        models = self.state.models
-        return all(victim in models and models[victim].state is WorkerState.STOPPING for victim in place.claims)
+    def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
+        """Is all that a waiter waits for on its way out?"""
+        return bool(claims) and all(
+            (victim := self.state.models.get(model_id)) is not None and victim.state is WorkerState.STOPPING
+            for model_id in claims
+        )
 
     # ----------------------------------------------------------------------------------------------------------- plans
 
@@ -166,13 +184,21 @@ class _Round:
             chosen = self._near(model, key, options, before, offered)
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen))
         answer, seen = self._ask(demand, key)
-        if len(chosen) < len(options) and isinstance(answer, Refuse):
-            demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(options.values()))
-            answer, seen = self._ask(demand, key)
+        if len(chosen) < len(options):
+            if isinstance(answer, Wait) and before is not None and not _is_as_good(answer, seen, before):
+                demand = replace(demand, options=tuple(self._near(model, key, options, before, {DeviceId("")})))
+                answer, seen = self._ask(demand, key)
+            if isinstance(answer, Refuse):
+                demand = replace(demand, options=tuple(options.values()))
+                answer, seen = self._ask(demand, key)
+        if isinstance(answer, Evict) and before is not None and self._are_leaving(before.claims):
+            there, seen_there = self._ask(replace(demand, options=(options[before.devices],)), key)
+            if isinstance(there, Wait) and self._are_leaving(there.waits_for):  # nobody else needs to go
+                answer, seen = there, seen_there
         answer = self._reconsidered(demand, seen, answer)
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
             return  # nothing better there: it stays where it is
-        self._carry_out(model, key, answer, options)
+        self._carry_out(model, key, answer, seen, options)
 
     def _ask(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
         if self.is_limited:
@@ -193,7 +219,7 @@ class _Round:
     ) -> list[Option]:
         """The device sets worth a close look: its own, and the most promising ones of those offered."""
         own = [options[before.devices]] if before is not None and before.devices in options else []
-        if own and offered <= {*own[0].devices}:
+        if own and offered == {*own[0].devices} and len(offered) == 1:
             return own
         others: Iterable[Option] = options.values()
         if "" not in offered:
@@ -203,29 +229,26 @@ class _Round:
 
     def _cost(self, model: ModelState, key: Key, option: Option) -> tuple[int, float, int, float]:
         """How promising a device set is, roughly; less is better: what is in the way, and the cost of what has to go."""
-        in_the_way, highest, count, reload_s = 0, float("-inf"), 0, 0.0
+        admission, own, now = self.state.admission, model.spec.priority, self.step.now
+        in_the_way, highest, count, reload_s = 0, -math.inf, 0, 0.0
         for device in option.devices:
-            there = outline(self.state, device)
-            short_mib = option.need_mib - there.free_mib
-            for other in self.wanted.placed_on(device):
-                if other < key and (place := self.wanted.place(other[1])) is not None:
-                    short_mib += place.need_mib
-                    count += 1
+            there = outline(self.state, now, device)
             if there.outage is not None:
                 return (4, 0.0, 0, 0.0)
-            if not there.is_open:
-                in_the_way = max(in_the_way, 1)
-            if short_mib <= 0:
+            now_mib, later_mib, claimed = self._room(key, device, there)
+            if option.need_mib <= now_mib and there.is_open:
                 continue
-            if (short_mib := short_mib - there.coming_mib) <= 0:
-                in_the_way = max(in_the_way, 1)
-                continue
-            in_the_way = max(in_the_way, 2 if short_mib <= there.idle_mib else 3)
-            for priority, cost_s, held_mib, _ in there.idle:
+            in_the_way = max(in_the_way, 1 if there.is_open else 2)
+            short_mib = option.need_mib - max(now_mib, later_mib)
+            for idle in there.idle:
                 if short_mib <= 0:
                     break
-                short_mib -= held_mib
-                highest, count, reload_s = max(highest, priority), count + 1, reload_s + cost_s
+                may_go = now >= idle.until or admission.may_overtake(own, idle.priority)
+                if may_go and idle.model not in claimed and (idle.priority <= own or admission.may_evict_higher()):
+                    short_mib -= idle.held_mib
+                    highest, count, reload_s = max(highest, idle.priority), count + 1, reload_s + idle.reload_s
+            if short_mib > 0:
+                in_the_way = 3
         return in_the_way, highest, count, reload_s
 
     def _reconsidered(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
@@ -253,7 +276,9 @@ class _Round:
                     return Wait(option.devices, 0, (), reason)
         return answer
 
-    def _carry_out(self, model: ModelState, key: Key, answer: Plan, options: dict[Devices, Option]) -> None:
+    def _carry_out(
+        self, model: ModelState, key: Key, answer: Plan, seen: Snapshot, options: dict[Devices, Option]
+    ) -> None:
         state, step = self.state, self.step
         is_settled = isinstance(answer, Admit) or default_models.may_evict(state, step, model, answer)
         if _is_unasked(state, model) and not is_settled:
@@ -264,7 +289,7 @@ class _Round:
             case Admit(devices, need_mib, reason):
                 _start(state, step, model, devices, need_mib, reason)
             case Evict(devices, need_mib, victims, reason):
-                self.wanted.give(model.id, Place(devices, need_mib, victims))
+                self.wanted.give(model.id, Place(devices, need_mib, victims, is_sure=True))
                 for victim_id in victims:
                     victim = state.models[victim_id]
                     stop_now(state, step, victim, StopCause.ROOM, f"evicted for {model.id}")
@@ -272,7 +297,8 @@ class _Round:
             case Wait(devices, need_mib, waits_for):
                 ahead = max((sum(other < key for other in self.wanted.placed_on(d)) for d in devices), default=0)
                 is_in_line = ahead >= PLACES and not self.is_limited
-                self.wanted.give(model.id, None if is_in_line else Place(devices, need_mib, waits_for))
+                place = Place(devices, need_mib, waits_for, is_sure=_is_sure(answer, seen))
+                self.wanted.give(model.id, None if is_in_line else place)
             case Refuse(reason, outage, fits_nowhere):
                 model.life.reason = reason
                 code = outage or RejectCode.INSUFFICIENT_MEMORY
@@ -293,6 +319,17 @@ class _Round:
         else:
             devices = answer.devices if isinstance(answer, Wait) else next(iter(options))
             self.wanted.give(model.id, Place(devices))
+
+
+def _is_sure(answer: Wait, seen: Snapshot) -> bool:
+    """Does all that it waits for go anyway?"""
+    going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
+    return going.issuperset(answer.waits_for)
+
+
+def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
+    """Does it wait for the same as before? If not, it may be better off elsewhere."""
+    return answer.waits_for == before.claims and _is_sure(answer, seen) >= before.is_sure
 
 
 def _is_unasked(state: SchedulerState, model: ModelState) -> bool:

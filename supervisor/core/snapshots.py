@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from supervisor.core.device_ledger import Lease, Phase
 from supervisor.core.model_state import ModelState
-from supervisor.core.plans import DeviceView, EvictionBlock, Outline, Resident, Snapshot
+from supervisor.core.plans import DeviceView, EvictionBlock, Idle, Outline, Resident, Snapshot
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 from supervisor.core.waiters import Key
@@ -73,23 +73,24 @@ def by_leases(seen: Snapshot) -> Snapshot:
     return replace(seen, devices=views)
 
 
-def outline(state: SchedulerState, device: DeviceId) -> Outline:
-    """What could be had of the device, roughly and at most: enough to tell whether a closer look is worth it."""
+def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
+    """What could be had of the device, from what was last known until something changes there."""
     ledger = state.ledger
     known = ledger.outline(device)
     if known is None:
         view = ledger.view(device)
         coming = 0
-        idle: list[tuple[int, float, int, ModelId]] = []
+        idle: list[Idle] = []
         for lease in ledger.leases_on(device):
             model = state.models[lease.holder[0]]
             if lease.phase is Phase.RETURNING or lease.holder != model.holder or model.state is WorkerState.STOPPING:
                 coming += lease.held_mib
             elif model.state is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
-                idle.append((model.spec.priority, model.reload_s, lease.held_mib, model.id))
+                until = _keeps_place_until(state, now, model)
+                idle.append(Idle(model.spec.priority, model.reload_s, lease.held_mib, model.id, until))
         idle.sort()
         usable = view.blocked is None and not _is_loading(state, device)
-        known = Outline(view.free_mib, coming, sum(mib for _, _, mib, _ in idle), tuple(idle), usable, view.outage)
+        known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
         ledger.keep_outline(device, known)
     return known
 
@@ -162,8 +163,14 @@ def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBloc
             return EvictionBlock.PINNED
         case _ if model.in_flight or model.drain is not None:
             return EvictionBlock.BUSY
-    until = state.admission.keeps_place_until(model, state.queue.count(model.id), now)
-    if now >= until:
+    if now >= _keeps_place_until(state, now, model):
         return EvictionBlock.NONE
-    state.wake(until, model.id)
     return EvictionBlock.HELD if now < state.admission.held_until(model) else EvictionBlock.MIN_RESIDENCY
+
+
+def _keeps_place_until(state: SchedulerState, now: float, model: ModelState) -> float:
+    """Until when an idle worker keeps its place. Whoever wants it looks again then."""
+    until = state.admission.keeps_place_until(model, state.queue.count(model.id), now)
+    if until > now:
+        state.wake(until, model.id)
+    return until

@@ -27,6 +27,7 @@ class Place:
     devices: Devices  # it is planned again when something changes there
     need_mib: int = 0  # what is promised to it on each of them
     claims: tuple[ModelId, ...] = ()  # who has to go for it
+    is_sure: bool = False  # set iff all of these go anyway
 
 
 class Waiters:

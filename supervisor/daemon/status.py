@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from supervisor.core.device_ledger import Lease
-from supervisor.core.ledger import DeviceTotals
+from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import Crash, DeviceId, Devices, DeviceSpec, Generation, ModelId, ModelSpec, WorkerState
