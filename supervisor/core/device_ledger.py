@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
-from supervisor.core.plans import DeviceView
+from supervisor.core.plans import DeviceView, Outline
 from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId, RejectCode
 
 Holder = tuple[ModelId, Generation]
@@ -119,6 +120,23 @@ def _most(lease: Lease) -> int:
     return lease.mib if lease.seen_mib is None else lease.seen_mib
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """A device's figures for people, in MiB; `available_mib` is what a new lease may take."""
+
+    id: DeviceId
+    total_mib: int
+    margin_mib: int
+    free_mib: int | None  # at the last sample; None: never sampled
+    outside_mib: int | None
+    starting_mib: int
+    held_mib: int
+    returning_mib: int
+    available_mib: int
+    blocked: str | None
+    quarantined: bool
+
+
 @dataclass(slots=True)
 class DeviceLedger:
     """One device's ledger."""
@@ -142,6 +160,9 @@ class DeviceLedger:
     )  # why nothing new may come ("its worker …"), by the lease that must go first
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
+    outline: Outline | None = None  # what `snapshots` made of it
+
+    UNRECORDED: ClassVar = ("cached", "outline")  # made anew when needed
 
     def blocked(self, asker: ModelId | None = None) -> str | None:
         """Why nothing new may be loaded here, however much is free. `asker` is not named."""
@@ -165,13 +186,13 @@ class DeviceLedger:
             return RejectCode.DEVICE_QUARANTINED
         return None if self.lost is None else RejectCode.DEVICE_LOST
 
+    def hides(self, lease: Lease) -> bool:
+        """Has no sample shown yet what its worker takes?"""
+        return lease.phase is Phase.STARTING or self.taken_at <= lease.since
+
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
-        return sum(
-            max(0, lease.mib - (lease.seen_mib or 0))
-            for lease in self.leases.values()
-            if lease.phase is Phase.STARTING or self.taken_at <= lease.since
-        )
+        return sum(max(0, lease.mib - (lease.seen_mib or 0)) for lease in self.leases.values() if self.hides(lease))
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
         """What the last sample, with so much free, showed. Memory that it hides is held by workers that are gone."""
@@ -196,3 +217,22 @@ class DeviceLedger:
                 self.spec.id, total, self.spec.usable_mib, self.free(), self.blocked(), self.outage()
             )
         return self.cached
+
+    def totals(self) -> DeviceTotals:
+        """The figures for people."""
+        by_phase = dict.fromkeys(Phase, 0)
+        for lease in self.leases.values():
+            by_phase[lease.phase] += lease.held_mib
+        return DeviceTotals(
+            id=self.spec.id,
+            total_mib=self.spec.total_mib,
+            margin_mib=self.spec.margin_mib,
+            free_mib=self.free_mib,
+            outside_mib=self.outside_mib,
+            starting_mib=by_phase[Phase.STARTING],
+            held_mib=by_phase[Phase.HELD],
+            returning_mib=by_phase[Phase.RETURNING],
+            available_mib=max(0, self.free()) if self.blocked() is None else 0,
+            blocked=self.blocked(),
+            quarantined=bool(self.quarantine),
+        )
