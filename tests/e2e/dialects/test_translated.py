@@ -94,7 +94,7 @@ class TestTranslated:
         known = wait_until(lambda: (a := site.get(f"/v1/admin/requests/{name}", headers=ADMIN)).is_success and a.json())
         assert (known["priority"], known["tenant"]) == (80, "me")
         refused = say(site, to="fake", say="hello", x_priority="urgent")
-        assert refused.text.startswith('"sorry: 400 The priority')
+        assert refused.text.startswith('"sorry: 400 `X-Priority` or `x_priority` is no priority')
 
     def test_another_method(self, site):
         told = site.get("/toy/say", headers={"x-toy-key": KEY})

@@ -98,6 +98,13 @@ class TestWhoAsks:
         assert demand(site, answer) == (tenant, priority)
         assert "x-priority" not in answer.headers
 
+    def test_a_tenants_are_found(self, site):
+        for who in ("found", "another"):
+            answer = ask(site, "gateway", headers={"x-tenant-id": who})
+            record(site, answer)
+        found = admin(site, "requests/ended", params={"tenant": "found"})["data"]
+        assert [(entry["tenant"], entry["key"]) for entry in found] == [("found", "gateway")]
+
     def test_a_form(self, site):
         form = {"model": "fake", "x_priority": "low", "x_client_id": "bob", "x_more": "1", "language": "en"}
         files = {"file": ("a.wav", b"sound")}

@@ -63,7 +63,7 @@ export function RequestsPage() {
         <label class="check"><input type="checkbox" checked=${failed} onChange=${(event) => setFailed(event.target.checked)} />Failed only</label>
       </div>
       ${found.length > 0 && html`<table class="ended-table">
-        <thead><tr><th>Time</th><th>Model</th><th>Key</th><th class="num">Wait</th><th class="num">First token</th><th class="num">Tokens</th><th class="num">Tokens/s</th><th class="num">Total</th><th>Result</th></tr></thead>
+        <thead><tr><th>Time</th><th>Model</th><th>Client</th><th class="num">Wait</th><th class="num">First token</th><th class="num">Tokens</th><th class="num">Tokens/s</th><th class="num">Total</th><th>Result</th></tr></thead>
         <tbody>${found.slice(0, most).map((record) => html`<${Row} key=${idOf(record)} record=${record} />`)}</tbody>
       </table>`}
       ${found.length > most && html`<div class="buttons"><button onClick=${() => setMost(most + STEP)}>Show ${Math.min(STEP, found.length - most)} more</button></div>`}
