@@ -27,6 +27,7 @@ Modality = Literal["text", "image", "audio"]
 
 PLACEMENT = (
     *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
+    "max_queue",
     *("public", "enabled", "source"),
 )
 """Keys of every model that say when and where its worker runs, and who finds it; they don't change what it takes."""
@@ -106,6 +107,9 @@ class ModelConfig(BaseModel):
         default=None,
         ge=0,
         description="Requests one worker gets at once; 0: no limit. Default: what the runtime serves.",
+    )
+    max_queue: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=None, description="Requests that may wait for it. Default: `limits.queue_per_model`.", examples=[8]
     )
     drain_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] | None = Field(
         default=None,

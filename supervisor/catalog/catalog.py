@@ -170,6 +170,7 @@ class CatalogModel:
             keep_alive_s=self.keep_alive_s,
             hold_s=config.hold_s,
             target_inflight=self.adapter.target_inflight(config),
+            max_queue=config.max_queue,
             drain_s=drain_seconds(config.drain_s),
             remote=remote,
             definition=self.definition,

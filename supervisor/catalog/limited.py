@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -25,6 +25,7 @@ _RATE: Final = re.compile(r"([1-9]\d{0,8}) ?(?:req|tokens?)? ?/ ?(s|sec|second|m
 _PERIODS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+@lru_cache(maxsize=1024)
 def rate_of(text: str) -> Rate:
     """What "100req/min", "5/s" or "1000/h" means. Raises ValueError."""
     found = _RATE.fullmatch(text.strip())
@@ -58,7 +59,7 @@ class Limited(Section):
         default=None, description="Requests it may have waiting and running at once.", examples=[4]
     )
 
-    @cached_property
+    @property  # not a cached one: `default` is copied to fill in what the others leave open
     def tenant_limits(self) -> TenantLimits:
         """As the scheduler takes them."""
         requests, tokens = (None if text is None else rate_of(text) for text in (self.request_rate, self.token_rate))

@@ -155,12 +155,16 @@ class AdmissionPolicy:
 
     # --------------------------------------------------------------------------------------------------------- limits
 
-    def queue_is_full(self, queued: int, total: int) -> str | None:
-        """Why one more request can't be queued, with `queued` of its model and `total` of all waiting; None: it can."""
+    def queue_is_full(self, queued: int, total: int, most: int | None = None) -> str | None:
+        """Why one more request can't be queued, with `queued` of its model and `total` of all waiting; None: it can.
+
+        `most`: so many of its model may wait, if the model says.
+        """
         if total >= self.limits.queue_total:
             return f"{total} requests are queued, the limit is {self.limits.queue_total}"
-        if queued >= self.limits.queue_per_model:
-            return f"{queued} requests are queued for {ASKED}, the limit is {self.limits.queue_per_model}"
+        most = self.limits.queue_per_model if most is None else most
+        if queued >= most:
+            return f"{queued} requests are queued for {ASKED}, the limit is {most}"
         return None
 
     def gives_up_at(self, since: float) -> float:

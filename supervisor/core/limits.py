@@ -20,7 +20,7 @@ from typing import Final
 
 from supervisor.core.types import TicketId
 
-MOST_KEPT: Final = 4096
+MOST_KEPT: Final = 1024
 """So many accounts are remembered, and those with open requests. Beyond, the ones that have taken most are kept."""
 
 PLACE_S: Final = 1.0

@@ -77,10 +77,15 @@ class AdmissionQueue:
     def __contains__(self, ticket: TicketId) -> bool:
         return ticket in self._arrivals
 
-    def push(self, ticket: TicketId, model_id: ModelId, demand: Demand, now: float) -> str | None:
-        """Queue it and return None, or return why the queue is full. `now` must not go backwards between calls."""
+    def push(
+        self, ticket: TicketId, model_id: ModelId, demand: Demand, now: float, most: int | None = None
+    ) -> str | None:
+        """Queue it and return None, or return why the queue is full. `now` must not go backwards between calls.
+
+        `most`: so many may wait for the model, if it says.
+        """
         assert ticket not in self._arrivals, f"{ticket} is queued already"
-        full = self._admission.queue_is_full(self.count(model_id), len(self._arrivals))
+        full = self._admission.queue_is_full(self.count(model_id), len(self._arrivals), most)
         if full is not None:
             return full
         self._seq += 1

@@ -54,7 +54,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         assign(state, step, model, event.ticket, event.demand, step.now)
         return
     # 3.
-    full = state.queue.push(event.ticket, event.model, event.demand, step.now)
+    full = state.queue.push(event.ticket, event.model, event.demand, step.now, model.spec.max_queue)
     if full is not None:
         retry_after_s = min(120.0, max(1.0, model.load_s or 1.0))
         message = f"The queue is full: {full}. Try again in {retry_after_s:.0f} s."

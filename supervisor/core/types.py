@@ -84,6 +84,7 @@ class ModelSpec:
     keep_alive_s: float | None = None  # it stays this long after its last use; None: until its memory is needed
     hold_s: float = 0.0  # no model of equal or lower priority takes its place this long after its last use
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
+    max_queue: int | None = None  # overrides the limit queue_per_model
     drain_s: float | None = None  # overrides the limit of this name
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
     definition: str = ""  # fingerprint of all that determines how the worker runs

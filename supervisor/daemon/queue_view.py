@@ -28,7 +28,7 @@ def queue_view(daemon: Daemon) -> Json:
             {
                 "name": model.id,
                 "depth": model.queued,
-                "max_depth": queue.most_per_model,
+                "max_depth": queue.most_per_model if model.spec.max_queue is None else model.spec.max_queue,
                 "in_flight": model.in_flight,
                 **_waits(daemon, model.id),
             }

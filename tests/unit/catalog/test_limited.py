@@ -114,6 +114,11 @@ class TestClients:
         assert catalog.client("a").tenant_limits == TenantLimits(Rate(5, 60.0), None, 3)
         assert catalog.client("b").tenant_limits == TenantLimits(None, None, 2)
 
+    def test_a_reload_counts_also_for_those_that_asked_before(self, folder):
+        text = "clients: {%s}"
+        assert not folder.load(text % "").client("a").tenant_limits
+        assert folder.load(text % "a: {concurrency: 3}").client("a").tenant_limits.concurrency == 3
+
     def test_without_any(self, folder):
         limits = folder.load("clients: {a: {priority: low}}").client("a").tenant_limits
         assert limits == NO_LIMITS

@@ -78,6 +78,12 @@ class TestLimits:
         assert queue.push(ticket(2), A, Demand(HIGH), 0.0) == f"1 requests are queued for {ASKED}, the limit is 1"
         assert queue.push(ticket(3), B, ANY, 0.0) is None
 
+    @pytest.mark.parametrize("most", [1, 3])
+    def test_a_model_may_say_how_many(self, most):
+        queue = AdmissionQueue(AdmissionPolicy(Limits(queue_per_model=2)))
+        waiting = [n for n in range(5) if queue.push(ticket(n), A, ANY, 0.0, most) is None]
+        assert len(waiting) == most
+
     def test_smaller_limits_keep_who_is_queued_already(self):
         admission = AdmissionPolicy()
         queue = AdmissionQueue(admission)

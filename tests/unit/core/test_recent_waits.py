@@ -58,6 +58,12 @@ class TestAFullQueue:
         assert world.rejected[world.request("a")].about == QueueLoad(2, 5.0)
         assert world.replays()
 
+    def test_of_a_model_that_says_how_many(self):
+        world = World(load_s=4.0)
+        world.configure(model("a", 4000, max_queue=1))
+        world.request("a")
+        assert world.rejected[world.request("a")].about == QueueLoad(1, None)
+
     def test_of_all_where_all_together_are_too_many(self):
         world = World(load_s=4.0)
         world.configure(model("a", 4000), model("b", 4000), limits=Limits(queue_total=2))
