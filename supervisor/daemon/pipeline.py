@@ -202,6 +202,8 @@ class Pipeline:
             if ladder is None or context.outcome.started or (following := await ladder.after(error)) is None:
                 raise
             context.outcome, context.model = Outcome(), following.model
+            if context.demand.accounts:
+                self._tell_limits(context, taking=1)
             return following
         finally:
             if target.ladder is not None:

@@ -158,6 +158,24 @@ class TestFallback:
         assert [line.partition(":")[0] for line in answer.json()["error"].get("detail", [])] in (["broken"], [])
 
 
+class TestLimits:
+    """A client's limits count one request, however many candidates were asked."""
+
+    def test_one_request_each(self, tmp_path):
+        config = {
+            "models": {"broken": fake("--exit-code", "1"), "narrow": gguf(n_ctx=256, parallel=1), "wide": gguf()},
+            "tasks": {"t": {"candidates": ["broken", "narrow", "wide"], "pin_primary": True}},
+            "clients": {"default": {"request_rate": "2/h"}},
+            "limits": {"crash_limit": 1},
+        }
+        with running(tmp_path, config) as daemon, daemon.client(headers={"x-tenant-id": "t"}) as client:
+            body = {"model": "task:t", "max_tokens": 1, "messages": [{"role": "user", "content": LONG}]}
+            answers = [client.post("/v1/chat/completions", json=body) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert [answer.headers.get("x-llmux-model") for answer in answers] == ["wide", "wide", None]
+        assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
+
+
 class TestBudgets:
     """What can't be answered in time is refused at once; what ran out of it while it waited, then."""
 
