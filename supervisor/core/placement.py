@@ -102,6 +102,10 @@ class _Round:
             return
         now = self.wanted.place(model.id)
         touched = dict.fromkeys(self.state.ledger.take_changed())
+        for device in touched:  # what it evicts there is on its way for those before it, too
+            for earlier in self.wanted.placed_on(device):
+                if earlier < key:
+                    heapq.heappush(self.due, (earlier, device))
         if now != before:
             touched |= dict.fromkeys((*(before.devices if before else ()), *(now.devices if now else ())))
         for device in touched:
