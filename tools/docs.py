@@ -323,6 +323,7 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "limits": partial(section, "LimitsConfig"),
         "devices": partial(section, "DeviceConfig"),
         "virtual models": partial(section, "VirtualModelConfig", without=("physical", "params")),
+        "clients": partial(section, "ClientConfig"),
         "every model": model_settings,
         **{f"model of {name}": partial(runtime_settings, registry, name) for name in registry.names()},
         "commands": commands,

@@ -8,6 +8,9 @@ length: what is refused meanwhile counts for nothing. After it everything is cou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+_ROUNDING: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Cooldown:
         if rule.burst:
             self._level = max(0.0, self._level - (now - self._at) * rule.burst / rule.window_s) + 1
             self._at = now
-            if self._level > rule.burst:
+            if self._level > rule.burst + _ROUNDING:
                 self.pause(now, rule.pause_s, f"it sent more than {rule.burst} requests within {rule.window_s:g} s")
         return self.left_s(now)
 

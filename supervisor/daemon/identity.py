@@ -78,7 +78,7 @@ def _priority(said: object) -> int:
     try:
         return priority_of(said)
     except ValueError as error:
-        message = f"The priority (`X-Priority` or `{PRIORITY}`) is none: {error}."
+        message = f"`X-Priority` or `{PRIORITY}` is no priority: {error}."
         raise InvalidRequestError(message, code="invalid_priority", param=PRIORITY) from error
 
 

@@ -40,8 +40,10 @@ def request_view(daemon: Daemon, wanted: str) -> Json:
             raise NotFoundError(f"{message} GET /v1/admin/requests/ended lists these.", code="request_not_found")
 
 
-def ended_views(daemon: Daemon, *, limit: int, model: str | None, key: str | None, failed: bool | None) -> Json:
-    """The last requests that ended, newest first; only those of a model, of a key, or that failed (or didn't)."""
+def ended_views(
+    daemon: Daemon, *, limit: int, model: str | None, key: str | None, tenant: str | None, failed: bool | None
+) -> Json:
+    """The last requests that ended, newest first; only those of a model, key or tenant, or that failed (or didn't)."""
     epoch = daemon.wall_time(0.0)
     data: list[JsonValue] = []
     for ended in daemon.requests.last():
@@ -50,6 +52,7 @@ def ended_views(daemon: Daemon, *, limit: int, model: str | None, key: str | Non
         if (
             (model is None or ended.is_about(model))
             and (key is None or ended.record["key"] == key)
+            and (tenant is None or ended.demand.tenant == tenant)
             and (failed is None or ended.has_failed is failed)
         ):
             data.append(ended.view(epoch))

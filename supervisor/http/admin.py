@@ -109,9 +109,8 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         asked = request.query_params
         limit = number(request, "limit", 100, ENDED)
         failed = flag(request, "failed") if "failed" in asked else None
-        return JSONResponse(
-            ended_views(daemon, limit=limit, model=asked.get("model"), key=asked.get("key"), failed=failed)
-        )
+        only = {name: asked.get(name) for name in ("model", "key", "tenant")}
+        return JSONResponse(ended_views(daemon, limit=limit, failed=failed, **only))
 
     async def one_request(request: Request) -> Response:
         return JSONResponse(request_view(daemon, request.path_params["id"]))

@@ -53,8 +53,9 @@ class JsonBody(Body):
         self._is_changed = False
         self._decoded: dict[str, Any] = {}
         self._look()
-        self._private = {key: fields.pop(key) for key in [key for key in fields if key[:2] == PRIVATE]}
-        if self._private:
+        self._private: Fields = {}
+        for key in [key for key in fields if key[:2] == PRIVATE]:
+            self._private[key] = fields.pop(key)
             self._is_changed = True
 
     @classmethod

@@ -191,9 +191,9 @@ def _urgency(row: files.Listed) -> str:
     """The default priority, and the most urgent one."""
     from supervisor.core.demand import MOST_URGENT, NORMAL  # noqa: PLC0415  # not for declaring
 
-    default = str(NORMAL if row["priority"] is None else row["priority"])
     ceiling = row["priority_ceiling"]
-    return default if ceiling == MOST_URGENT else f"{default}, at most {ceiling}"
+    default = max(ceiling, NORMAL if row["priority"] is None else row["priority"])
+    return f"{default}" if ceiling == MOST_URGENT else f"{default}, at most {ceiling}"
 
 
 def _names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

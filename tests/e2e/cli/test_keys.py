@@ -110,6 +110,34 @@ class TestKeys:
         data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
         assert [entry["load_feedback"] for entry in data] == [False, False, False, True]
 
+    def test_a_key_with_a_priority_for_a_gateway(self, alone, path):
+        options = ("--priority", "LOW", "--priority-ceiling", "50", "--tenant", "chat", "--for-others")
+        assert alone("keys", "add", "gate", *options, "--file", str(path)).returncode == ExitCode.DONE
+        entry = yaml.safe_load(path.read_text())["keys"][-1]
+        assert (
+            entry.items() >= {"priority": "low", "priority_ceiling": 50, "tenant": "chat", "for_others": True}.items()
+        )
+        shown = alone("keys", "list", "--file", str(path)).stdout.splitlines()
+        assert "80, at most 50" in shown[-1]
+        assert "others too, else chat" in shown[-1]
+        data = json.loads(alone("keys", "list", "--file", str(path), "--json").stdout)["data"]
+        assert (data[0]["priority"], data[0]["tenant"], data[-1]["priority"]) == (None, "webui", 80)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ("--priority", "urgent"),
+            ("--priority-ceiling", "101"),
+            ("--priority", "high", "--priority-ceiling", "normal"),
+            ("--tenant", "x" * 65),
+            ("--tenant", ""),
+        ],
+    )
+    def test_a_demand_that_is_none(self, alone, path, options):
+        told = alone("keys", "add", "odd", *options, "--file", str(path))
+        assert (told.returncode, told.stdout, path.read_text()) == (ExitCode.USAGE, "", FILE)
+        assert options[0] in told.stderr
+
     @pytest.mark.parametrize("expires", ["2020-01-31", "2020-01-31T12:00:00+02:00", "0001-01-01"])
     def test_one_that_would_never_work(self, alone, path, expires):
         told = alone("keys", "add", "late", "--expires", expires, "--file", str(path))

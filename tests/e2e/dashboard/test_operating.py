@@ -85,6 +85,24 @@ class TestRequests:
         assert all("cancelled by an operator" in end or end.startswith("cut") for end in clients.ends)
 
 
+class TestClients:
+    """Who asked is a table, from which one is paused."""
+
+    def test_one_is_paused_and_goes_on(self, empty, open_page):
+        said = {"x-tenant-id": "amy", "x-priority": "high"}
+        body = {"model": "qwen-small", "messages": []}
+        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 200
+        page = open_page(empty, "requests")
+        expect(page.locator(".ended-table tbody tr").first).to_contain_text("amy · priority 20")
+        amy = page.locator(".clients-table tbody tr", has_text="amy")
+        amy.get_by_role("button", name="Pause amy").click()
+        expect(amy).to_contain_text("pauses")
+        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 429
+        amy.get_by_role("button", name="Resume amy").click()
+        expect(amy).not_to_contain_text("pauses")
+        assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 200
+
+
 class TestUnload:
     """It says first for whom it matters."""
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.daemon import Daemon, fake
+from tests.support.daemon import Daemon, fake, wait_until
 from tests.support.fake_worker import WORDS
 
 KEY = "sk-secret-of-mine-0123456789"
@@ -87,6 +87,14 @@ class TestTranslated:
         headers = {"authorization": f"Bearer {KEY}"}
         body = {"model": "fake", "messages": []}
         assert body == site.post("/v1/chat/completions", json=body, headers=headers).json()["received"]
+
+    def test_private_fields_are_heard(self, site):
+        """Who asks how urgently is known, though its request becomes another one."""
+        name = say(site, to="fake", say="hello", x_priority="low").headers["x-request-id"]
+        known = wait_until(lambda: (a := site.get(f"/v1/admin/requests/{name}", headers=ADMIN)).is_success and a.json())
+        assert (known["priority"], known["tenant"]) == (80, "me")
+        refused = say(site, to="fake", say="hello", x_priority="urgent")
+        assert refused.text.startswith('"sorry: 400 `X-Priority` or `x_priority` is no priority')
 
     def test_another_method(self, site):
         told = site.get("/toy/say", headers={"x-toy-key": KEY})

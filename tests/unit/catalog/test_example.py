@@ -54,6 +54,7 @@ class TestExample:
             "LimitsConfig": set(data["limits"]),
             "DeviceConfig": {key for device in data["devices"] for key in device},
             "VirtualModelConfig": {key for item in data["virtual_models"].values() for key in item},
+            "ClientConfig": {key for item in data["clients"].values() for key in item},
         }
         models = {name: set() for name in REGISTRY.names()}
         for model in data["models"].values():

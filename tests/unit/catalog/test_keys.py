@@ -55,6 +55,33 @@ class TestAuthenticate:
         assert secret != new_key("ops")[0]
 
 
+class TestDemand:
+    """How urgent a key's requests are, and for whom they come."""
+
+    def test_fields(self, folder):
+        more = "priority: low, priority_ceiling: normal, tenant: chat, for_others: true"
+        plain, full = keyring(folder, f"- {{name: a, key: {PLAIN}}}\n- {{name: b, key: {PLAIN}b, {more}}}").keys
+        assert (plain.priority, plain.priority_ceiling, plain.tenant, plain.for_others) == (None, 0, "", False)
+        assert (full.priority, full.priority_ceiling, full.tenant, full.for_others) == (80, 50, "chat", True)
+
+    @pytest.mark.parametrize(
+        ("more", "told"),
+        [
+            ("priority: urgent", "priority"),
+            ("priority: 101", "priority"),
+            ("priority_ceiling: true", "priority_ceiling"),
+            ("priority: high, priority_ceiling: normal", "more urgent"),
+            ("priority: 49, priority_ceiling: normal", "more urgent"),
+            (f"tenant: {'x' * 65}", "tenant"),
+            ('tenant: "a\\tb"', "printed"),
+            ("for_others: 1", "for_others"),
+        ],
+    )
+    def test_mistakes(self, folder, more, told):
+        with pytest.raises(ConfigError, match=told):
+            keyring(folder, f"- {{name: a, key: {PLAIN}, {more}}}")
+
+
 class TestFile:
     """Read as strictly as the configuration; no secret appears in a problem."""
 
@@ -163,6 +190,15 @@ class TestWithoutRevoked:
     def test_an_entry_with_mistakes_revokes_nothing(self, folder):
         left = self.left(folder, "- {name: a, key: short}")
         assert (left.authenticate(PLAIN, 1).name, left.authenticate(self.OTHER, 1)) == ("a", None)
+
+    def test_what_it_may_do_for_others_and_before_them_only_shrinks(self, folder):
+        before = keyring(folder, f"- {{name: a, key: {PLAIN}, for_others: true, priority_ceiling: normal}}")
+        path = folder.write(f"- {{name: a, key: {PLAIN}, priority_ceiling: low}}", "api_keys.yaml")
+        (key,) = without_revoked(before, path).keys
+        assert (key.for_others, key.priority_ceiling) == (False, 80)
+        path = folder.write(f"- {{name: a, key: {PLAIN}, for_others: true}}", "api_keys.yaml")
+        (key,) = without_revoked(before, path).keys
+        assert (key.for_others, key.priority_ceiling) == (True, 50)
 
     def test_scopes_and_expiry_only_shrink(self, folder):
         text = (

@@ -51,6 +51,16 @@ class TestFields:
             rewritten(Rewrite.compile(force={"k": 1}), body)
         ) == b'{"model":"m","n":1.000e2,"s":"\\u00e9\\/","o":{ "z" : [ 1 , 2 ] },"k":1}'
 
+    def test_a_clients_own_defaults_come_first(self):
+        rewrite = Rewrite.compile(
+            strip=["gone"],
+            defaults={"a": "model", "b": "model", "chat_template_kwargs": {"x": 1, "y": 1}},
+            force={"c": 1},
+        ).with_defaults({"a": "client", "gone": 1, "c": 2, "d": "client", "chat_template_kwargs": {"y": 2, "z": 2}})
+        expected = {"a": "client", "b": "sent", "c": 1, "d": "client", "chat_template_kwargs": {"x": 1, "y": 2, "z": 3}}
+        assert applied(rewrite, {"b": "sent", "chat_template_kwargs": {"z": 3}}) == expected
+        assert applied(rewrite, {"b": "sent"}, "/v1/chat/completions/input_tokens") == {"b": "sent"}
+
     def test_objects_are_replaced_whole(self):
         rewrite = Rewrite.compile(force={"response_format": {"type": "json_object"}}, defaults={"stop": {"a": 1}})
         client = {"response_format": {"type": "json_schema", "json_schema": {}}, "stop": {"b": 2}}

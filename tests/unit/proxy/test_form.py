@@ -87,7 +87,16 @@ class TestForms:
 
 
 class TestPrivateFields:
-    """No worker gets a field whose name begins with `x_`."""
+    """No worker gets a field whose name begins with `x_`; some say something to llmux."""
+
+    async def test_what_they_say(self):
+        fields = FORM % (b"x_priority", b"high") + FORM % (b"x_client_id", b"") + FORM % (b"x_other", b"x" * 5000)
+        form = await read_form(FORM % (b"model", b"m") + fields + b"--X--\r\n", TYPE)
+        assert (form.name, form.said("x_priority"), form.said("x_client_id")) == ("m", "high", None)
+
+    async def test_a_long_one(self):
+        with pytest.raises(InvalidRequestError, match="`x_client_id` is too long"):
+            await read_form(FORM % (b"x_client_id", b"a" * 5000) + b"--X--\r\n", TYPE)
 
     async def test_are_cut_out(self):
         kept = [FORM % (b"model", b"m"), FILE % b"sound", FORM % (b"max_x_", b"1")]

@@ -26,4 +26,10 @@ export const time = (epoch) => clock.format(new Date(epoch * 1000));
 
 export const now = () => Date.now() / 1000;
 
+const NORMAL = 50;
+
+/** For whom a request came, and how urgent it is where that isn't usual. */
+export const asker = ({ key, tenant, priority }) =>
+  [tenant ?? key, priority != null && priority !== NORMAL && `priority ${priority}`].filter(Boolean).join(" · ");
+
 export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;

@@ -1,8 +1,9 @@
 // The page of requests: what is in flight, and the last thousand that ended, as the daemon keeps them.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { Clients } from "./clients.js";
 import { hue } from "./colours.js";
-import { milliseconds, time } from "./format.js";
+import { asker, milliseconds, time } from "./format.js";
 import { fetchEnded } from "./live.js";
 import { Empty, Select } from "./parts.js";
 import { InFlight } from "./requests.js";
@@ -23,7 +24,7 @@ function Row({ record }) {
   return html`<tr class=${hue(record.model)} onClick=${open}>
     <td class="at num">${time(record.at)}</td>
     <th scope="row"><a href=${href("requests", idOf(record))}><i class="swatch" />${record.model ?? "no model"}</a><small>${record.path}</small></th>
-    <td class="key">${record.key ?? "–"}</td>
+    <td class="key" title=${asker(record)}>${asker(record) || "–"}</td>
     <${Figure} name="wait" label="wait" value=${wait}>${milliseconds(wait)}<//>
     <${Figure} name="first" label="first token" value=${first}>${milliseconds(first)}<//>
     <${Figure} name="tokens" label="tokens" value=${tokens}>${tokens} <small title="tokens of the prompt">/ ${prompt ?? "?"}</small><//>
@@ -33,7 +34,7 @@ function Row({ record }) {
   </tr>`;
 }
 
-const searched = (record) => [idOf(record), record.request_id, record.path, record.model, record.worker, record.key, record.error, record.error_message, record.status].join(" ").toLowerCase();
+const searched = (record) => [idOf(record), record.request_id, record.path, record.model, record.worker, record.key, record.tenant, record.error, record.error_message, record.status].join(" ").toLowerCase();
 
 const different = (records, field) => [...new Set(records.map((record) => record[field]).filter(Boolean))].sort();
 
@@ -62,11 +63,12 @@ export function RequestsPage() {
         <label class="check"><input type="checkbox" checked=${failed} onChange=${(event) => setFailed(event.target.checked)} />Failed only</label>
       </div>
       ${found.length > 0 && html`<table class="ended-table">
-        <thead><tr><th>Time</th><th>Model</th><th>Key</th><th class="num">Wait</th><th class="num">First token</th><th class="num">Tokens</th><th class="num">Tokens/s</th><th class="num">Total</th><th>Result</th></tr></thead>
+        <thead><tr><th>Time</th><th>Model</th><th>Client</th><th class="num">Wait</th><th class="num">First token</th><th class="num">Tokens</th><th class="num">Tokens/s</th><th class="num">Total</th><th>Result</th></tr></thead>
         <tbody>${found.slice(0, most).map((record) => html`<${Row} key=${idOf(record)} record=${record} />`)}</tbody>
       </table>`}
       ${found.length > most && html`<div class="buttons"><button onClick=${() => setMost(most + STEP)}>Show ${Math.min(STEP, found.length - most)} more</button></div>`}
       ${found.length === 0 && html`<${Empty}>${all.length ? "No request matches." : "No request has ended yet."}<//>`}
       <p class="hint">The daemon keeps the last ${ENDED_KEPT}, without their prompts and answers; its log has all of them.</p>
-    </section>`;
+    </section>
+    <${Clients} />`;
 }

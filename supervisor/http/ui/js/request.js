@@ -6,7 +6,7 @@ import { get } from "./api.js";
 import { hue, physical } from "./colours.js";
 import { curl } from "./curl.js";
 import { Decisions } from "./decisions.js";
-import { duration, milliseconds, time } from "./format.js";
+import { asker, duration, milliseconds, time } from "./format.js";
 import { Dialog, Empty, Snippet } from "./parts.js";
 import { hasFailed } from "./request-list.js";
 import { href } from "./route.js";
@@ -60,6 +60,7 @@ function Facts({ request }) {
     ["Worker", request.worker],
     ["Path", request.path],
     ["Key", request.key],
+    ["For", asker({ ...request, key: null })],
     ["Arrived", time(request.at)],
     ["Tokens", request.completion_tokens === null ? null : `${request.completion_tokens} out, ${request.prompt_tokens ?? "?"} in`],
     ["Speed", request.tokens_per_s == null ? null : `${request.tokens_per_s.toFixed(1)} tokens/s`],

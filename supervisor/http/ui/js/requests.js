@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { cancel } from "./actions.js";
 import { hue } from "./colours.js";
-import { duration, milliseconds, time } from "./format.js";
+import { asker, duration, milliseconds, time } from "./format.js";
 import { Empty } from "./parts.js";
 import { askCancel } from "./questions.js";
 import { href } from "./route.js";
@@ -17,7 +17,7 @@ const tone = (request) => (request.state === "queued" ? "busy" : "good");
 
 const Running = ({ request }) => html`<li class=${hue(request.model)}>
   <i class="swatch" />
-  <span class="what"><a href=${href("requests", idOf(request))}>${request.model}</a><small>${request.path}${request.key ? ` · ${request.key}` : ""}</small></span>
+  <span class="what"><a href=${href("requests", idOf(request))}>${request.model}</a><small>${request.path}${asker(request) && ` · ${asker(request)}`}</small></span>
   <span class=${`badge ${tone(request)}`}>${request.state}</span>
   <span class="num age">${duration(state.at - request.since)}</span>
   <button class="small" aria-label=${`Cancel request ${request.request_id}`} onClick=${() => cancel([request])}>Cancel</button>

@@ -1,0 +1,180 @@
+"""What is known of the clients: counted, bounded, and paused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from supervisor.catalog.clients import ClientConfig
+from supervisor.catalog.keys import Key, Keyring, Scope
+from supervisor.core.demand import Demand
+from supervisor.daemon.clients import KEPT, OTHER, Clients
+from supervisor.daemon.requests import RequestContext
+from supervisor.daemon.ticket import Ticket
+from supervisor.dialects.openai import OPENAI
+from supervisor.errors import LlmuxError, NotFoundError, RateLimitError, UnavailableError
+from supervisor.proxy.forward import Usage
+
+
+class World:
+    """As much of a daemon as the clients see."""
+
+    def __init__(self, profiles=None, keys=()):
+        self.now = 100.0
+        self.engine = SimpleNamespace(clock=lambda: self.now)
+        self.requests = SimpleNamespace(listeners=[], by_tenant=Counter)
+        self.on_configure = []
+        self.keyring = Keyring(tuple(keys))
+        self.wall_time = lambda at: at + 1e9
+        self.clients = Clients(self)
+        self.configure(profiles or {})
+
+    def configure(self, profiles):
+        self.catalog = SimpleNamespace(clients=profiles)
+        for listener in self.on_configure:
+            listener()
+
+    def ask(self, tenant, status=200, error=None, *, worker=True, **usage):
+        """A request that was let through, and what came of it."""
+        context = RequestContext(b"1", self.now, OPENAI, demand=Demand(tenant=tenant))
+        self.clients.arrived(tenant)
+        context.ticket = Ticket("1", "a", self.now) if worker else None
+        context.outcome.status, context.usage = status, Usage(**usage)
+        context.failure, context.ended_at = error, self.now
+        self.clients.finished(context, 0.0)
+
+    def counts(self, tenant):
+        view = self.clients.view(tenant)
+        return view["requests"], view["errors"], view["refused"]
+
+
+class TestCounts:
+    """Requests, failures, refusals and tokens, and when they came."""
+
+    def test_outcomes(self):
+        world = World()
+        for status in (200, 400, 500):
+            world.ask("a", status, prompt=5, completion=2)
+        world.ask("a", 200, "upstream_broken")
+        for status in (429, 503, 504):
+            world.ask("a", status, "queue_full", worker=False)
+        world.ask("a", 503, "upstream_error")  # a worker's own answer
+        for error in ("client_gone", "request_cancelled", "handed_over"):
+            world.ask("a", 0, error)
+        assert world.counts("a") == (11, 4, 3)
+        view = world.clients.view("a")
+        assert (view["prompt_tokens"], view["completion_tokens"]) == (15, 6)
+
+    def test_when(self):
+        world = World()
+        world.ask("a")
+        world.now = 160.0
+        world.ask("a")
+        view = world.clients.view("a")
+        assert (view["first_seen"], view["last_seen"]) == (1e9 + 100, 1e9 + 160)
+
+    def test_who_said_nothing_is_no_client(self):
+        world = World()
+        world.clients.finished(RequestContext(b"1", 0.0, OPENAI), 0.0)
+        assert world.clients.views() == []
+
+
+class TestBound:
+    """Of those without a profile the last ones are kept."""
+
+    def test_who_came_last_stays(self):
+        world = World({"vip": ClientConfig(priority="high")})
+        world.ask("vip")
+        for number in range(KEPT + 50):
+            world.ask(f"c{number}")
+            world.ask("c0")
+        names = [view["id"] for view in world.clients.views()]
+        assert len(names) == KEPT + 1
+        assert names[0] == "c0"
+        assert {"vip", f"c{KEPT + 49}"} < set(names)
+        assert "c1" not in names
+
+    def test_forgotten(self):
+        world = World()
+        world.ask("a", 500)
+        world.clients.forget("a")
+        with pytest.raises(NotFoundError):
+            world.clients.forget("a")
+        world.ask("a")
+        assert world.counts("a") == (1, 0, 0)
+
+
+class TestPause:
+    """A client that has to pause is refused until it is over; others aren't."""
+
+    RULE = ClientConfig(cooldown_errors=2, cooldown_s=30.0)
+
+    def test_after_errors(self):
+        world = World({"a": self.RULE})
+        for tenant in "ab":
+            for _ in range(2):
+                world.ask(tenant, 500)
+        with pytest.raises(
+            RateLimitError, match=r"a has to pause: 2 of its requests failed in a row. Try again in 30 s"
+        ):
+            world.ask("a")
+        world.ask("b")
+        assert world.clients.view("a")["cooldown_s"] == 30.0
+        world.now += 30.0
+        world.ask("a")
+        assert world.clients.view("a")["cooldown_s"] is None
+
+    def test_the_default_is_for_who_has_no_profile(self):
+        world = World({"default": ClientConfig(cooldown_burst=1)})
+        world.ask("a")
+        with pytest.raises(RateLimitError) as caught:
+            world.ask("a")
+        assert (caught.value.code, caught.value.retry_after_s, caught.value.lasts) == ("client_cooldown", 30.0, False)
+
+    def test_a_long_one_lasts(self):
+        world = World()
+        world.ask("a")
+        world.clients.pause("a", 3600.0)
+        with pytest.raises(LlmuxError) as caught:
+            world.ask("a")
+        assert caught.value.lasts
+        world.clients.pause("a", 0.0)
+        world.ask("a")
+
+    def test_a_reload_changes_the_rule(self):
+        world = World({"a": self.RULE})
+        world.configure({})
+        for _ in range(9):
+            world.ask("a", 500)
+        assert world.clients.view("a")["cooldown_s"] is None
+
+    def test_a_worker_that_was_stopped_is_nobodys_failure(self):
+        world = World({"a": self.RULE})
+        for _ in range(4):
+            world.clients.arrived("a")
+            context = RequestContext(b"1", world.now, OPENAI, demand=Demand(tenant="a"), ticket=Ticket("1", "a", 0.0))
+            context.ticket.cut("unloaded")
+            context.fail(UnavailableError("It was unloaded."))
+            world.clients.finished(context, 0.0)
+        assert world.counts("a") == (4, 0, 0)
+
+
+class TestViews:
+    """Who came last is the first; profiles are shown before their client came."""
+
+    def test_order(self):
+        world = World({"default": ClientConfig(), "vip": ClientConfig(priority="high")})
+        for tenant in ("a", "b", "a"):
+            world.ask(tenant)
+        views = world.clients.views()
+        assert [view["id"] for view in views] == ["a", "b", "vip"]
+        assert (views[-1]["last_seen"], views[-1]["profile"]["priority"]) == (None, "high")
+        assert views[0]["profile"] is None
+
+    def test_metrics_name_those_that_are_configured(self):
+        keys = [Key(name, b"", frozenset({Scope.INFERENCE}), tenant=tenant) for name, tenant in (("k", ""), ("l", "t"))]
+        world = World({"default": ClientConfig(), "vip": ClientConfig()}, keys)
+        labels = [world.clients.label(name) for name in ("vip", "k", "t", "l", "default", "who")]
+        assert labels == ["vip", "k", "t", OTHER, OTHER, OTHER]
