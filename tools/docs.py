@@ -324,6 +324,8 @@ def blocks(registry: Registry = REGISTRY) -> Mapping[str, Callable[[], str]]:
         "devices": partial(section, "DeviceConfig"),
         "virtual models": partial(section, "VirtualModelConfig", without=("physical", "params")),
         "clients": partial(section, "ClientConfig"),
+        "tasks": partial(section, "TaskConfig"),
+        "candidates": partial(section, "CandidateConfig", without=("physical", "params")),
         "every model": model_settings,
         **{f"model of {name}": partial(runtime_settings, registry, name) for name in registry.names()},
         "commands": commands,

@@ -18,7 +18,12 @@ from supervisor.core.types import WorkerState
 def told(needed: Expected) -> str:
     """For people, part by part."""
     parts = {"to load": needed.load_s, "in the queue": needed.queue_s, "for the answer": needed.answer_s}
-    return listed([f"{part_s:.1f} s {what}" for what, part_s in parts.items() if part_s > 0])
+    return listed([f"{exactly(part_s)} {what}" for what, part_s in parts.items() if part_s > 0])
+
+
+def exactly(time_s: float) -> str:
+    """A time that is compared with another."""
+    return f"{time_s:.1f} s" if time_s >= 1 else f"{time_s:.2f} s"
 
 
 def expected(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:

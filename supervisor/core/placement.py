@@ -102,6 +102,10 @@ class _Round:
             return
         now = self.wanted.place(model.id)
         touched = dict.fromkeys(self.state.ledger.take_changed())
+        for device in touched:  # what it evicts there is on its way for those before it, too
+            for earlier in self.wanted.placed_on(device):
+                if earlier < key:
+                    heapq.heappush(self.due, (earlier, device))
         if now != before:
             touched |= dict.fromkeys((*(before.devices if before else ()), *(now.devices if now else ())))
         for device in touched:
@@ -138,13 +142,13 @@ class _Round:
         need_mib = model.least_mib(device, self.state.ledger.devices())
         if need_mib is None:
             return False
-        unasked = _is_unasked(self.state, model)
-        if place is None and not is_full and not unasked:
+        is_unasked = _is_unasked(self.state, model)
+        if place is None and not is_full and not is_unasked:
             return True
         now_mib, later_mib, _ = self._room(key, device, there)
         if need_mib <= now_mib:
             return there.is_open or place is None
-        if unasked or (place is not None and self._are_leaving(place.claims)):
+        if is_unasked or (place is not None and self._are_leaving(place.claims)):
             return False
         return need_mib <= later_mib + there.idle_mib
 
@@ -319,10 +323,6 @@ class _Round:
         else:
             devices = answer.devices if isinstance(answer, Wait) else next(iter(options))
             self.wanted.give(model.id, Place(devices))
-
-
-def _is_unasked(state: SchedulerState, model: ModelState) -> bool:
-    return model.asked_at is None and state.queue.count(model.id) == 0
 
 
 def _is_sure(answer: Wait, seen: Snapshot) -> bool:

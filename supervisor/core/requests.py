@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from supervisor.core.budget import expected, told
+from supervisor.core.budget import exactly, expected, told
 from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
@@ -144,7 +144,7 @@ def _cannot_fit(state: SchedulerState, step: Step, model: ModelState, event: Req
     if needed.total_s <= budget_s:
         return False
     message = (
-        f"{ASKED} can't answer within {budget_s:.1f} s: about {needed.total_s:.1f} s are expected ({told(needed)}). "
+        f"{ASKED} can't answer within {exactly(budget_s)}: about {exactly(needed.total_s)} are expected ({told(needed)}). "
         "Give the request more time, or ask again when the model is loaded."
     )
     step.emit(Reject(event.ticket, RejectCode.BUDGET_TOO_SMALL, message, about=needed))

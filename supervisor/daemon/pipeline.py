@@ -99,6 +99,7 @@ class Pipeline:
         """Serve one request. Raises LlmuxError if nothing was sent yet; for later failures see `forward`."""
         context.path = scope["path"]
         held = HeldBody(self._bodies)
+        target: Target | None = None
         try:
             # 1.
             raw = await read_body(scope, receive, self._body_limit, held)
@@ -135,6 +136,8 @@ class Pipeline:
         finally:
             # 6.
             held.release()
+            if target is not None and target.ladder is not None:  # else it is `held`, which may be somebody else's now
+                target.body.release()
             self._requests.finished(context)
 
     # ------------------------------------------------------------------------------------------------------------ target
@@ -199,6 +202,8 @@ class Pipeline:
             if ladder is None or context.outcome.started or (following := await ladder.after(error)) is None:
                 raise
             context.outcome, context.model = Outcome(), following.model
+            if context.demand.accounts:
+                self._tell_limits(context, taking=1)
             return following
         finally:
             if target.ladder is not None:

@@ -19,7 +19,7 @@ def task_view(daemon: Daemon, name: str) -> Json:
     """One task, by its public name. Raises NotFoundError."""
     task = daemon.catalog.resolve(name)
     if not isinstance(task, Task):
-        raise NotFoundError(f"{name[:200]!r} is no task; GET /v1/admin/tasks lists them.", code="task_not_found")
+        raise NotFoundError(f"{name[:200]!r} is no task; GET /v1/admin/tasks lists them.", code="model_not_found")
     config, allow = task.config, daemon.runtime.allow_cloud_fallback
     steps = rungs(task, daemon.engine)
     chosen = choose(steps, pin_primary=config.pin_primary, allow_cloud_fallback=allow)

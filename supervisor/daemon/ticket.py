@@ -89,7 +89,7 @@ def _figures(about: Standing | QueueLoad | Expected | None) -> dict[str, float |
         case QueueLoad(depth, mean_s):
             return {"queueDepth": depth, "avgWaitMs": None if mean_s is None else round(mean_s * 1000)}
         case Expected():
-            return {"expected_s": round(about.total_s, 1)}
+            return {"expected_s": round(about.total_s, 2)}
         case None:
             return {}
 

@@ -11,7 +11,6 @@ from supervisor.daemon.daemon import Daemon
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.parameters import json_object
 
-PATH = "/api/v1/config"
 _CLOUD_FALLBACK = "allowCloudFallback"
 
 log = structlog.get_logger("llmux.config")
@@ -32,4 +31,4 @@ def route(daemon: Daemon) -> Route:
             log.info("config.changed", allow_cloud_fallback=wanted)
         return JSONResponse({_CLOUD_FALLBACK: daemon.runtime.allow_cloud_fallback})
 
-    return Route(PATH, answer, methods=["GET", "PUT"])
+    return Route("/api/v1/config", answer, methods=["GET", "PUT"])

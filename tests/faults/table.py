@@ -162,8 +162,8 @@ TABLE: Final = (
     Fault(
         19,
         "A stranger takes GPU memory while a model loads",
-        "The crash is classified as out of memory: one eviction and one more try.",
-        "`core/termination`: the exit code and the last lines of the log tell the class.",
+        "The crash is classified as out of memory: more room from then on, one eviction and one more try; then it has failed.",
+        "`core/termination`: the exit code and the last lines of the log tell the class; the raised footprint is stored.",
     ),
     Fault(
         20,

@@ -69,10 +69,12 @@ def config_check(config: Path | None, as_json: bool) -> None:
                 "default_models": list(catalog.policy.default_models),
                 "models": models,
                 "public_names": names,
+                "tasks": list(catalog.tasks),
             }
         )
         return
-    click.echo(f"No mistakes: {counted(len(models), 'model')}, {counted(len(names), 'public name')}.")
+    tasks = f", {counted(len(catalog.tasks), 'task')}" if catalog.tasks else ""
+    click.echo(f"No mistakes: {counted(len(models), 'model')}, {counted(len(names), 'public name')}{tasks}.")
     for model, size in here.sizes.items():
         click.echo(f"{model}: {size}.")
     if default_models := catalog.policy.default_models:

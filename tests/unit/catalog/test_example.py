@@ -38,7 +38,7 @@ class TestExample:
         catalog = folder.load(registry=REGISTRY, check_files=False)
         names = [entry.name for entry in catalog.listing()]
         assert names[:2] == ["qwen3-8b-instruct", "my-server"]
-        assert len(names) == len(catalog.models)
+        assert len(names) == len(catalog.models) + len(catalog.tasks)
 
     def test_with_everything_on(self, folder):
         catalog = folder.load(everything_on(), registry=REGISTRY, check_files=False)
@@ -54,6 +54,14 @@ class TestExample:
             "LimitsConfig": set(data["limits"]),
             "DeviceConfig": {key for device in data["devices"] for key in device},
             "VirtualModelConfig": {key for item in data["virtual_models"].values() for key in item},
+            "TaskConfig": {key for item in data["tasks"].values() for key in item},
+            "CandidateConfig": {
+                key
+                for item in data["tasks"].values()
+                for one in item["candidates"]
+                if isinstance(one, dict)
+                for key in one
+            },
             "ClientConfig": {key for item in data["clients"].values() for key in item},
         }
         models = {name: set() for name in REGISTRY.names()}

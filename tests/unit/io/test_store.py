@@ -78,10 +78,16 @@ class TestRemembering:
         await store.learn_load("d", 3.0)
         await store.learn_load("d", 4.5)
         await store.learn_load("instant", 0.0)
-        assert learned_footprints(path) == store.learned() == {("d", "host"): 200}
+        await store.learn("d", "host", 250, raised=True)
+        assert (
+            learned_footprints(path)
+            == (store.learned(), store.raised())
+            == ({("d", "host"): 200}, {("d", "host"): 250})
+        )
         await store.close()
         again = await Footprints.open(path)
         assert (again.load_times(), again.learned()) == ({"d": 4.5, "instant": 0.001}, {("d", "host"): 200})
+        assert again.raised() == {("d", "host"): 250}
         await again.close()
 
     async def test_files_are_the_users_alone(self, tmp_path):
