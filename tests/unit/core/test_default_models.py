@@ -44,6 +44,15 @@ class TestReturn:
         assert swapped.loaded() == {"home"}
         assert ("return", "nothing else was asked for within 60 s") in swapped.reasons("home")
 
+    def test_not_within_the_minimum_residency_of_another(self, world):
+        limits, policy = Limits(min_residency_s=200.0, default_after_s=60.0), Policy(default_models=(HOME,))
+        world.configure(model("home", 10000), model("other", 10000), limits=limits, policy=policy)
+        load(world, "other")
+        world.run(195.0)
+        assert world.loaded() == {"other"}
+        world.run(10.0)
+        assert world.loaded() == {"home"}
+
     def test_each_use_of_another_puts_it_off(self, swapped):
         for _ in range(10):
             swapped.run(50.0)
