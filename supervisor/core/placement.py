@@ -325,6 +325,10 @@ class _Round:
             self.wanted.give(model.id, Place(devices))
 
 
+def _is_unasked(state: SchedulerState, model: ModelState) -> bool:
+    return model.asked_at is None and state.queue.count(model.id) == 0
+
+
 def _is_sure(answer: Wait, seen: Snapshot) -> bool:
     """Does all that it waits for go anyway?"""
     going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
