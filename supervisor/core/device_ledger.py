@@ -45,11 +45,22 @@ class Lease:
     since: float = -math.inf  # when its worker became ready or exited
     measured_mib: int | None = None  # the last measurement of its worker
     seen_mib: int | None = None  # the measurement that belongs to the device's last sample
+    is_partner: bool = False  # it is for a process that somebody else runs, who may take all of it at any time
 
     @property
     def held_mib(self) -> int:
         """What counts as taken: the lease, or more where the worker grew beyond it."""
         return max(self.mib, self.measured_mib or 0)
+
+    @property
+    def is_open(self) -> bool:
+        """May its holder take the rest of it at any time?"""
+        return self.phase is Phase.STARTING or (self.is_partner and self.phase is Phase.HELD)
+
+    @property
+    def is_held_unseen(self) -> bool:
+        """A partner has it, and nobody can tell what that one takes."""
+        return self.is_partner and self.phase is Phase.HELD and self.seen_mib is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,8 @@ class PendingRelease:
         """Does the device's last sample, which must be newer than the exit, show the memory?"""
         if device.spec.returns_at_exit or self.before is None:
             return True
+        if device.leases[self.holder].is_partner:  # nobody knows whether it has ended: what it keeps is used outside
+            return True
         free_mib = device.free_mib
         assert free_mib is not None
         tolerance = max(TOLERANCE_MIB, int(self.expected_mib * TOLERANCE))
@@ -106,7 +119,8 @@ class PendingRelease:
         for holder, lease in now.items():
             if holder in before.gone:
                 continue  # it only returns memory
-            if lease.seen_mib is None and holder in before.seen and lease.phase is not Phase.STARTING:
+            never_measured = lease.seen_mib is None and not lease.is_partner
+            if never_measured and holder in before.seen and lease.phase is not Phase.STARTING:
                 continue  # never measured, and nothing makes it grow
             growth += _most(lease) - before.of(holder)
         ended = sum(before.of(holder) for holder in before.seen if holder != self.holder and holder not in now)
@@ -167,11 +181,21 @@ class DeviceLedger:
 
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
-        return sum(
+        unseen = [lease.mib for lease in self.leases.values() if lease.is_held_unseen]
+        return max(0, sum(unseen) - self._by_nobody()) + sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
-            if lease.phase is Phase.STARTING or self.taken_at <= lease.since
+            if not lease.is_held_unseen and (lease.is_open or self.taken_at <= lease.since)
         )
+
+    def _by_nobody(self) -> int:
+        """What is used of the last sample and known to be no worker's: partners that can't be measured have their part in it."""
+        known = sum(
+            lease.mib if lease.seen_mib is None else lease.seen_mib
+            for lease in self.leases.values()
+            if not lease.is_held_unseen
+        )
+        return 0 if self.free_mib is None else max(0, self.spec.total_mib - self.free_mib - known)
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
         """What the last sample, with so much free, showed. Memory that it hides is held by workers that are gone."""

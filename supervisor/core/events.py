@@ -15,6 +15,7 @@ from supervisor.core.types import (
     Limits,
     ModelId,
     ModelSpec,
+    Partner,
     Policy,
     TicketId,
 )
@@ -192,6 +193,41 @@ class WorkerAdopted:
         return self.spec.id
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseAsked:
+    """A partner, somebody who isn't one of our workers, wants memory. `spec` stands for it among the models."""
+
+    spec: ModelSpec
+    partner: Partner
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """A heartbeat: the partner lives. What isn't None replaces what was known."""
+
+    lease: ModelId
+    ttl_s: float | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The partner gives its memory back, or doesn't wait for it any more."""
+
+    lease: ModelId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRestored:
+    """A lease that was granted before this daemon began: it holds, whatever is free."""
+
+    spec: ModelSpec
+    partner: Partner
+    devices: Devices
+    mib: int  # on each of them
+
+
 Event = (
     Configured
     | RequestArrived
@@ -211,4 +247,8 @@ Event = (
     | HandoverAsked
     | HandoverEnded
     | WorkerAdopted
+    | LeaseAsked
+    | LeaseRenewed
+    | LeaseEnded
+    | LeaseRestored
 )

@@ -78,7 +78,7 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
-    def begin(self, holder: Holder, devices: Devices, mib: int) -> None:
+    def begin(self, holder: Holder, devices: Devices, mib: int, *, is_partner: bool = False) -> None:
         """Its worker starts now and may take `mib` of each device. The memory must be free."""
         assert mib > 0, f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
@@ -87,13 +87,13 @@ class Ledger:
             assert view.blocked is None, f"{holder} begins on {device}, which is {view.blocked}"
             assert mib <= view.free_mib, f"{holder} begins with {mib} MiB on {device}, {view.free_mib} free"
         for device in devices:
-            self._put(Lease(holder, device, Phase.STARTING, mib))
+            self._put(Lease(holder, device, Phase.STARTING, mib, is_partner=is_partner))
 
-    def adopt(self, holder: Holder, devices: Devices, mib: int, now: float) -> None:
+    def adopt(self, holder: Holder, devices: Devices, mib: int, now: float, *, is_partner: bool = False) -> None:
         """Its worker is ready and has had this lease since before we began, whatever is free now."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device in devices:
-            self._put(Lease(holder, device, Phase.HELD, mib, since=now))
+            self._put(Lease(holder, device, Phase.HELD, mib, since=now, is_partner=is_partner))
 
     def settle(self, holder: Holder, now: float) -> None:
         """Its worker is ready at `now`: the next sample shows, in its devices' free memory, what it took."""

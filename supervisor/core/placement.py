@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from supervisor.core import partners
 from supervisor.core.device_ledger import Holder, Lease, Phase
 from supervisor.core.device_sets import device_sets
 from supervisor.core.dispatch import keep_loaded, reject_all, resume
@@ -97,6 +98,8 @@ def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round)
     answer = plan(demand, snapshot)
     if isinstance(answer, Refuse):
         answer = _reconsider(state, step, demand, snapshot, answer)
+    if model.partner is not None:
+        answer = partners.patience(state, model.partner, answer)
     only_restore = model.restore and model.asked_at is None and state.queue.count(model.id) == 0
     if only_restore and not isinstance(answer, Admit):
         _postpone(state, step, model, answer)
@@ -184,9 +187,12 @@ def _claim(state: SchedulerState, step: Step, waiter: ModelState, victim: ModelS
 def _start(state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: int, reason: str) -> None:
     advance(model, Trigger.START, step.now, reason, devices=devices)
     if not model.spec.remote:
-        state.ledger.begin(model.holder, devices, need_mib)
+        state.ledger.begin(model.holder, devices, need_mib, is_partner=model.partner is not None)
     state.update_wanted(model)
-    step.emit(StartWorker(model.id, model.generation, devices, need_mib))
+    if model.partner is not None:
+        partners.grant(state, step, model)
+    else:
+        step.emit(StartWorker(model.id, model.generation, devices, need_mib))
 
 
 def _note(step: Step, model: ModelState, answer: Plan) -> None:
