@@ -108,8 +108,10 @@ def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round)
     match answer:
         case Admit(devices, need_mib, reason):
             _start(state, step, model, devices, need_mib, reason)
-            round_.loaded[model.holder] = (_promise(model, devices, need_mib, EvictionBlock.STARTING),)
-            round_.loading.update(dict.fromkeys(devices, model.id))
+            block = EvictionBlock.STARTING if model.partner is None else EvictionBlock.PINNED
+            round_.loaded[model.holder] = (_promise(model, devices, need_mib, block),)
+            if model.partner is None:
+                round_.loading.update(dict.fromkeys(devices, model.id))
         case Evict():
             _evict(state, step, model, round_, answer)
         case Wait(devices, need_mib, waits_for):
