@@ -112,6 +112,13 @@ class UnavailableError(LlmuxError):
     code = "unavailable"
 
 
+class LeaseUnavailableError(LlmuxError):
+    """A partner asked for memory that isn't free now."""
+
+    status = HTTPStatus.CONFLICT
+    code = "lease_unavailable"
+
+
 class UpstreamError(LlmuxError):
     """A worker answered wrongly or broke off before its answer."""
 

@@ -252,6 +252,7 @@ async def _serve(
     takeover: Takeover | None,
 ) -> None:
     daemon.metrics.dropped_lines = dropped_lines
+    daemon.partners.restore(holdings.stores[1])
     reloader = Reloader(daemon, configuration, listener.getsockname()[0])
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
     application = Application(daemon, reloader, handover)

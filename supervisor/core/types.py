@@ -95,6 +95,7 @@ class ModelSpec:
 class Partner:
     """A lease for a process that somebody else runs, in place of a model."""
 
+    holder: str  # whose it is, for people
     ttl_s: float  # it ends so long after the last heartbeat
     waits: bool = False  # also for what waits for busy models and other partners
     pid: int | None = None  # the process tree below it takes the memory; None: nobody knows which does

@@ -15,6 +15,7 @@ from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
 from supervisor.daemon.metrics import Metrics
+from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
 from supervisor.fleet.fleet import Fleet
@@ -41,6 +42,7 @@ class Daemon:
     pipeline: Pipeline = field(init=False)
     feed: Feed = field(init=False)
     metrics: Metrics = field(init=False)
+    partners: Partners = field(init=False)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
@@ -54,6 +56,7 @@ class Daemon:
         self.requests = InFlight(self.hub, self.history, self.wall_time(0.0))
         self.feed = Feed(self)
         self.metrics = Metrics(self)
+        self.partners = Partners(self.engine, self.sampler)
         self.configure(self.catalog, self.keyring)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:

@@ -48,8 +48,8 @@ from supervisor.core.events import (
 )
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
+from supervisor.daemon.leasing import Leasing
 from supervisor.daemon.leaving import HandedOverError, Leaving
-from supervisor.daemon.read_door import ReadDoor
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.ticket import Ticket, held_up, rejection
@@ -67,7 +67,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
 
 
-class Engine(ReadDoor, Leaving):
+class Engine(Leasing, Leaving):
     """Owns all scheduling state. Use from the event loop's thread only."""
 
     def __init__(
@@ -397,4 +397,4 @@ class Engine(ReadDoor, Leaving):
 
     async def sample(self) -> None:
         """Read all devices and workers once, and let the scheduler know."""
-        self.post(await self._sampler.sample(self._fleet.holders()))
+        self.post(await self._sampler.sample({**self._fleet.holders(), **self.measured_partners()}))

@@ -67,7 +67,7 @@ class Leaving:
                 model.drain is not None and model.drain.cause is StopCause.OPERATOR,
             )
             for model in state.models.values()
-            if model.state in SERVES and not model.spec.remote
+            if model.state in SERVES and not model.spec.remote and model.partner is None
         )
 
     def pins(self) -> dict[ModelId, bool]:

@@ -11,7 +11,7 @@ from supervisor.core.decisions import DECISIONS, Decision, DecisionLog
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import ModelId
 from supervisor.core.waiting import Forecast, forecast
-from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, model_status
+from supervisor.daemon.status import DeviceStatus, ModelStatus, PartnerStatus, QueueStatus, model_status, partner_status
 
 
 class ReadDoor:
@@ -30,7 +30,12 @@ class ReadDoor:
     def models(self) -> tuple[ModelStatus, ...]:
         """Every model, in the order of the configuration."""
         state, now = self._scheduler.state, self.clock()
-        return tuple(model_status(state, found, now) for found in state.models.values())
+        return tuple(model_status(state, found, now) for found in state.models.values() if found.partner is None)
+
+    def partners(self) -> tuple[PartnerStatus, ...]:
+        """The leases of partners, oldest first, also those that are waited for."""
+        state, now = self._scheduler.state, self.clock()
+        return tuple(partner_status(state, found, now) for found in state.models.values() if found.partner is not None)
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Every configured device, by id."""

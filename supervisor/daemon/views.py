@@ -167,6 +167,7 @@ def _device_view(device: DeviceInfo, status: DeviceStatus) -> Json:
         "leases": [
             {
                 "model": lease.holder[0],
+                "partner": lease.is_partner,
                 "generation": lease.holder[1],
                 "phase": lease.phase.value,
                 "lease_mib": lease.mib,

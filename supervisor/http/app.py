@@ -22,7 +22,7 @@ from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, metrics, ui, watch
+from supervisor.http import admin, leases, metrics, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
@@ -51,6 +51,7 @@ class Application:
                 *(route for dialect in DIALECTS for route in dialect.routes(daemon)),
                 *watch.routes(daemon),
                 *admin.routes(daemon, reloader, handover),
+                *leases.routes(daemon),
                 metrics.route(daemon),
                 *ui.routes(),
             ],

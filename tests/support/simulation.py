@@ -150,7 +150,7 @@ class World:
         waits, gpus, devices = bool(more.get("waits")), int(more.get("gpus", 1)), tuple(more.get("devices", ()))  # type: ignore[call-overload]
         footprint = Footprint(mib, FootprintSource.EXPLICIT)
         spec = ModelSpec(ModelId(name), PARTNER, 100, footprint, devices=devices, gpus=gpus, pin=True)
-        self.post(LeaseAsked(spec, Partner(ttl_s, waits, pid)))
+        self.post(LeaseAsked(spec, Partner(name, ttl_s, waits, pid)))
 
     def finish(self, ticket: TicketId) -> None:
         if self.open.pop(ticket, None) is not None:
@@ -348,7 +348,9 @@ class World:
             model = state.models[waiting]
             assert waiting not in awaited(state, model).others
             assert forecast(state, model, self.now).told or model.state is WorkerState.READY
-        assert set(self.alive) == {m.holder for m in state.models.values() if m.has_worker and not m.exited and m.partner is None}
+        assert set(self.alive) == {
+            m.holder for m in state.models.values() if m.has_worker and not m.exited and m.partner is None
+        }
 
     def state(self, name: str) -> str:
         return self.scheduler.state.models[ModelId(name)].state.value

@@ -272,7 +272,7 @@ class TestRestored:
         spec = ModelSpec(JOB, PARTNER, 100, Footprint(12000, FootprintSource.EXPLICIT), pin=True)
         device = DeviceSpec(GPU, 16384, 512)
         world.post(Configured((model("a", 9000, preload=True),), (device,), Limits()))
-        world.post(LeaseRestored(spec, Partner(30.0), (GPU,), 12000))
+        world.post(LeaseRestored(spec, Partner("job", 30.0), (GPU,), 12000))
         world.run(5.0)
         assert world.loaded() == {"job"}
         world.run(30.0)

@@ -217,7 +217,9 @@ class Scheduling(RuleBasedStateMachine):
     @rule(mib=st.sampled_from([0, 2000, 6000]))
     def outside(self, mib: int) -> None:
         used = sum(held for where, held in self.world.using.values() if GPU in where)
-        if used + mib <= 16384 and not self.world.alive and not self.world.others:  # outsiders do not take what a running load was promised
+        if (
+            used + mib <= 16384 and not self.world.alive and not self.world.others
+        ):  # outsiders do not take what a running load was promised
             self.may_refuse = True
             self.world.outside = {GPU: mib}
             self.world.sample()
