@@ -17,6 +17,7 @@ from supervisor.errors import (
     AuthenticationError,
     ForbiddenError,
     InvalidRequestError,
+    LeaseUnavailableError,
     LlmuxError,
     NotFoundError,
 )
@@ -35,6 +36,7 @@ _ERRORS: Final[dict[int, type[LlmuxError]]] = {
     401: AuthenticationError,
     403: ForbiddenError,
     404: NotFoundError,
+    409: LeaseUnavailableError,
 }
 
 
@@ -75,6 +77,12 @@ class Client:
     def post(self, path: str, body: Json | None = None) -> Json:
         """POST, without a time limit: a load may take minutes."""
         return self._json(self._read("POST", path, None, body))
+
+    def put(self, path: str, body: Json) -> Json:
+        return self._json(self._read("PUT", path, TIMEOUT_S, body))
+
+    def delete(self, path: str) -> Json:
+        return self._json(self._read("DELETE", path, TIMEOUT_S))
 
     def text(self, path: str) -> str:
         return self._read("GET", path, TIMEOUT_S).decode("utf-8", "replace")

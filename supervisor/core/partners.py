@@ -54,11 +54,17 @@ def patience(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
             return Wait((), 0, (), answer.reason)
         return answer
     if isinstance(answer, Wait):
-        in_use = any(state.models[name].state is not WorkerState.STOPPING for name in answer.waits_for)
+        in_use = any(_is_in_use(state, state.models[name]) for name in answer.waits_for)
         loading = any(state.ledger.starting(device) for device in answer.devices or state.ledger.device_ids())
         if in_use or loading:
             return Refuse(answer.reason)
     return answer
+
+
+def _is_in_use(state: SchedulerState, model: ModelState) -> bool:
+    if model.state is WorkerState.READY:
+        return bool(model.in_flight) or state.queue.count(model.id) > 0
+    return model.state is not WorkerState.STOPPING
 
 
 def grant(state: SchedulerState, step: Step, model: ModelState) -> None:

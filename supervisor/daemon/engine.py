@@ -49,7 +49,7 @@ from supervisor.core.events import (
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
 from supervisor.daemon.leasing import Leasing
-from supervisor.daemon.leaving import HandedOverError, Leaving
+from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.ticket import Ticket, held_up, rejection
@@ -67,7 +67,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
 
 
-class Engine(Leasing, Leaving):
+class Engine(Leasing):
     """Owns all scheduling state. Use from the event loop's thread only."""
 
     def __init__(

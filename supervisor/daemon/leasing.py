@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from supervisor.core.events import Event, LeaseAsked
 from supervisor.core.types import WorkerState
+from supervisor.daemon.leaving import Leaving
 from supervisor.daemon.read_door import ReadDoor
 from supervisor.errors import LeaseUnavailableError, UnavailableError
 from supervisor.io.memory import HolderPids, WorkerKey
 
 
-class Leasing(ReadDoor):
-    """See `partners` for what is asked, and by whom."""
+class Leasing(ReadDoor, Leaving):
+    """See `partners` for what is asked, and by whom. Also all that the engine is besides deciding."""
 
-    _change: Callable[[], Awaitable[None]]
-    _check_handed_over: Callable[[], None]
     post: Callable[[Event], None]
 
     async def lease(self, asked: LeaseAsked) -> None:

@@ -113,6 +113,13 @@ class TestWithoutWaiting:
         world.lease("job", 5000)
         assert "loading" in (refused(world) or "")
 
+    def test_one_that_has_just_answered_is_idle(self, world):
+        load(world, "a")
+        world.finish(world.request("a"))
+        world.lease("job", 12000)
+        world.run(1.0)
+        assert granted(world)
+
     def test_another_partner_is_in_its_way(self, world):
         world.lease("first", 12000)
         world.lease("job", 12000)
