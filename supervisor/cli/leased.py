@@ -21,7 +21,7 @@ import click
 
 from supervisor.cli import client
 from supervisor.cli.client import Client, Json
-from supervisor.cli.own_process import on_signals
+from supervisor.cli.own_process import on_signals, signals_end
 from supervisor.errors import LlmuxError, NotFoundError
 from supervisor.io.process import WorkerProcess, become_subreaper
 from supervisor.io.spawn import SpawnOrder, spawn
@@ -35,11 +35,14 @@ SIGNALLED: Final = 128
 def run(daemon: Client, lease: Json, command: Sequence[str]) -> int:
     """Run it and end the lease; its exit code. Raises SpawnError when it can't be started."""
     path = f"/v1/admin/leases/{client.quoted(str(lease['id']))}"
-    try:
-        return asyncio.run(_run(daemon, path, lease, tuple(command)))
-    finally:
-        with contextlib.suppress(LlmuxError):  # what isn't ended here ends by its time to live
-            daemon.delete(path)
+    code = SIGNALLED + signal.SIGINT
+    with signals_end():
+        try:
+            code = asyncio.run(_run(daemon, path, lease, tuple(command)))
+        finally:
+            with contextlib.suppress(LlmuxError):  # what isn't ended here ends by its time to live
+                daemon.delete(path)
+    return code
 
 
 async def _run(daemon: Client, path: str, lease: Json, command: tuple[str, ...]) -> int:
@@ -55,26 +58,28 @@ async def _run(daemon: Client, path: str, lease: Json, command: tuple[str, ...])
             log=Path(folder, "unused.log"),
             stdio=stdio,
         )
+        signals = asyncio.Queue[None]()
+        on_signals(lambda: signals.put_nowait(None), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         process = await spawn(order)
-        asked = asyncio.Event()
-        on_signals(lambda: _end(process, asked), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ending = asyncio.create_task(_end(process, signals))
         ttl_s = lease["ttl_s"]
         assert isinstance(ttl_s, int | float)
         beating = asyncio.create_task(_beat(daemon, path, process, ttl_s / 3))
         code = (await process.wait()).code
-        beating.cancel()
-        await asyncio.wait({beating})
+        for task in (beating, ending):
+            task.cancel()
+        await asyncio.wait({beating, ending})
     if code is None:
         return SIGNALLED + signal.SIGKILL
     return code if code >= 0 else SIGNALLED - code
 
 
-def _end(process: WorkerProcess, asked: asyncio.Event) -> None:
-    """Asked once: SIGTERM to all of it, for as long as it needs. Asked again: SIGKILL."""
-    if asked.is_set():
-        process.kill()
-    asked.set()
+async def _end(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
+    """At the first signal SIGTERM to all of it, for as long as it needs; at the next SIGKILL."""
+    await signals.get()
     process.terminate()
+    await signals.get()
+    process.kill()
 
 
 async def _beat(daemon: Client, path: str, process: WorkerProcess, interval_s: float) -> None:
