@@ -145,6 +145,8 @@ class DeviceLedger:
     stale_since: float | None = None  # set iff stale and that was noticed
     lost: str | None = None  # set iff stale and nobody knows whether that ends: why
     outside_mib: int | None = None
+    others_mib: int = 0  # leased by others who share the device
+    unshared: str | None = None  # set iff that is unknown now: why
     leases: dict[Holder, Lease] = field(default_factory=dict)
     snapshots: deque[MemorySnapshot] = field(
         default_factory=lambda: deque(maxlen=2)
@@ -165,6 +167,8 @@ class DeviceLedger:
             (model, _), why = next(iter(self.quarantine.items()))
             whose = "its own" if model == asker else f"{model}'s"
             return f"quarantined: {whose} worker {why}"
+        if self.unshared is not None:
+            return self.unshared
         if self.lost is not None:
             return f"lost: {self.lost}"
         if self.free_mib is None:
@@ -181,15 +185,15 @@ class DeviceLedger:
 
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
-        unseen = [lease.mib for lease in self.leases.values() if lease.is_held_unseen]
-        return max(0, sum(unseen) - self._by_nobody()) + sum(
+        unseen_mib = self.others_mib + sum(lease.mib for lease in self.leases.values() if lease.is_held_unseen)
+        return max(0, unseen_mib - self._by_nobody()) + sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
             if not lease.is_held_unseen and (lease.is_open or self.taken_at <= lease.since)
         )
 
     def _by_nobody(self) -> int:
-        """What is used of the last sample and known to be no worker's: partners that can't be measured have their part in it."""
+        """What is used of the last sample and known to be no worker's: partners that can't be measured, and others who share the device, have their part in it."""
         known = sum(
             lease.mib if lease.seen_mib is None else lease.seen_mib
             for lease in self.leases.values()
@@ -209,7 +213,7 @@ class DeviceLedger:
 
     def free(self) -> int:
         """What a new lease may take; negative when more is promised than is free so far."""
-        by_leases = self.spec.total_mib - sum(lease.held_mib for lease in self.leases.values())
+        by_leases = self.spec.total_mib - self.others_mib - sum(lease.held_mib for lease in self.leases.values())
         free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken(), by_leases)
         return free - self.spec.margin_mib
 

@@ -228,6 +228,23 @@ class LeaseRestored:
     mib: int  # on each of them
 
 
+@dataclass(frozen=True, slots=True)
+class LeasesSeen:
+    """What coordinators that share our devices have leased there, in MiB; `trouble`: why that is unknown now."""
+
+    others: Mapping[DeviceId, int] = field(default_factory=dict)
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """Another coordinator may have the memory of this worker, or partner, by now: it must stop at once."""
+
+    model: ModelId
+    generation: Generation
+    reason: str
+
+
 Event = (
     Configured
     | RequestArrived
@@ -251,4 +268,6 @@ Event = (
     | LeaseRenewed
     | LeaseEnded
     | LeaseRestored
+    | LeasesSeen
+    | LeaseLost
 )

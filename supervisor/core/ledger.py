@@ -16,7 +16,7 @@ while it starts, and until a sample taken after it was ready (or had exited) has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from supervisor.core.device_ledger import DeviceLedger, Holder, Lease, PendingRelease, Phase
@@ -39,6 +39,7 @@ class DeviceTotals:
     margin_mib: int
     free_mib: int | None  # at the last sample; None: never sampled
     outside_mib: int | None
+    others_mib: int  # leased by others who share the device
     starting_mib: int
     held_mib: int
     returning_mib: int
@@ -55,6 +56,7 @@ class Ledger:
         self._devices: dict[DeviceId, DeviceLedger] = {}
         self._leases: dict[Holder, dict[DeviceId, Lease]] = {}  # none is empty
         self._alerts: list[Alert] = []
+        self.unshared: str | None = None  # set iff what others have leased is unknown now: why
 
     def configure(self, devices: Iterable[DeviceSpec], limits: Limits) -> None:
         """New devices and limits. A device no longer named takes nothing new, and is forgotten with its last lease."""
@@ -72,7 +74,7 @@ class Ledger:
         for device_id, spec in specs.items():
             known = self._devices.get(device_id)
             if known is None:
-                self._devices[device_id] = DeviceLedger(spec)
+                self._devices[device_id] = DeviceLedger(spec, unshared=self.unshared)
             else:
                 known.spec = spec
 
@@ -94,6 +96,15 @@ class Ledger:
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device in devices:
             self._put(Lease(holder, device, Phase.HELD, mib, since=now, is_partner=is_partner))
+
+    def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:
+        """What others have leased of the devices that we share with them. Nothing new while that is unknown."""
+        self.unshared = trouble
+        for device_id, device in self._devices.items():
+            if trouble is None:
+                device.others_mib = others.get(device_id, 0)
+            device.unshared = trouble
+            device.cached = None
 
     def settle(self, holder: Holder, now: float) -> None:
         """Its worker is ready at `now`: the next sample shows, in its devices' free memory, what it took."""
@@ -314,6 +325,7 @@ class Ledger:
             margin_mib=ledger.spec.margin_mib,
             free_mib=ledger.free_mib,
             outside_mib=ledger.outside_mib,
+            others_mib=ledger.others_mib,
             starting_mib=by_phase[Phase.STARTING],
             held_mib=by_phase[Phase.HELD],
             returning_mib=by_phase[Phase.RETURNING],
@@ -344,7 +356,9 @@ class Ledger:
             slack = totals.total_mib - totals.margin_mib - leased - device.free()
             assert slack >= 0, f"{device_id}: {device.free()} free and {leased} leased exceed the total by {-slack}"
             if device.free_mib is None:
-                assert slack == 0
+                assert slack == device.others_mib
             else:
                 unseen = totals.total_mib - device.free_mib + device.untaken() - leased
-                assert slack == max(0, unseen), f"{device_id}: {slack} MiB are neither free, leased nor used outside"
+                assert slack == max(device.others_mib, unseen), (
+                    f"{device_id}: {slack} MiB are neither free, leased nor used outside"
+                )

@@ -1,4 +1,4 @@
-"""Leases for partners: processes that somebody else runs and that take memory of our devices, such as a training job.
+"""Leases for partners, and what those who share our devices mean for our own: processes that somebody else runs and that take memory of our devices, such as a training job.
 
 In the scheduler a partner is a model without requests whose process isn't ours. It is planned as others are, so idle
 models are evicted for it and busy ones drained; it is granted where a worker would be started; from then on it is
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core.events import LeaseAsked, LeaseEnded, LeaseRenewed, LeaseRestored
+from supervisor.core.events import LeaseAsked, LeaseEnded, LeaseLost, LeaseRenewed, LeaseRestored
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import seconds
 from supervisor.core.plans import Plan, Refuse, Wait
 from supervisor.core.state import Life, ModelState, SchedulerState, Step
-from supervisor.core.termination import remove
-from supervisor.core.types import ModelSpec, Partner, WorkerState
+from supervisor.core.termination import remove, stop_worker
+from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState
 
 
 def asked(state: SchedulerState, step: Step, event: LeaseAsked) -> None:
@@ -53,6 +53,8 @@ def patience(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
         if isinstance(answer, Refuse) and answer.outage is None and not answer.fits_nowhere:
             return Wait((), 0, (), answer.reason)
         return answer
+    if state.ledger.unshared is not None:
+        return Refuse(state.ledger.unshared)
     if isinstance(answer, Wait):
         in_use = any(_is_in_use(state, state.models[name]) for name in answer.waits_for)
         loading = any(state.ledger.starting(device) for device in answer.devices or state.ledger.device_ids())
@@ -115,6 +117,20 @@ def ended(state: SchedulerState, step: Step, event: LeaseEnded) -> None:
         return
     step.decide("lease_ended", model.id, event.reason)
     remove(state, step, model, event.reason)
+
+
+def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
+    """Its requests are cut. A model comes back as soon as there is room without an eviction."""
+    model = state.current(event.model, event.generation)
+    if model is None or model.exited:
+        return
+    step.decide("lease_ended", model.id, event.reason)
+    if model.partner is not None:
+        remove(state, step, model, event.reason)
+        return
+    stop_worker(state, step, model, StopCause.LEASE, event.reason, force=True)
+    if not model.removed:
+        model.want_back()
 
 
 def look(state: SchedulerState, step: Step, model: ModelState) -> None:

@@ -32,8 +32,10 @@ from supervisor.core.events import (
     HandoverEnded,
     LeaseAsked,
     LeaseEnded,
+    LeaseLost,
     LeaseRenewed,
     LeaseRestored,
+    LeasesSeen,
     LoadAsked,
     MemorySampled,
     PinAsked,
@@ -123,6 +125,10 @@ class Scheduler:
                 partners.ended(state, step, event)
             case LeaseRestored():
                 partners.restored(state, step, event)
+            case LeasesSeen(others, trouble):
+                state.ledger.share(others, trouble)
+            case LeaseLost():
+                partners.lost(state, step, event)
             case Tick():
                 pass
             case _:

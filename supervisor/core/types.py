@@ -220,6 +220,7 @@ class StopCause(StrEnum):
     CONFIGURATION = "configuration"  # changed or removed
     UNWANTED = "unwanted"  # nobody waits for its load any more
     SHUTDOWN = "shutdown"
+    LEASE = "lease"  # others may have its memory
 
 
 class RejectCode(StrEnum):

@@ -30,8 +30,9 @@ from supervisor.core.types import (
     WorkerState,
 )
 from supervisor.daemon.engine import Engine
+from supervisor.daemon.shared_leases import SharedLeases
 from supervisor.daemon.status import PartnerStatus
-from supervisor.errors import InvalidRequestError, LlmuxError, NotFoundError
+from supervisor.errors import InvalidRequestError, LeaseUnavailableError, LlmuxError, NotFoundError
 from supervisor.io.memory import MemorySampler
 from supervisor.io.store import NotSavedError, Store
 
@@ -63,6 +64,7 @@ class Partners:
         self._engine = engine
         self._sampler = sampler
         self._store: Store | None = None
+        self.shared: SharedLeases | None = None  # set iff others lease memory of the same devices
         self._tasks: set[asyncio.Task[None]] = set()
         engine.observers.append(self._observe)
 
@@ -90,12 +92,22 @@ class Partners:
         partner = Partner(wanted.holder, wanted.ttl_s, wanted.waits, wanted.pid)
         try:
             await self._engine.lease(LeaseAsked(spec, partner))
+            await self._share(spec.id)
             await self._save(spec.id)
         except BaseException as error:
             reason = "not granted" if isinstance(error, LlmuxError) else "its client disconnected"
             self._engine.post(LeaseEnded(spec.id, reason))
             raise
         return self.view(spec.id)
+
+    async def _share(self, name: ModelId) -> None:
+        """Raises LeaseUnavailableError when others who share the devices were faster."""
+        if self.shared is None:
+            return
+        model = self._find(name).model
+        trouble = await self.shared.take((name, model.generation), model.devices, model.leases[0].mib)
+        if trouble is not None:
+            raise LeaseUnavailableError(f"{name} lost its lease: {trouble}. Try again.", retry_after_s=1.0)
 
     async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Json:
         """A heartbeat. Raises NotFoundError when the lease has ended: then its holder must stop."""

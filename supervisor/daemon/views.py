@@ -162,6 +162,7 @@ def _device_view(device: DeviceInfo, status: DeviceStatus) -> Json:
         "free_mib": totals.free_mib,
         "available_mib": totals.available_mib,
         "outside_mib": totals.outside_mib,
+        "others_mib": totals.others_mib,
         "blocked": totals.blocked,
         "quarantined": totals.quarantined,
         "leases": [
