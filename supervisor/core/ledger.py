@@ -101,7 +101,7 @@ class Ledger:
         """What others have leased of the devices that we share with them. Nothing new while that is unknown."""
         self.unshared = trouble
         for device_id, device in self._devices.items():
-            if trouble is None:
+            if trouble is None or others:
                 device.others_mib = others.get(device_id, 0)
             device.unshared = trouble
             device.cached = None

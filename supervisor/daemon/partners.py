@@ -88,6 +88,15 @@ class Partners:
 
         Raises InvalidRequestError for what can never be, LeaseUnavailableError, UnavailableError during the shutdown.
         """
+        while True:
+            try:
+                return await self._take_once(wanted)
+            except LeaseUnavailableError as error:
+                if not wanted.waits or error.retry_after_s is None:
+                    raise
+                await asyncio.sleep(error.retry_after_s)
+
+    async def _take_once(self, wanted: Wanted) -> Json:
         spec = self._spec(wanted)
         partner = Partner(wanted.holder, wanted.ttl_s, wanted.waits, wanted.pid)
         try:

@@ -23,17 +23,18 @@ from typing import Final
 
 import structlog
 
-from supervisor.core.device_ledger import Holder
+from supervisor.core.device_ledger import Holder, Phase
 from supervisor.core.effects import StartWorker
 from supervisor.core.events import LeaseLost, LeasesSeen
 from supervisor.core.types import Crash, CrashClass, DeviceId, Devices
 from supervisor.daemon.engine import Engine
-from supervisor.io.lease_store import LeaseStore, Share, StoreUnreachableError
+from supervisor.io.lease_store import JUST_BEGUN, LeaseStore, Refusal, Share, StoreUnreachableError
 from supervisor.io.memory import DeviceInfo
 
 log = structlog.get_logger("llmux.leases")
 
 LOOK_S: Final = 1.0
+RENEW_S: Final = 5.0
 STOP_S: Final = 10.0
 """How long before its lease ends in the store a worker is killed: the kill, and a shim that must be killed, take five."""
 
@@ -49,6 +50,7 @@ class _Held:
 
     shares: Mapping[str, Share]  # by the store's name of the device
     until: float  # it ends there, on our clock; never later than on the store's
+    is_there: bool = True  # False: the store has forgotten it
 
 
 class SharedLeases:
@@ -87,24 +89,24 @@ class SharedLeases:
         """Lease it in the store. None, or why not; then others' leases are known to the engine."""
         self._asking.add(holder)
         try:
-            full = await self._take(holder, dict.fromkeys(devices, mib))
-            if full is None:
+            refusal = await self._take(holder, dict.fromkeys(devices, mib), has_it=False)
+            if refusal is None:
                 return None
             await self._look()
         except StoreUnreachableError as error:
-            self._tell(LeasesSeen(trouble=error.message))
-            return error.message
+            self._tell(LeasesSeen(trouble=str(error)))
+            return str(error)
         finally:
             self._asking.discard(holder)
-        return f"others have leased the memory of {full} in the lease store"
+        return str(refusal)
 
-    async def _take(self, holder: Holder, mib: Mapping[DeviceId, int]) -> str | None:
+    async def _take(self, holder: Holder, mib: Mapping[DeviceId, int], *, has_it: bool) -> Refusal | None:
         shares = {self._names[device]: Share(amount, self._most[device]) for device, amount in mib.items()}
         before = self._clock()
-        full = await self._store.take(self._name(holder), shares, self._ttl_s)
-        if full is None:
+        refusal = await self._store.take(self._name(holder), shares, self._ttl_s, has_it=has_it)
+        if refusal is None:
             self._held[holder] = _Held(shares, before + self._ttl_s)
-        return full
+        return refusal
 
     def _name(self, holder: Holder) -> str:
         return f"{self._prefix}{holder[0]}:{holder[1]}"
@@ -124,8 +126,8 @@ class SharedLeases:
             await self._reconcile()
         except StoreUnreachableError as error:
             if self._told is None or self._told.trouble is None:
-                log.warning("leases.unreachable", reason=error.message)
-            self._tell(LeasesSeen(trouble=error.message))
+                log.warning("leases.unreachable", reason=str(error))
+            self._tell(LeasesSeen(trouble=str(error)))
         self._stop_expired()
 
     async def _reconcile(self) -> None:
@@ -133,38 +135,44 @@ class SharedLeases:
         ours = self._ours()
         for holder, mib in ours.items():
             held = self._held.get(holder)
-            if holder in self._asking or (held is not None and held.until - self._clock() > self._ttl_s * 5 / 6):
+            if holder in self._asking or self._is_fresh(held):
                 continue
-            full = await self._take(holder, mib)
-            if full is not None:
-                self._lose(holder, f"its lease ended in the lease store, and others have the memory of {full}")
+            refusal = await self._take(holder, mib, has_it=True)
+            if refusal is not None:
+                self._lose(holder, f"its lease in the lease store is gone, and {refusal}")
         self._lost &= ours.keys()
         for holder in [holder for holder in self._held if holder not in ours and holder not in self._asking]:
             await self._store.release(self._name(holder), tuple(self._held[holder].shares))
             del self._held[holder]
 
+    def _is_fresh(self, held: _Held | None) -> bool:
+        return held is not None and held.is_there and held.until - self._clock() > self._ttl_s - RENEW_S
+
     def _ours(self) -> dict[Holder, dict[DeviceId, int]]:
-        """All that our ledger counts, by holder: also what starts, and what is on its way back."""
+        """All that our ledger counts and that has been asked for, by holder: also what is on its way back."""
         ours: dict[Holder, dict[DeviceId, int]] = {}
         for device in self._engine.devices():
             for lease in device.leases:
-                if device.id in self._names:
+                was_asked = lease.phase is not Phase.STARTING or lease.holder in self._held
+                if device.id in self._names and was_asked:
                     ours.setdefault(lease.holder, {})[device.id] = lease.mib
         return ours
 
     async def _look(self) -> None:
         """Tell the engine what others have; give back what an earlier daemon of this instance left there."""
-        seen = await self._store.look(list(self._names.values()))
+        is_open, seen = await self._store.look(list(self._names.values()))
         known = {self._name(holder) for holder in (*self._ours(), *self._held, *self._asking)}
         others: dict[DeviceId, int] = {}
         for device, name in self._names.items():
-            left = [holder for holder in seen[name] if holder.startswith(self._prefix) and holder not in known]
-            for holder in left:
-                await self._store.release(holder, (name,))
-            others[device] = sum(mib for holder, mib in seen[name].items() if not holder.startswith(self._prefix))
-        if self._told is not None and self._told.trouble is not None:
+            for left in [field for field in seen[name] if field.startswith(self._prefix) and field not in known]:
+                await self._store.release(left, (name,))
+            others[device] = sum(mib for field, mib in seen[name].items() if not field.startswith(self._prefix))
+        for holder, held in self._held.items():
+            held.is_there = all(self._name(holder) in seen[name] for name in held.shares)
+        if is_open and self._told is not None and self._told.trouble is not None:
             log.info("leases.reachable")
-        self._tell(LeasesSeen({device: mib for device, mib in others.items() if mib}))
+        trouble = None if is_open else JUST_BEGUN
+        self._tell(LeasesSeen({device: mib for device, mib in others.items() if mib}, trouble))
 
     def _tell(self, seen: LeasesSeen) -> None:
         if seen != self._told:

@@ -4,8 +4,10 @@ from supervisor.core.events import (
     Configured,
     HandoverAsked,
     LeaseEnded,
+    LeaseLost,
     LeaseRenewed,
     LeaseRestored,
+    LeasesSeen,
     ShutdownAsked,
 )
 from supervisor.core.types import (
@@ -20,6 +22,7 @@ from supervisor.core.types import (
     Partner,
     RejectCode,
 )
+from supervisor.core.waiting import awaited
 from tests.support.simulation import GPU, World, load, model, record
 
 JOB = ModelId("job")
@@ -269,6 +272,65 @@ class TestMeasured:
         world.others[JOB].takes = 4000
         world.run(1.0)
         assert world.scheduler.state.ledger.totals(GPU).available_mib == 16384 - 512 - 3000 - 10000
+
+
+class TestShared:
+    """What others have leased of the devices counts as taken, whether they use it yet or not."""
+
+    @pytest.mark.parametrize("takes", [0, 2000, 5000])
+    def test_what_is_free(self, world, takes):
+        world.outside = {GPU: takes}
+        world.post(LeasesSeen({GPU: 5000}))
+        world.sample()
+        assert world.scheduler.state.ledger.totals(GPU).available_mib == 16384 - 512 - 5000
+
+    def test_a_model_has_no_place_in_it(self, world):
+        world.post(LeasesSeen({GPU: 9000}))
+        ticket = world.request("a")
+        world.run(1.0)
+        assert world.rejected[ticket].code is RejectCode.INSUFFICIENT_MEMORY
+        world.post(LeasesSeen({}))
+        load(world, "a")
+
+    def test_nothing_begins_while_it_is_unknown(self, world):
+        load(world, "b")
+        world.post(LeasesSeen(trouble="the store is away"))
+        ticket = world.request("a")
+        assert world.request("b") in world.dispatched
+        world.run(60.0)
+        assert world.loaded() == {"b"}
+        assert "the store is away" in awaited(world.scheduler.state, record(world, "a")).what
+        world.post(LeasesSeen())
+        world.run(5.0)
+        assert ticket in world.dispatched
+
+    def test_nor_is_a_lease_granted(self, world):
+        world.post(LeasesSeen(trouble="the store is away"))
+        world.lease("job", 1000)
+        assert refused(world) == "the store is away"
+
+    def test_also_on_devices_that_come_later(self):
+        world = World()
+        world.post(LeasesSeen(trouble="the store is away"))
+        world.configure(model("a", 9000, preload=True))
+        world.run(5.0)
+        assert world.loaded() == set()
+
+    def test_a_worker_whose_memory_others_may_have_is_stopped(self, world):
+        ticket = world.request("a")
+        world.run(5.0)
+        world.post(LeaseLost(ModelId("a"), record(world, "a").generation, "expired"))
+        world.run(1.0)
+        assert ticket in world.cut
+        assert ("lease_ended", "expired") in world.reasons("a")
+        world.run(5.0)
+        assert world.loaded() == {"a"}  # there is room
+
+    def test_so_is_a_partner(self, world):
+        world.lease("job", 1000)
+        world.post(LeaseLost(JOB, record(world, "job").generation, "expired"))
+        world.run(1.0)
+        assert JOB not in world.scheduler.state.models
 
 
 class TestRestored:
