@@ -17,8 +17,8 @@ from supervisor.core.demand import NORMAL
 from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy
 
 if TYPE_CHECKING:
+    from supervisor.core.model_state import ModelState
     from supervisor.core.queue import AdmissionQueue, Waiting
-    from supervisor.core.state import ModelState
 
 Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
@@ -54,9 +54,8 @@ class AdmissionPolicy:
         """Who of one model's requests is served first. Asked once, on arrival."""
         return (waiting.demand.priority,)
 
-    def rank_model(self, model: ModelState, queue: AdmissionQueue, now: float) -> Rank:
+    def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
-        del now
         head, oldest, asked_at = queue.peek(model.id), queue.oldest(model.id), model.asked_at
         since = min(math.inf if oldest is None else oldest, math.inf if asked_at is None else asked_at)
         priority, seq = (head.demand.priority, head.seq) if head is not None else (NORMAL, 0)
@@ -132,6 +131,10 @@ class AdmissionPolicy:
     def is_full(self, model: ModelState) -> bool:
         """Has the worker all the requests it gets at once?"""
         return 0 < model.spec.target_inflight <= len(model.in_flight)
+
+    def limits_loaded(self) -> bool:
+        """Is the number of loaded models limited, for any type?"""
+        return bool(self.policy.max_loaded)
 
     def max_loaded(self, model_type: str) -> int | None:
         """How many models of this type may be loaded at once; None: any number."""

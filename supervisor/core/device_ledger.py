@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import ClassVar
 
-from supervisor.core.plans import DeviceView
+from supervisor.core.plans import DeviceView, Outline
 from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId, RejectCode
 
 Holder = tuple[ModelId, Generation]
@@ -54,13 +55,13 @@ class Lease:
 
     @property
     def is_open(self) -> bool:
-        """May its holder take the rest of it at any time?"""
-        return self.phase is Phase.STARTING or (self.is_partner and self.phase is Phase.HELD)
+        """May a partner take the rest of it at any time?"""
+        return self.is_partner and self.phase is Phase.HELD
 
     @property
     def is_held_unseen(self) -> bool:
-        """A partner has it, and nobody can tell what that one takes."""
-        return self.is_partner and self.phase is Phase.HELD and self.seen_mib is None
+        """Has a partner it of whom nobody can tell what it takes?"""
+        return self.is_open and self.seen_mib is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,24 @@ def _most(lease: Lease) -> int:
     return lease.mib if lease.seen_mib is None else lease.seen_mib
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """A device's figures for people, in MiB; `available_mib` is what a new lease may take."""
+
+    id: DeviceId
+    total_mib: int
+    margin_mib: int
+    free_mib: int | None  # at the last sample; None: never sampled
+    outside_mib: int | None
+    others_mib: int  # leased by others who share the device
+    starting_mib: int
+    held_mib: int
+    returning_mib: int
+    available_mib: int
+    blocked: str | None
+    quarantined: bool
+
+
 @dataclass(slots=True)
 class DeviceLedger:
     """One device's ledger."""
@@ -158,6 +177,9 @@ class DeviceLedger:
     )  # why nothing new may come ("its worker …"), by the lease that must go first
     last_exit: tuple[ModelId, float] | None = None
     cached: DeviceView | None = None
+    outline: Outline | None = None  # what `snapshots` made of it
+
+    UNRECORDED: ClassVar = ("cached", "outline")  # made anew when needed
 
     def blocked(self, asker: ModelId | None = None) -> str | None:
         """Why nothing new may be loaded here, however much is free. `asker` is not named."""
@@ -183,17 +205,21 @@ class DeviceLedger:
             return RejectCode.DEVICE_QUARANTINED
         return None if self.lost is None else RejectCode.DEVICE_LOST
 
+    def hides(self, lease: Lease) -> bool:
+        """Has no sample shown yet what its worker takes?"""
+        return lease.phase is Phase.STARTING or self.taken_at <= lease.since
+
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
         unseen_mib = self.others_mib + sum(lease.mib for lease in self.leases.values() if lease.is_held_unseen)
         return max(0, unseen_mib - self._by_nobody()) + sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
-            if not lease.is_held_unseen and (lease.is_open or self.taken_at <= lease.since)
+            if not lease.is_held_unseen and (lease.is_open or self.hides(lease))
         )
 
     def _by_nobody(self) -> int:
-        """What is used of the last sample and known to be no worker's: partners that can't be measured, and others who share the device, have their part in it."""
+        """What is used of the last sample and no worker's. Partners and others who can't be measured have their part in it."""
         known = sum(
             lease.mib if lease.seen_mib is None else lease.seen_mib
             for lease in self.leases.values()
@@ -224,3 +250,37 @@ class DeviceLedger:
                 self.spec.id, total, self.spec.usable_mib, self.free(), self.blocked(), self.outage()
             )
         return self.cached
+
+    def totals(self) -> DeviceTotals:
+        """The figures for people."""
+        by_phase = dict.fromkeys(Phase, 0)
+        for lease in self.leases.values():
+            by_phase[lease.phase] += lease.held_mib
+        return DeviceTotals(
+            id=self.spec.id,
+            total_mib=self.spec.total_mib,
+            margin_mib=self.spec.margin_mib,
+            free_mib=self.free_mib,
+            outside_mib=self.outside_mib,
+            others_mib=self.others_mib,
+            starting_mib=by_phase[Phase.STARTING],
+            held_mib=by_phase[Phase.HELD],
+            returning_mib=by_phase[Phase.RETURNING],
+            available_mib=max(0, self.free()) if self.blocked() is None else 0,
+            blocked=self.blocked(),
+            quarantined=bool(self.quarantine),
+        )
+
+    def check(self) -> None:
+        """Assert that its figures add up."""
+        assert self.cached is None or self.cached == replace(self, cached=None).view(), "figures are out of date"
+        totals = self.totals()
+        leased = totals.starting_mib + totals.held_mib + totals.returning_mib
+        slack = totals.total_mib - totals.margin_mib - leased - self.free()
+        assert slack >= 0, f"{self.spec.id}: {self.free()} free and {leased} leased exceed the total by {-slack}"
+        if self.free_mib is None:
+            assert slack == self.others_mib
+        else:
+            unseen = totals.total_mib - self.free_mib + self.untaken() - leased
+            told = f"{self.spec.id}: {slack} MiB are neither free, leased nor used outside"
+            assert slack == max(self.others_mib, unseen), told

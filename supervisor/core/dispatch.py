@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from supervisor.core.effects import Dispatch, Reject
 from supervisor.core.lifecycle import Trigger, advance
-from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.model_state import ModelState
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import RejectCode, TicketId, WorkerState
 
 
@@ -21,6 +22,8 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
 
 def assign(state: SchedulerState, step: Step, model: ModelState, ticket: TicketId) -> None:
     """Give the worker this ticket now."""
+    if not model.in_flight:
+        state.touch(model)
     model.in_flight[ticket] = None
     model.last_used = step.now
     state.tickets[ticket] = model.id

@@ -8,39 +8,25 @@ models up for as long as they like. What still runs then is cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from supervisor.core.effects import AskClients
 from supervisor.core.events import ClientsRead
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import requests_counted
-from supervisor.core.state import Drain, ModelState, SchedulerState, Step
+from supervisor.core.model_state import Drain, ModelState
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import cut, stop_now
-from supervisor.core.types import ModelId, StopCause, WorkerState
+from supervisor.core.types import StopCause, WorkerState
 
 
-def drain_claimed(state: SchedulerState, step: Step, planned: Sequence[ModelState]) -> None:
-    """Drain every busy victim, or change its deadline. `planned`: the wanted models in the order of their plans."""
-    for model_id, priority in _urgency(planned).items():
-        victim = state.models[model_id]
-        if victim.claimed_by is None:
-            continue
-        urgent = state.admission.may_overtake(priority, victim.spec.priority)
-        if victim.state is WorkerState.READY and victim.in_flight:
-            _begin(state, step, victim, step.now if urgent else None)
-        elif victim.drain is not None and not victim.drain.is_ordered:
-            _reckon(state, step, victim, victim.drain, urgent=urgent)
-
-
-def _urgency(planned: Sequence[ModelState]) -> dict[ModelId, int]:
-    """Each model that others wait for, and the highest priority among these: also of those who wait for a waiter."""
-    urgency: dict[ModelId, int] = {}
-    for waiter in reversed(planned):  # nobody waits for a model that is planned later
-        priority = max(waiter.spec.priority, urgency.get(waiter.id, waiter.spec.priority))
-        for model_id in waiter.claims:
-            urgency[model_id] = max(priority, urgency.get(model_id, priority))
-    return urgency
+def drain_for(state: SchedulerState, step: Step, victim: ModelState, priority: int) -> None:
+    """Drain a busy victim, or change its deadline: models of `priority` at most wait for it."""
+    urgent = state.admission.may_overtake(priority, victim.spec.priority)
+    if victim.state is WorkerState.READY:
+        _begin(state, step, victim, step.now if urgent else None)
+    elif victim.drain is not None and not victim.drain.is_ordered:
+        _reckon(state, step, victim, victim.drain, urgent=urgent)
 
 
 def _begin(state: SchedulerState, step: Step, victim: ModelState, urgent_since: float | None) -> None:

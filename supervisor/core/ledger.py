@@ -17,35 +17,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from supervisor.core.device_ledger import DeviceLedger, Holder, Lease, PendingRelease, Phase
+from supervisor.core.device_ledger import DeviceLedger, DeviceTotals, Holder, Lease, PendingRelease, Phase
 from supervisor.core.effects import Alert
 from supervisor.core.events import DeviceSample
-from supervisor.core.plans import DeviceView
+from supervisor.core.plans import DeviceView, Outline
 from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId
 
 WRITE_OFF = 10
 """Where nobody can tell who holds missing memory, it counts as used outside after this many times the quarantine's delay:
 our worker's process tree is gone, and the free memory is measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTotals:
-    """A device's figures for people, in MiB; `available_mib` is what a new lease may take."""
-
-    id: DeviceId
-    total_mib: int
-    margin_mib: int
-    free_mib: int | None  # at the last sample; None: never sampled
-    outside_mib: int | None
-    others_mib: int  # leased by others who share the device
-    starting_mib: int
-    held_mib: int
-    returning_mib: int
-    available_mib: int
-    blocked: str | None
-    quarantined: bool
 
 
 class Ledger:
@@ -57,6 +39,9 @@ class Ledger:
         self._leases: dict[Holder, dict[DeviceId, Lease]] = {}  # none is empty
         self._alerts: list[Alert] = []
         self.unshared: str | None = None  # set iff what others have leased is unknown now: why
+        self._changed: dict[DeviceId, None] = {}
+        self._watched: dict[DeviceId, DeviceLedger] = {}  # where memory is on its way back, or that can't be read
+        self._specs: tuple[DeviceSpec, ...] = ()
 
     def configure(self, devices: Iterable[DeviceSpec], limits: Limits) -> None:
         """New devices and limits. A device no longer named takes nothing new, and is forgotten with its last lease."""
@@ -64,11 +49,11 @@ class Ledger:
         specs = {spec.id: spec for spec in devices}
         for device_id, device in list(self._devices.items()):
             device.configured = device_id in specs
-            device.cached = None
+            self._alter(device)
             if device.configured:
                 continue
             if not device.leases:
-                del self._devices[device_id]
+                self._forget(device_id)
             for holder in list(device.releases):  # nobody reads this device any more
                 self._drop(device.leases[holder])
         for device_id, spec in specs.items():
@@ -77,6 +62,9 @@ class Ledger:
                 self._devices[device_id] = DeviceLedger(spec, unshared=self.unshared)
             else:
                 known.spec = spec
+            self._changed[device_id] = None
+        there = (device.spec for device in self._devices.values() if device.configured)
+        self._specs = tuple(sorted(there, key=lambda spec: spec.id))
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
@@ -104,7 +92,7 @@ class Ledger:
             if trouble is None or others:
                 device.others_mib = others.get(device_id, 0)
             device.unshared = trouble
-            device.cached = None
+            self._alter(device)
 
     def settle(self, holder: Holder, now: float) -> None:
         """Its worker is ready at `now`: the next sample shows, in its devices' free memory, what it took."""
@@ -118,12 +106,17 @@ class Ledger:
         if lease is None or lease.phase is Phase.RETURNING or lease.measured_mib == used_mib:
             return
         assert used_mib >= 0
-        self._put(replace(lease, measured_mib=used_mib))
+        measured = replace(lease, measured_mib=used_mib)
+        if measured.held_mib != lease.held_mib:
+            self._put(measured)
+        else:
+            self._devices[device].leases[holder] = self._leases[holder][device] = measured
 
     def stopping(self, holder: Holder) -> None:
         """Its worker is told to end. Keep the last snapshot in which it surely had its memory."""
         for lease in self.leases_of(holder):
             device = self._devices[lease.device]
+            self.mark(lease.device)
             if device.snapshots:
                 device.stopping.setdefault(holder, device.snapshots[0])
 
@@ -148,12 +141,12 @@ class Ledger:
     def _quarantine(self, lease: Lease, reason: str) -> None:
         device = self._devices[lease.device]
         device.quarantine[lease.holder] = reason
-        device.cached = None
+        self._alter(device)
 
     def _put(self, lease: Lease) -> None:
         device = self._devices[lease.device]
         device.leases[lease.holder] = self._leases.setdefault(lease.holder, {})[lease.device] = lease
-        device.cached = None
+        self._alter(device)
 
     def _drop(self, lease: Lease) -> None:
         holder, device = lease.holder, self._devices[lease.device]
@@ -163,29 +156,35 @@ class Ledger:
         del device.leases[holder]
         device.releases.pop(holder, None)
         device.stopping.pop(holder, None)
-        device.cached = None
+        self._alter(device)
         if device.quarantine.pop(holder, None) is not None and not device.quarantine:
             message = f"{lease.device} takes models again: what {holder[0]} held is back, or others have it"
             self._alerts.append(Alert("device.lifted", message, lease.device, holder[0]))
         if not device.configured and not device.leases:
-            del self._devices[lease.device]
+            self._forget(lease.device)
 
     # -------------------------------------------------------------------------------------------------------- samples
 
-    def sample(self, sample: DeviceSample, taken_at: float) -> None:
-        """Take a reading that began at `taken_at`, and drop the leases whose memory it shows back.
+    def sample(self, sample: DeviceSample, taken_at: float) -> list[ModelId]:
+        """Take a reading that began at `taken_at`, and drop the leases whose memory it shows back: of these models.
 
         A stale one only blocks the device. Readings older than the last one, or of unknown devices, are ignored.
         """
         device = self._devices.get(sample.id)
         if device is None or taken_at < device.taken_at:
-            return
+            return []
+        before = device.view()
         device.cached = None
         device.stale = sample.stale
+        self._watch(device)
         if sample.stale:
             if sample.lost is not None:
                 self._lose(device, sample.lost)
-            return
+            if device.view() != before:
+                self._alter(device)
+            return []
+        if any(device.hides(lease) for lease in device.leases.values()):
+            self.mark(sample.id)  # it may show what they take, so that who waits to see it can go on
         if device.lost is not None:
             message = f"{device.spec.id} takes models again: it can be read"
             self._alerts.append(Alert("device.lifted", message, device.spec.id))
@@ -193,30 +192,38 @@ class Ledger:
         device.free_mib, device.outside_mib, device.taken_at = sample.free_mib, sample.outside_mib, taken_at
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
-                self._put(replace(lease, seen_mib=lease.measured_mib))
+                device.leases[lease.holder] = self._leases[lease.holder][sample.id] = replace(
+                    lease, seen_mib=lease.measured_mib
+                )
+        back = []
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, release in list(device.releases.items()):
             if taken_at > device.leases[holder].since and release.is_back(device, write_off_s):
                 self._drop(device.leases[holder])
+                back.append(holder[0])
         # Without the leases just released: this snapshot shows their memory as free.
         device.snapshots.appendleft(device.snapshot(sample.free_mib))
+        device.cached = None
+        if device.view() != before:
+            self._alter(device)
+        return back
 
     def _lose(self, device: DeviceLedger, why: str) -> None:
         if device.lost is None:
             message = f"{device.spec.id} is lost: {why}; it takes no new models until it can be read"
             self._alerts.append(Alert("device.lost", message, device.spec.id))
         device.lost = why
-        device.cached = None
+        self._alter(device)
 
     def overdue(self, now: float) -> list[Alert]:
         """What an operator should see, each once: devices lost or quarantined, late memory, devices freed again."""
-        for device in self._devices.values():
+        for device in list(self._watched.values()):
             if device.stale and device.lost is None:
                 device.stale_since = now if device.stale_since is None else device.stale_since
                 if now >= device.stale_since + self._limits.memory_quarantine_s:
                     self._lose(device, f"its memory could not be read for {now - device.stale_since:.0f} s")
         alerts, self._alerts = self._alerts, []
-        for device in self._devices.values():
+        for device in list(self._watched.values()):
             for holder, release in device.releases.items():
                 since = device.leases[holder].since
                 model_id, where = holder[0], device.spec.id
@@ -236,7 +243,7 @@ class Ledger:
         if self._alerts:
             return now
         times = [math.inf]
-        for device in self._devices.values():
+        for device in self._watched.values():
             if device.stale_since is not None and device.lost is None:
                 times.append(device.stale_since + self._limits.memory_quarantine_s)
             for holder, release in device.releases.items():
@@ -246,6 +253,48 @@ class Ledger:
                 if holder not in device.quarantine:
                     times.append(since + self._limits.memory_quarantine_s)
         return min(times)
+
+    # ---------------------------------------------------------------------------------------------------- what changed
+
+    def _alter(self, device: DeviceLedger) -> None:
+        """Its figures are to be reckoned anew."""
+        device.cached = None
+        self._watch(device)
+        self.mark(device.spec.id)
+
+    def _forget(self, device: DeviceId) -> None:
+        del self._devices[device]
+        self._watched.pop(device, None)
+
+    def _watch(self, device: DeviceLedger) -> None:
+        if device.releases or device.stale:
+            self._watched[device.spec.id] = device
+        else:
+            self._watched.pop(device.spec.id, None)
+
+    def mark(self, device: DeviceId) -> None:
+        """Something has changed there that plans depend on."""
+        self._changed[device] = None
+        if (ledger := self._devices.get(device)) is not None:
+            ledger.outline = None
+
+    def has_changed(self) -> bool:
+        """Has anything changed since `take_changed`?"""
+        return bool(self._changed)
+
+    def take_changed(self) -> list[DeviceId]:
+        """The devices marked since the last call that are still there."""
+        changed = [device for device in self._changed if device in self._devices]
+        self._changed.clear()
+        return changed
+
+    def outline(self, device: DeviceId) -> Outline | None:
+        """What was kept of it; None when something has changed since."""
+        return self._devices[device].outline
+
+    def keep_outline(self, device: DeviceId, outline: Outline) -> None:
+        """Keep this until something changes there."""
+        self._devices[device].outline = outline
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -259,8 +308,7 @@ class Ledger:
 
     def devices(self) -> tuple[DeviceSpec, ...]:
         """The configured devices, by id."""
-        there = (device.spec for device in self._devices.values() if device.configured)
-        return tuple(sorted(there, key=lambda spec: spec.id))
+        return self._specs
 
     def device_ids(self) -> Devices:
         """Their ids, sorted."""
@@ -277,6 +325,11 @@ class Ledger:
     def leases_on(self, device: DeviceId) -> tuple[Lease, ...]:
         """All leases on the device."""
         return tuple(self._devices[device].leases.values())
+
+    def held_mib(self, model_id: ModelId, device: DeviceId) -> int:
+        """What the workers of the model hold there."""
+        leases = self._devices[device].leases.values()
+        return sum(lease.held_mib for lease in leases if lease.holder[0] == model_id)
 
     def holds(self, holder: Holder) -> bool:
         """Has it a lease, on any device?"""
@@ -300,6 +353,18 @@ class Ledger:
         model_id, at = ledger.last_exit
         return model_id if now - at < self._limits.memory_warn_s else None
 
+    def rests_at(self, device: DeviceId, now: float) -> float:
+        """When `in_motion` ends by itself at the latest; infinity where a reading has to end it."""
+        ledger = self._devices[device]
+        if ledger.last_exit is None or now >= (at := ledger.last_exit[1] + self._limits.memory_warn_s):
+            return math.inf
+        return at
+
+    def hides_loaded(self, device: DeviceId) -> bool:
+        """Has a worker loaded there that no sample has shown since?"""
+        ledger = self._devices[device]
+        return any(lease.phase is Phase.HELD and ledger.hides(lease) for lease in ledger.leases.values())
+
     def quarantined_by(self, holder: Holder) -> str | None:
         """Why a device takes nothing new because of this holder ("its worker …"); None when none is quarantined for it."""
         reasons = (self._devices[lease.device].quarantine.get(holder) for lease in self.leases_of(holder))
@@ -311,28 +376,11 @@ class Ledger:
 
     def is_waiting(self) -> bool:
         """Is memory on its way back, so that frequent samples help?"""
-        return any(device.releases for device in self._devices.values())
+        return any(device.releases for device in self._watched.values())
 
     def totals(self, device: DeviceId) -> DeviceTotals:
         """The device's figures for people."""
-        ledger = self._devices[device]
-        by_phase = dict.fromkeys(Phase, 0)
-        for lease in ledger.leases.values():
-            by_phase[lease.phase] += lease.held_mib
-        return DeviceTotals(
-            id=device,
-            total_mib=ledger.spec.total_mib,
-            margin_mib=ledger.spec.margin_mib,
-            free_mib=ledger.free_mib,
-            outside_mib=ledger.outside_mib,
-            others_mib=ledger.others_mib,
-            starting_mib=by_phase[Phase.STARTING],
-            held_mib=by_phase[Phase.HELD],
-            returning_mib=by_phase[Phase.RETURNING],
-            available_mib=max(0, ledger.free()) if ledger.blocked() is None else 0,
-            blocked=ledger.blocked(),
-            quarantined=bool(ledger.quarantine),
-        )
+        return self._devices[device].totals()
 
     def check(self) -> None:
         """Assert the conservation laws."""
@@ -346,19 +394,7 @@ class Ledger:
                 assert lease.mib > 0
                 assert (lease.phase is Phase.RETURNING) == (holder in device.releases), f"{lease}"
             assert device.releases.keys() <= device.leases.keys()
+            assert (device_id in self._watched) == bool(device.releases or device.stale)
             assert device.stopping.keys() <= device.leases.keys()
             assert device.quarantine.keys() <= device.leases.keys(), "a quarantine that nothing can lift"
-            assert device.cached is None or device.cached == replace(device, cached=None).view(), (
-                "figures are out of date"
-            )
-            totals = self.totals(device_id)
-            leased = totals.starting_mib + totals.held_mib + totals.returning_mib
-            slack = totals.total_mib - totals.margin_mib - leased - device.free()
-            assert slack >= 0, f"{device_id}: {device.free()} free and {leased} leased exceed the total by {-slack}"
-            if device.free_mib is None:
-                assert slack == device.others_mib
-            else:
-                unseen = totals.total_mib - device.free_mib + device.untaken() - leased
-                assert slack == max(device.others_mib, unseen), (
-                    f"{device_id}: {slack} MiB are neither free, leased nor used outside"
-                )
+            device.check()

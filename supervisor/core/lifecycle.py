@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from supervisor.core.state import CrashHistory, Drain, ModelState, Worker
+from supervisor.core.model_state import CrashHistory, Drain, ModelState, Worker
 from supervisor.core.types import Devices, Generation, WorkerState
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
 from supervisor.core.events import Configured, LoadAsked, PinAsked, Respecified, UnloadAsked
 from supervisor.core.lifecycle import TABLE, Trigger, advance
-from supervisor.core.state import Change, Life, ModelState, SchedulerState, Step
-from supervisor.core.termination import remove, stop_worker
+from supervisor.core.model_state import Change, Life, ModelState
+from supervisor.core.state import SchedulerState, Step
+from supervisor.core.termination import finish_stop, forget, remove, stop_worker
 from supervisor.core.types import ASKED, SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
 
 
@@ -56,6 +57,8 @@ def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
         return
     model.pin = event.pin
     step.decide("pin" if event.pin else "unpin", model.id, "asked by an operator")
+    state.touch(model)
+    state.wanted.plan_all_again()
     arm_keep_alive(state, model)
 
 
@@ -64,6 +67,8 @@ def respecify(state: SchedulerState, step: Step, event: Respecified) -> None:
     model = state.models.get(event.spec.id)
     if model is not None and not model.removed:
         _specify(state, step, event.spec, "an operator loads it with other settings")
+        state.touch(model)
+        state.wanted.plan_all_again()
 
 
 def configure(state: SchedulerState, step: Step, event: Configured) -> None:
@@ -76,6 +81,12 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     for model in list(state.models.values()):
         if model.id not in named and model.partner is None:
             remove(state, step, model)
+    for model in list(state.models.values()):
+        state.touch(model)
+        finish_stop(state, step, model)  # the memory of a device that is gone is waited for no longer
+        if model.removed and model.id in state.models:
+            forget(state, step, model)
+    state.wanted.plan_all_again()
 
 
 def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:

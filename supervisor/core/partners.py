@@ -13,8 +13,9 @@ from dataclasses import replace
 from supervisor.core.events import LeaseAsked, LeaseEnded, LeaseLost, LeaseRenewed, LeaseRestored
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import seconds
+from supervisor.core.model_state import Life, ModelState
 from supervisor.core.plans import Plan, Refuse, Wait
-from supervisor.core.state import Life, ModelState, SchedulerState, Step
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import remove, stop_worker
 from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState
 

@@ -1,189 +1,339 @@
-"""From wishes to loads: builds what the planner looks at, asks it, and carries its answer out.
+"""From wishes to loads: asks the planner for those whose plan may have changed, and carries its answers out.
 
-The admission policy orders the wanted models, and each plan sees the plans before it as already carried out: their
-victims are gone, their models are loaded. So a later model can use what is left over but can never take memory that is
-being freed for an earlier one, and none is overtaken forever.
+The admission policy orders the waiters, and each plan sees the plans before it as carried out (`snapshots`). So a later
+model can use what is left over but can never take memory that is being freed for an earlier one, and none is overtaken
+forever.
 
-A *claim* is how a waiter takes hold of a victim: an idle one is stopped at once; a busy one gets no new requests and is
-stopped when the running ones end, or when `draining` cuts them. Claims are made anew in every round, so a waiter that
-leaves frees its victims.
+A round plans only what an event touched: waiters that are new, those that have a place on a device where something
+changed, and those who could gain by that change. They are planned in order, each at most once, and whoever gets another
+place than before passes its change on to those behind it. On a machine with many devices a new waiter looks closely at
+the most promising ones only, and a few waiters for each device have a place; the others stand in line until it is
+their turn.
 
 A remote model needs no plan: nothing has to go for it, and it is in nobody's snapshot.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from itertools import chain
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import replace
 
 from supervisor.core import partners
-from supervisor.core.device_ledger import Holder, Lease, Phase
-from supervisor.core.device_sets import device_sets
-from supervisor.core.dispatch import keep_loaded, reject_all, resume
-from supervisor.core.draining import drain_claimed
+from supervisor.core.claims import settle_claims
+from supervisor.core.dispatch import reject_all
 from supervisor.core.effects import StartWorker
 from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.model_state import ModelState
 from supervisor.core.planner import plan
-from supervisor.core.plans import (
-    Admit,
-    DeviceView,
-    Evict,
-    EvictionBlock,
-    LoadDemand,
-    Option,
-    Plan,
-    Refuse,
-    Resident,
-    Snapshot,
-    Wait,
-)
-from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand, Option, Outline, Plan, Refuse, Snapshot, Wait
+from supervisor.core.snapshots import by_leases, outline, snapshot
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
 from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
-
-RELOAD_MIB_PER_S = 1024
-"""Guess of how fast a model loads before its first load was timed."""
+from supervisor.core.waiters import Key, Place
 
 REFUSED_RETRY_S = 30.0
 
+PLACES = 4
+"""So many waiters are planned for one device; those behind them would only wait for them."""
 
-@dataclass(slots=True)
-class _Round:
-    """One round of plans: what is loaded, and what earlier plans have taken of it."""
+CLOSE_LOOKS = 4
+"""Of more device sets than `EXACT`, a waiter that has no place looks closely at this many, the most promising ones."""
 
-    loaded: dict[Holder, tuple[Resident, ...]]  # who holds memory, oldest lease first
-    loading: dict[DeviceId, ModelId]
-    leaving: dict[ModelId, None] = field(default_factory=dict)  # victims that will be gone
-    coming: list[Resident] = field(default_factory=list)  # models that will be loaded
+EXACT = 8
 
 
 def place_wanted(state: SchedulerState, step: Step) -> None:
-    """Plan every wanted model once and carry the plans out."""
-    claimed_before = [model for model in state.models.values() if model.claimed_by is not None]
-    if not state.wanted and not claimed_before:
-        return
-    for victim in claimed_before:
-        victim.claimed_by = None
-    round_ = _begin(state, step)
-    wanted = [state.models[model_id] for model_id in state.wanted]
+    """Plan whatever may have changed and carry the plans out."""
     if state.handing_over:  # who waits goes on waiting: the successor plans
-        for model in wanted:
-            model.claims = ()
-        wanted = []
-    wanted.sort(key=lambda model: (state.admission.rank_model(model, state.queue, step.now), model.id))
-    for model in wanted:
-        model.claims = ()
+        for model_id in state.wanted:
+            state.wanted.give(model_id, None)
+        state.ledger.take_changed()
+        state.wanted.take_unplanned()
+        settle_claims(state, step)
+        return
+    while state.ledger.has_changed() or state.wanted.has_unplanned():
+        _Round(state, step).run()
+        settle_claims(state, step)
+    settle_claims(state, step)
+
+
+class _Round:
+    """One pass over the waiters, from the first to the last that is affected."""
+
+    def __init__(self, state: SchedulerState, step: Step) -> None:
+        self.state = state
+        self.step = step
+        self.wanted = state.wanted
+        self.is_limited = bool(state.admission.limits_loaded())  # then each plan depends on all devices
+        self.due: list[tuple[Key, DeviceId]] = []  # a heap; with a device where it could gain something, or ""
+
+    def run(self) -> None:
+        changed = self.state.ledger.take_changed()
+        unplanned = self.wanted.take_unplanned()
+        if not len(self.wanted):
+            return
+        if self.is_limited:
+            unplanned, changed = list(self.wanted.after(None)), []
+        self.due = [(key, DeviceId("")) for key in unplanned]
+        heapq.heapify(self.due)
+        for device in changed:
+            self._pass_on(device, None)
+        while self.due:
+            key, device = heapq.heappop(self.due)
+            offered = {device}
+            while self.due and self.due[0][0] == key:
+                offered.add(heapq.heappop(self.due)[1])
+            if self.wanted.key(key[1]) == key:
+                self._place(key, offered)
+            for device in sorted(offered - {DeviceId("")}):
+                self._offer(device, key)
+
+    def _place(self, key: Key, offered: set[DeviceId]) -> None:
+        """Plan it anew: for its own place and where it is offered something, or everywhere (`offered` has "")."""
+        model, before = self.state.models[key[1]], self.wanted.place(key[1])
         if model.spec.remote:
-            _start(state, step, model, REMOTE, 0, "connecting")
+            _start(self.state, self.step, model, REMOTE, 0, "connecting")
+            return
+        self._plan(model, key, before, offered)
+        if self.is_limited:  # another round follows where anything changed
+            return
+        now = self.wanted.place(model.id)
+        touched = dict.fromkeys(self.state.ledger.take_changed())
+        if now != before:
+            touched |= dict.fromkeys((*(before.devices if before else ()), *(now.devices if now else ())))
+        for device in touched:
+            self._pass_on(device, key)
+
+    def _pass_on(self, device: DeviceId, after: Key | None) -> None:
+        """Something has changed there: for those who have a place there, and for whoever could gain by it."""
+        for key in self.wanted.placed_on(device):
+            if after is None or key > after:
+                heapq.heappush(self.due, (key, device))
+        self._offer(device, after)
+
+    # ---------------------------------------------------------------------------------------------------------- offers
+
+    def _offer(self, device: DeviceId, after: Key | None) -> None:
+        """Let the next waiter that could gain something there be planned."""
+        placed = self.wanted.placed_on(device)
+        if len(placed) == len(self.wanted):
+            return
+        there = outline(self.state, self.step.now, device)
+        is_full = len(placed) >= PLACES
+        most_mib = there.free_mib + there.coming_mib + there.idle_mib
+        if there.outage is not None or (is_full and most_mib <= 0):
+            return
+        for key in self.wanted.after(after):
+            if self._could_gain(key, device, there, is_full=is_full):
+                heapq.heappush(self.due, (key, device))
+                return
+
+    def _could_gain(self, key: Key, device: DeviceId, there: Outline, *, is_full: bool) -> bool:
+        model, place = self.state.models[key[1]], self.wanted.place(key[1])
+        if model.spec.remote or (place is not None and device in place.devices):
+            return False
+        need_mib = model.least_mib(device, self.state.ledger.devices())
+        if need_mib is None:
+            return False
+        only_restored = _is_only_restored(self.state, model)
+        if place is None and not is_full and not only_restored:
+            return True
+        now_mib, later_mib, _ = self._room(key, device, there)
+        if need_mib <= now_mib:
+            return there.is_open or place is None
+        if only_restored or (place is not None and self._are_leaving(place.claims)):
+            return False
+        return need_mib <= later_mib + there.idle_mib
+
+    def _room(self, key: Key, device: DeviceId, there: Outline) -> tuple[int, int, set[ModelId]]:
+        """What those before `key` leave: free now, in the end, and whom they claim."""
+        promised = leaving = stopping = 0
+        claimed: set[ModelId] = set()
+        for other in self.wanted.placed_on(device):
+            if other >= key:
+                break
+            place = self.wanted.place(other[1])
+            assert place is not None
+            promised += place.need_mib
+            claimed.update(place.claims)
+        for model_id in claimed:
+            model = self.state.models.get(model_id)
+            held_mib = 0 if model is None else self.state.ledger.held_mib(model_id, device)
+            leaving += held_mib
+            if model is None or not model.has_worker or model.state is WorkerState.STOPPING:
+                stopping += held_mib
+        now_mib = there.free_mib + min(0, leaving - promised)
+        return now_mib, there.free_mib + there.coming_mib + leaving - stopping - promised, claimed
+
+    def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
+        """Is all that a waiter waits for on its way out?"""
+        return bool(claims) and all(
+            (victim := self.state.models.get(model_id)) is not None and victim.state is WorkerState.STOPPING
+            for model_id in claims
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- plans
+
+    def _plan(self, model: ModelState, key: Key, before: Place | None, offered: set[DeviceId]) -> None:
+        options = model.options(self.state.ledger.devices())
+        chosen = list(options.values())
+        if len(chosen) > EXACT and not self.is_limited:
+            chosen = self._near(model, key, options, before, offered)
+        demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen))
+        answer, seen = self._ask(demand, key)
+        if len(chosen) < len(options):
+            if isinstance(answer, Wait) and before is not None and not _is_as_good(answer, seen, before):
+                demand = replace(demand, options=tuple(self._near(model, key, options, before, {DeviceId("")})))
+                answer, seen = self._ask(demand, key)
+            if isinstance(answer, Refuse):
+                demand = replace(demand, options=tuple(options.values()))
+                answer, seen = self._ask(demand, key)
+        if isinstance(answer, Evict) and before is not None and self._are_leaving(before.claims):
+            there, seen_there = self._ask(replace(demand, options=(options[before.devices],)), key)
+            if isinstance(there, Wait) and self._are_leaving(there.waits_for):  # nobody else needs to go
+                answer, seen = there, seen_there
+        answer = self._reconsidered(demand, seen, answer)
+        if model.partner is not None:
+            answer = partners.patience(self.state, model.partner, answer)
+        if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
+            return  # nothing better there: it stays where it is
+        self._carry_out(model, key, answer, seen, options)
+
+    def _ask(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
+        if self.is_limited:
+            devices = self.state.ledger.device_ids()
         else:
-            _place(state, step, model, round_)
-    for victim in claimed_before:
-        if victim.claimed_by is None:
-            _release(state, step, victim)
-    drain_claimed(state, step, wanted)
+            devices = tuple(dict.fromkeys(device for option in demand.options for device in option.devices))
+        seen = snapshot(self.state, self.step.now, devices, key)
+        return plan(demand, seen), seen
 
+    def _near(
+        self,
+        model: ModelState,
+        key: Key,
+        options: dict[Devices, Option],
+        before: Place | None,
+        offered: set[DeviceId],
+    ) -> list[Option]:
+        """The device sets worth a close look: its own, and the most promising ones of those offered."""
+        own = [options[before.devices]] if before is not None and before.devices in options else []
+        if own and offered == {*own[0].devices} and len(offered) == 1:
+            return own
+        others: Iterable[Option] = options.values()
+        if "" not in offered:
+            others = [option for option in others if not offered.isdisjoint(option.devices)]
+        costs = ((self._cost(model, key, option), option.devices, option) for option in others if option not in own)
+        return own + [option for _, _, option in heapq.nsmallest(CLOSE_LOOKS, costs)]
 
-def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
-    """Nobody claims it any more: it serves again, unless it has to go anyway."""
-    if victim.drain is not None and not victim.drain.is_ordered:
-        resume(state, step, victim, "the model it was to make room for is not wanted any more")
-        step.decide("resume", victim.id, victim.life.reason)
-    elif victim.state is WorkerState.READY:
-        keep_loaded(state, step, victim)
-
-
-def _place(state: SchedulerState, step: Step, model: ModelState, round_: _Round) -> None:
-    demand = _demand(state, model)
-    snapshot = _snapshot(state, round_, model.id)
-    answer = plan(demand, snapshot)
-    if isinstance(answer, Refuse):
-        answer = _reconsider(state, step, demand, snapshot, answer)
-    if model.partner is not None:
-        answer = partners.patience(state, model.partner, answer)
-    only_restore = model.restore and model.asked_at is None and state.queue.count(model.id) == 0
-    if only_restore and not isinstance(answer, Admit):
-        _postpone(state, step, model, answer)
-        return
-    _note(step, model, answer)
-    match answer:
-        case Admit(devices, need_mib, reason):
-            _start(state, step, model, devices, need_mib, reason)
-            block = EvictionBlock.STARTING if model.partner is None else EvictionBlock.PINNED
-            round_.loaded[model.holder] = (_promise(model, devices, need_mib, block),)
-            if model.partner is None:
-                round_.loading.update(dict.fromkeys(devices, model.id))
-        case Evict():
-            _evict(state, step, model, round_, answer)
-        case Wait(devices, need_mib, waits_for):
-            model.claims = waits_for
-            if devices:
-                round_.coming.append(_promise(model, devices, need_mib))
-            for victim in waits_for:
-                round_.leaving[victim] = None
-                _claim(state, step, model, state.models[victim])
-        case Refuse(reason, outage, fits_nowhere):
-            model.life.reason = reason
-            code = outage or RejectCode.INSUFFICIENT_MEMORY
-            message = f"{ASKED} can't be loaded: {reason}"
-            lasts = fits_nowhere or outage is not None
-            reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
-            state.update_wanted(model)
-
-
-def _postpone(state: SchedulerState, step: Step, model: ModelState, answer: Plan) -> None:
-    """Nothing goes, and nothing is drained, for a model that nobody asks for."""
-    waits_for = answer.waits_for if isinstance(answer, Wait) else ()
-    in_use = any(state.models[victim].state in SERVES for victim in waits_for)
-    comes_back = isinstance(answer, Refuse) and answer.outage is not None
-    if in_use or not (isinstance(answer, Wait) or comes_back):
-        model.wish = None
-        step.decide("leave", model.id, f"not loaded unasked: {answer.reason}")
-    state.update_wanted(model)
-
-
-def _reconsider(
-    state: SchedulerState, step: Step, demand: LoadDemand, snapshot: Snapshot, answer: Refuse
-) -> Refuse | Wait:
-    """Where only memory used by other programs is in the way: wait until running loads and stops show in the readings."""
-    held = dict.fromkeys(state.ledger.device_ids(), 0)
-    for resident in snapshot.residents:
-        for device in resident.devices:
-            held[device] = held.get(device, 0) + resident.held_on(device)
-    by_leases = tuple(replace(view, free_mib=view.usable_mib - held[view.id]) for view in snapshot.devices)
-    if isinstance(plan(demand, replace(snapshot, devices=by_leases)), Refuse):
-        return answer
-    for option in demand.options:
+    def _cost(self, model: ModelState, key: Key, option: Option) -> tuple[int, float, int, float]:
+        """How promising a device set is, roughly; less is better: what is in the way, and the cost of what has to go."""
+        admission, own, now = self.state.admission, model.spec.priority, self.step.now
+        in_the_way, highest, count, reload_s = 0, -math.inf, 0, 0.0
         for device in option.devices:
-            model_id = state.ledger.in_motion(device, step.now)
-            if model_id is not None:
-                reason = f"{answer.reason}; waiting to see what {model_id} takes or gives back"
-                return Wait((), option.need_mib, (), reason)
-    return answer
+            there = outline(self.state, now, device)
+            if there.outage is not None:
+                return (4, 0.0, 0, 0.0)
+            now_mib, later_mib, claimed = self._room(key, device, there)
+            if option.need_mib <= now_mib and there.is_open:
+                continue
+            in_the_way = max(in_the_way, 1 if there.is_open else 2)
+            short_mib = option.need_mib - max(now_mib, later_mib)
+            for idle in there.idle:
+                if short_mib <= 0:
+                    break
+                may_go = now >= idle.until or admission.may_overtake(own, idle.priority)
+                if may_go and idle.model not in claimed and (idle.priority <= own or admission.may_evict_higher()):
+                    short_mib -= idle.held_mib
+                    highest, count, reload_s = max(highest, idle.priority), count + 1, reload_s + idle.reload_s
+            if short_mib > 0:
+                in_the_way = 3
+        return in_the_way, highest, count, reload_s
+
+    def _reconsidered(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
+        """Wait for a reading where only memory is in the way that the last one may have shown wrongly.
+
+        A refusal is put off while a load or a stop may explain what is missing. An eviction is, while a worker that has
+        just loaded counts twice: with its lease, and with what it had taken by the last reading.
+        """
+        if not isinstance(answer, Refuse | Evict):
+            return answer
+        ledger, now = self.state.ledger, self.step.now
+        if isinstance(answer, Evict) and not any(ledger.hides_loaded(device) for device in answer.devices):
+            return answer
+        if isinstance(answer, Refuse) and (answer.outage is not None or answer.fits_nowhere):
+            return answer
+        otherwise = plan(demand, by_leases(seen))
+        if isinstance(otherwise, Refuse) or (isinstance(answer, Evict) and not isinstance(otherwise, Admit)):
+            return answer
+        for option in demand.options:
+            for device in option.devices:
+                moving = ledger.in_motion(device, now)
+                if moving is not None:
+                    self.state.wake(ledger.rests_at(device, now), demand.model)
+                    reason = f"{answer.reason}; waiting to see what {moving} takes or gives back"
+                    return Wait(option.devices, 0, (), reason)
+        return answer
+
+    def _carry_out(
+        self, model: ModelState, key: Key, answer: Plan, seen: Snapshot, options: dict[Devices, Option]
+    ) -> None:
+        state, step = self.state, self.step
+        if _is_only_restored(state, model) and not isinstance(answer, Admit):
+            self._postpone(model, answer, options)
+            return
+        _note(step, model, answer)
+        match answer:
+            case Admit(devices, need_mib, reason):
+                _start(state, step, model, devices, need_mib, reason)
+            case Evict(devices, need_mib, victims, reason):
+                self.wanted.give(model.id, Place(devices, need_mib, victims, is_sure=True))
+                for victim_id in victims:
+                    victim = state.models[victim_id]
+                    stop_now(state, step, victim, StopCause.ROOM, f"evicted for {model.id}")
+                    step.decide("evicted", victim_id, f"made room for {model.id}: {reason}")
+            case Wait(devices, need_mib, waits_for):
+                ahead = max((sum(other < key for other in self.wanted.placed_on(d)) for d in devices), default=0)
+                is_in_line = ahead >= PLACES and not self.is_limited
+                place = Place(devices, need_mib, waits_for, is_sure=_is_sure(answer, seen))
+                self.wanted.give(model.id, place if devices and not is_in_line else None)
+            case Refuse(reason, outage, fits_nowhere):
+                model.life.reason = reason
+                code = outage or RejectCode.INSUFFICIENT_MEMORY
+                message = f"{ASKED} can't be loaded: {reason}"
+                lasts = fits_nowhere or outage is not None
+                reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
+                state.update_wanted(model)
+
+    def _postpone(self, model: ModelState, answer: Plan, options: dict[Devices, Option]) -> None:
+        """Nothing goes, and nothing is drained, for a model that nobody asks for."""
+        waits_for = answer.waits_for if isinstance(answer, Wait) else ()
+        in_use = any(self.state.models[victim].state in SERVES for victim in waits_for)
+        comes_back = isinstance(answer, Refuse) and answer.outage is not None
+        if in_use or not (isinstance(answer, Wait) or comes_back):
+            model.wish = None
+            self.step.decide("leave", model.id, f"not loaded unasked: {answer.reason}")
+            self.state.update_wanted(model)
+        else:
+            devices = answer.devices if isinstance(answer, Wait) else next(iter(options))
+            self.wanted.give(model.id, Place(devices))
 
 
-def _evict(state: SchedulerState, step: Step, model: ModelState, round_: _Round, answer: Evict) -> None:
-    model.claims = answer.victims
-    round_.coming.append(_promise(model, answer.devices, answer.need_mib))
-    for victim_id in answer.victims:
-        victim = state.models[victim_id]
-        victim.claimed_by = model.id
-        round_.leaving[victim_id] = None
-        stop_now(state, step, victim, StopCause.ROOM, f"evicted for {model.id}")
-        step.decide("evicted", victim_id, f"made room for {model.id}: {answer.reason}")
+def _is_sure(answer: Wait, seen: Snapshot) -> bool:
+    """Does all that it waits for go anyway?"""
+    going = {resident.model for resident in seen.residents if resident.block is EvictionBlock.STOPPING}
+    return going.issuperset(answer.waits_for)
 
 
-def _claim(state: SchedulerState, step: Step, waiter: ModelState, victim: ModelState) -> None:
-    """An idle victim goes, a busy one will drain, unless it keeps its place for now. The first claim counts."""
-    if victim.claimed_by is not None:
-        return
-    claim_at = state.admission.may_claim_at(waiter, victim)
-    if step.now < claim_at:
-        state.wake(claim_at, waiter.id)
-        return
-    victim.claimed_by = waiter.id
-    if victim.state is WorkerState.READY and not victim.in_flight:
-        stop_now(state, step, victim, StopCause.ROOM, f"evicted for {waiter.id}")
-        step.decide("evicted", victim.id, f"makes room for {waiter.id}")
+def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
+    """Does it wait for the same as before? If not, it may be better off elsewhere."""
+    return answer.waits_for == before.claims and _is_sure(answer, seen) >= before.is_sure
+
+
+def _is_only_restored(state: SchedulerState, model: ModelState) -> bool:
+    return model.restore and model.asked_at is None and state.queue.count(model.id) == 0
 
 
 def _start(state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: int, reason: str) -> None:
@@ -205,104 +355,3 @@ def _note(step: Step, model: ModelState, answer: Plan) -> None:
     if gist != model.last_plan or isinstance(answer, Admit):
         model.last_plan = gist
         step.decide(kind, model.id, answer.reason)
-
-
-def _promise(
-    model: ModelState, devices: Devices, need_mib: int, block: EvictionBlock = EvictionBlock.RESERVED
-) -> Resident:
-    held_mib = (need_mib,) * len(devices)
-    return Resident(model.id, model.spec.type, model.spec.priority, devices, held_mib, block)
-
-
-def _demand(state: SchedulerState, model: ModelState) -> LoadDemand:
-    spec = model.spec
-    options = (
-        Option(tuple(device.id for device in device_set), model.lease_mib(device_set))
-        for device_set in device_sets(spec, state.ledger.devices())
-    )
-    return LoadDemand(model.id, spec.type, spec.priority, tuple(options))
-
-
-def _begin(state: SchedulerState, step: Step) -> _Round:
-    loaded: dict[Holder, tuple[Resident, ...]] = {}
-    loading: dict[DeviceId, ModelId] = {}
-    for lease in state.ledger.leases():
-        holder = lease.holder
-        if holder not in loaded:
-            loaded[holder] = _residents(state, step, state.models[holder[0]], state.ledger.leases_of(holder))
-        if lease.phase is Phase.STARTING:
-            loading[lease.device] = holder[0]
-    return _Round(loaded, loading)
-
-
-def _snapshot(state: SchedulerState, round_: _Round, asker: ModelId) -> Snapshot:
-    residents = list(round_.coming)
-    surplus = dict.fromkeys(state.ledger.device_ids(), 0)  # by device: being freed, less what is promised of it
-    leaving: list[tuple[Resident, DeviceId]] = []
-    for promised in round_.coming:
-        for device in promised.devices:
-            surplus[device] -= promised.held_on(device)
-    for resident in chain.from_iterable(round_.loaded.values()):
-        if resident.model in round_.leaving:
-            for device in resident.devices:
-                surplus[device] = surplus.get(device, 0) + resident.held_on(device)
-                leaving.append((resident, device))
-        else:
-            residents.append(resident)
-    views = tuple(_view(state, device, mib, round_.loading.get(device), asker) for device, mib in surplus.items())
-    for resident, device in leaving:  # what they return beyond what is promised is on its way to anybody
-        if (mib := min(resident.held_on(device), surplus[device])) > 0:
-            surplus[device] -= mib
-            residents.append(replace(resident, block=EvictionBlock.STOPPING, devices=(device,), held_mib=(mib,)))
-    return Snapshot(views, tuple(residents), state.admission)
-
-
-def _view(
-    state: SchedulerState, device: DeviceId, surplus_mib: int, loading: ModelId | None, asker: ModelId
-) -> DeviceView:
-    view = state.ledger.view(device)
-    blocked = view.blocked if view.outage is None else state.ledger.blocked(device, asker)
-    if blocked is None and loading is not None and not state.admission.may_load(state.ledger.starting(device)):
-        blocked = f"{loading} is loading"
-    # Below zero, earlier waiters were promised more than is being freed for them: that much is not free for this one.
-    free = view.free_mib + min(0, surplus_mib)
-    return replace(view, free_mib=free, blocked=blocked)
-
-
-def _residents(state: SchedulerState, step: Step, model: ModelState, leases: tuple[Lease, ...]) -> tuple[Resident, ...]:
-    """The worker of these leases: as one, or device by device where each returns its memory at its own time."""
-    returning = [lease for lease in leases if lease.phase is Phase.RETURNING or lease.holder != model.holder]
-    parts = [(lease,) for lease in returning] if returning else [leases]
-    return tuple(_resident(state, step, model, part, is_gone=bool(returning)) for part in parts)
-
-
-def _resident(
-    state: SchedulerState, step: Step, model: ModelState, leases: tuple[Lease, ...], *, is_gone: bool
-) -> Resident:
-    spec = model.spec
-    block = EvictionBlock.STOPPING if is_gone else _block(state, step, model)
-    held_mib = tuple(lease.held_mib for lease in leases)
-    idle_s = max(0.0, step.now - model.last_used)
-    reload_s = model.load_s if model.load_s is not None else max(1.0, sum(held_mib) / RELOAD_MIB_PER_S)
-    devices = tuple(lease.device for lease in leases)
-    return Resident(
-        model.id, spec.type, spec.priority, devices, held_mib, block, idle_s, reload_s, len(model.in_flight)
-    )
-
-
-def _block(state: SchedulerState, step: Step, model: ModelState) -> EvictionBlock:
-    """Why the worker can't be evicted now."""
-    match model.state:
-        case WorkerState.STARTING:
-            return EvictionBlock.STARTING
-        case WorkerState.STOPPING:
-            return EvictionBlock.STOPPING
-        case _ if model.pinned and not model.removed:
-            return EvictionBlock.PINNED
-        case _ if model.in_flight or model.drain is not None:
-            return EvictionBlock.BUSY
-    until = state.admission.keeps_place_until(model, state.queue.count(model.id), step.now)
-    if step.now >= until:
-        return EvictionBlock.NONE
-    state.wake(until, model.id)
-    return EvictionBlock.MIN_RESIDENCY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.types import DeviceId, Devices, ModelId, RejectCode
@@ -50,6 +51,28 @@ class DeviceView:
     free_mib: int
     blocked: str | None = None  # a reason why nothing may be loaded here now (quarantined, stale, another load)
     outage: RejectCode | None = None  # set iff nobody knows when that ends: what those get who can only go here
+
+
+class Idle(NamedTuple):
+    """A model that could go, from `until` on for anybody who may evict it."""
+
+    priority: int
+    reload_s: float
+    held_mib: int
+    model: ModelId
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What could be had of a device, whoever asks and whatever is promised: enough to tell who should look closely."""
+
+    free_mib: int
+    coming_mib: int  # on its way back
+    idle_mib: int  # of all in `idle`
+    idle: tuple[Idle, ...]  # lowest priority and cheapest to reload first
+    is_open: bool  # may a load begin there now?
+    outage: RejectCode | None
 
 
 @dataclass(frozen=True, slots=True)

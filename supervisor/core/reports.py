@@ -12,7 +12,8 @@ from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all
 from supervisor.core.effects import Learn, LearnLoad
 from supervisor.core.events import MemorySampled, WorkerAdopted, WorkerReady, WorkerSample, WorkerUnready
 from supervisor.core.lifecycle import Trigger, advance
-from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.model_state import ModelState
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import finish_stop, forget, stop_worker
 from supervisor.core.types import ASKED, Generation, RejectCode, StopCause, WorkerState
 
@@ -108,9 +109,9 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
         if worker.used_mib is not None and worker.device not in stale:
             state.ledger.measure((worker.model, worker.generation), worker.device, worker.used_mib)
             _learn(state, step, worker, worker.used_mib, event.taken_at)
-    for device in event.devices:
-        state.ledger.sample(device, event.taken_at)
-    for model in list(state.models.values()):
+    back = [model_id for device in event.devices for model_id in state.ledger.sample(device, event.taken_at)]
+    for model_id in dict.fromkeys(back):
+        model = state.models[model_id]
         finish_stop(state, step, model)
         if model.removed and model.id in state.models:
             forget(state, step, model)

@@ -6,81 +6,80 @@ from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.model_state import ModelState
 from supervisor.core.reports import REMOTE_RETRY_S
-from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import failed, stop_now
 from supervisor.core.types import ASKED, RejectCode, StopCause, WorkerState
 
 
-def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> bool:
-    """Refuse it, dispatch it, or queue it. True when its model is wanted only from now on."""
+def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
+    """Refuse it, dispatch it, or queue it."""
     # 1.
     model = state.models.get(event.model)
     if model is None or model.removed:
         step.emit(Reject(event.ticket, RejectCode.MODEL_NOT_FOUND, f"There is no model '{ASKED}'."))
-        return False
+        return
     if state.shutting_down:
         message = "llmux is shutting down; try again in a moment."
         step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
-        return False
+        return
     if model.stuck:
         device = model.devices[0]
         message = f"{ASKED} can't be loaded: {device} is {state.ledger.blocked(device, model.id)}"
         step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
-        return False
+        return
     if model.state is WorkerState.FAILED:
         refused = failed(model, step.now)
         step.emit(Reject(event.ticket, RejectCode.MODEL_FAILED, refused.message, refused.retry_after_s))
-        return False
+        return
     can_answer = model.state is WorkerState.READY and model.answering
     if model.spec.remote and model.state is WorkerState.READY and not can_answer:
         message = f"{ASKED}: {model.life.reason}"
         step.emit(Reject(event.ticket, RejectCode.REMOTE_UNAVAILABLE, message, REMOTE_RETRY_S))
-        return False
+        return
     # 2.
     if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
         assign(state, step, model, event.ticket)
-        return False
+        return
     # 3.
     full = state.queue.push(event.ticket, event.model, event.demand, step.now)
     if full is not None:
         retry_after_s = min(120.0, max(1.0, model.load_s or 1.0))
         message = f"The queue is full: {full}. Try again in {retry_after_s:.0f} s."
         step.emit(Reject(event.ticket, RejectCode.QUEUE_FULL, message, retry_after_s))
-        return False
+        return
     if model.drain is not None and state.queue.count(model.id) == 1:
         step.decide("queue", model.id, f"waits for its next worker: this one {model.drain.reason}")
-    was_wanted = model.id in state.wanted
+    if model.has_worker and state.queue.count(model.id) == 1:
+        state.touch(model)
     state.update_wanted(model)
-    return not was_wanted and model.id in state.wanted
 
 
-def finished(state: SchedulerState, step: Step, event: RequestFinished) -> bool:
-    """4. It is over: its slot is free, or nobody waits for its model any more. True when that may change a plan."""
+def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
+    """4. It is over: its slot is free, or nobody waits for its model any more."""
     model_id = state.tickets.pop(event.ticket, None)
     if model_id is None:  # it was still queued, or its worker is gone already
         waiting = state.queue.remove(event.ticket)
-        if waiting is None:
-            return False
-        was_wanted = waiting.model in state.wanted
-        _left(state, step, state.models[waiting.model])
-        return was_wanted and waiting.model not in state.wanted
+        if waiting is not None:
+            _left(state, step, state.models[waiting.model])
+        return
     model = state.models[model_id]
     del model.in_flight[event.ticket]
     model.last_used = step.now
     if state.queue.count(model_id) > 0:
         dispatch(state, step, model)
     if model.in_flight:
-        return False
+        return
+    state.touch(model)
     arm_keep_alive(state, model)
     drain = model.drain
     if drain is None:
-        return bool(state.wanted)
+        return
     if drain.is_ordered:
         stop_now(state, step, model, drain.cause, drain.reason)
-        return bool(state.wanted)
+        return
     advance(model, Trigger.RESUME, step.now, "idle")  # `place_wanted` stops it in this same step if still claimed
-    return True
 
 
 def expire(state: SchedulerState, step: Step) -> None:
@@ -95,6 +94,8 @@ def expire(state: SchedulerState, step: Step) -> None:
 
 def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
     """One fewer waits for the model. A load that nobody wants now is cancelled, unless most of it is done."""
+    if model.has_worker and state.queue.count(model.id) == 0:
+        state.touch(model)
     state.update_wanted(model)
     is_wanted = model.wish is not None or state.queue.count(model.id) > 0
     if model.state is not WorkerState.STARTING or is_wanted:

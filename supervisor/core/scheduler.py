@@ -1,7 +1,7 @@
 """The state machine: `handle(event, now) -> [Effect]`.
 
 One object owns all state and is called from one place; nothing here waits, reads a clock, or touches a process. Each
-event changes the models it is about, then wanted models are planned (`placement`), so every decision sees the state at
+event changes the models it is about, then `placement` plans what that may have changed, so every decision sees the state at
 the end of the event. The same events at the same times give the same effects: a replay relies on it.
 
 A request's way:
@@ -64,11 +64,11 @@ class Scheduler:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event at `now` (monotonic seconds, never going back); returns what has to be done, in order."""
         step = Step(now)
-        replan = self._take(step, event)
-        replan = timers.fire(self.state, step) or replan
-        if replan:
+        self._take(step, event)
+        timers.fire(self.state, step)
+        if isinstance(event, Tick) or self.state.ledger.has_changed():
             reports.watch_memory(self.state, step)
-            place_wanted(self.state, step)
+        place_wanted(self.state, step)
         return step.effects
 
     def deadline(self, now: float) -> float:
@@ -79,14 +79,14 @@ class Scheduler:
         """Does anybody wait for memory, so that it should be sampled often?"""
         return bool(self.state.wanted) or self.state.ledger.is_waiting()
 
-    def _take(self, step: Step, event: Event) -> bool:
-        """Apply the event; True when plans have to be made anew."""
+    def _take(self, step: Step, event: Event) -> None:
+        """Apply the event."""
         state = self.state
         match event:
             case RequestArrived():
-                return requests.arrived(state, step, event)
+                requests.arrived(state, step, event)
             case RequestFinished():
-                return requests.finished(state, step, event)
+                requests.finished(state, step, event)
             case WorkerReady():
                 reports.ready(state, step, event)
             case WorkerUnready():
@@ -115,6 +115,7 @@ class Scheduler:
                 state.handing_over = True
             case HandoverEnded():
                 state.handing_over = False
+                state.wanted.plan_all_again()
             case WorkerAdopted():
                 reports.adopted(state, step, event)
             case LeaseAsked():
@@ -133,4 +134,3 @@ class Scheduler:
                 pass
             case _:
                 assert_never(event)
-        return True

@@ -18,7 +18,8 @@ from supervisor.core.effects import Alert, CutRequest, Decided, StopWorker
 from supervisor.core.events import WorkerExited, WorkerUnkillable
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import listed, seconds
-from supervisor.core.state import Change, Drain, ModelState, SchedulerState, Step, Worker
+from supervisor.core.model_state import Change, Drain, ModelState, Worker
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import ASKED, Crash, CrashClass, RejectCode, StopCause, WorkerState
 
 HOPELESS = frozenset({CrashClass.BAD_ARGUMENTS})

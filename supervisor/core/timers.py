@@ -11,25 +11,20 @@ from dataclasses import replace
 from supervisor.core import draining, partners
 from supervisor.core.dispatch import arm_keep_alive
 from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.model_state import ModelState
 from supervisor.core.requests import expire
-from supervisor.core.state import ModelState, SchedulerState, Step
+from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
 from supervisor.core.types import StopCause, WorkerState
 
 
-def fire(state: SchedulerState, step: Step) -> bool:
-    """Do everything that is due; True when anything was."""
-    if step.now < state.next_wake() and step.now < state.queue.deadline():
-        return False
-    fired = False
+def fire(state: SchedulerState, step: Step) -> None:
+    """Do everything that is due."""
     for model_id in state.due(step.now):
         if (model := state.models.get(model_id)) is not None:
             _look(state, step, model)
-            fired = True
     if state.queue.deadline() <= step.now:
         expire(state, step)
-        fired = True
-    return fired
 
 
 def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -47,6 +42,7 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
         _end_keep_alive(state, step, model)
         partners.look(state, step, model)
     state.update_wanted(model)
+    state.touch(model)
 
 
 def _give_up(state: SchedulerState, step: Step, model: ModelState) -> None:

@@ -14,7 +14,8 @@ from typing import Final
 
 from supervisor.core.device_ledger import Phase
 from supervisor.core.messages import listed, seconds
-from supervisor.core.state import ModelState, SchedulerState
+from supervisor.core.model_state import ModelState
+from supervisor.core.state import SchedulerState
 from supervisor.core.types import SERVES, ModelId, WorkerState
 
 
@@ -86,7 +87,7 @@ def _own_drain(model: ModelState) -> Awaited:
 
 def _room(state: SchedulerState, model: ModelState) -> Awaited:
     """A model without a worker: what is in its way, the slowest first."""
-    victims = [state.models[name] for name in model.claims if name in state.models]
+    victims = [state.models[name] for name in state.claims(model.id) if name in state.models]
     if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
         return Awaited(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
     if kept := _ids(victim for victim in victims if victim.state is WorkerState.READY):
@@ -140,7 +141,11 @@ def _bound(state: SchedulerState, model: ModelState, now: float) -> str:
     """How long at most until it may load, where that is known."""
     if model.crashes.retry_at is not None:
         return f"in {_whole(model.crashes.retry_at - now)}, "
-    drains = [found.drain for name in model.claims if (found := state.models.get(name)) is not None and found.in_flight]
+    drains = [
+        found.drain
+        for name in state.claims(model.id)
+        if (found := state.models.get(name)) is not None and found.in_flight
+    ]
     until = max((math.inf if drain is None else drain.until for drain in drains), default=math.inf)
     return "" if math.isinf(until) else f"at most {_whole(until - now)}, "
 

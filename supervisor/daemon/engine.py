@@ -259,8 +259,7 @@ class Engine(Leasing):
         """Wait until a worker of `model` can take the request. Returns at once if one is ready and has capacity.
 
         `client` is interrupted when the request is cut. A wait is added to `waits`. Errors name the model as it was `asked`
-        for. Cancelling it removes the request from the queue. The caller must `finish()` the ticket.
-        Raises NotFoundError or UnavailableError.
+        for. Cancelling it removes the request from the queue. Raises NotFoundError or UnavailableError. `finish()` the ticket.
         """
         ticket = Ticket(ticket_id, model, self.clock(), client=client)
         self._tickets[ticket_id] = ticket
@@ -397,4 +396,5 @@ class Engine(Leasing):
 
     async def sample(self) -> None:
         """Read all devices and workers once, and let the scheduler know."""
-        self.post(await self._sampler.sample({**self._fleet.holders(), **self.measured_partners()}))
+        for reading in (await self._sampler.sample({**self._fleet.holders(), **self.measured_partners()})).by_device():
+            self.post(reading)

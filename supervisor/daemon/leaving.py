@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from supervisor.core.events import Event, RequestFinished, WorkerAdopted
+from supervisor.core.model_state import ModelState
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.state import ModelState
 from supervisor.core.types import SERVES, ModelId, StopCause, TicketId
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling

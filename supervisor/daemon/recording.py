@@ -205,10 +205,11 @@ def _unpack(value: Any, seen: dict[int, Any]) -> Any:
 
 
 def _attributes(value: object) -> Iterator[tuple[str, Any]]:
-    """All that is set on an object, in the order of its class."""
+    """All that is set on an object, in the order of its class, but for what it can make anew."""
+    left_out = getattr(value, "UNRECORDED", ())
     for kind in reversed(type(value).__mro__):
         for attribute in getattr(kind, "__slots__", ()):
-            if hasattr(value, attribute):
+            if attribute not in left_out and hasattr(value, attribute):
                 yield attribute, getattr(value, attribute)
     yield from getattr(value, "__dict__", {}).items()
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from supervisor.core.device_ledger import Lease
-from supervisor.core.ledger import DeviceTotals
-from supervisor.core.placement import RELOAD_MIB_PER_S
-from supervisor.core.state import ModelState, SchedulerState
+from supervisor.core.device_ledger import DeviceTotals, Lease
+from supervisor.core.model_state import ModelState
+from supervisor.core.snapshots import RELOAD_MIB_PER_S
+from supervisor.core.state import SchedulerState
 from supervisor.core.types import (
     Crash,
     DeviceId,
@@ -127,7 +127,7 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
         leases=leases,
         pinned=model.pinned,
         is_wanted=model.id in state.wanted or model.asked_at is not None or queued > 0,
-        waits_for=model.claims if model.id in state.wanted else (),
+        waits_for=state.claims(model.id),
         in_flight=len(model.in_flight),
         queued=queued,
         idle_s=now - model.last_used if model.has_worker and not model.in_flight else None,

@@ -31,7 +31,11 @@ from supervisor.core.events import (
     WorkerSample,
     WorkerUnkillable,
 )
+from supervisor.core.placement import EXACT
+from supervisor.core.planner import plan
+from supervisor.core.plans import Admit, Evict, LoadDemand
 from supervisor.core.scheduler import Scheduler
+from supervisor.core.snapshots import snapshot
 from supervisor.core.types import (
     PARTNER,
     Crash,
@@ -351,6 +355,29 @@ class World:
         assert set(self.alive) == {
             m.holder for m in state.models.values() if m.has_worker and not m.exited and m.partner is None
         }
+        self._check_that_nobody_waits_in_vain()
+
+    def _check_that_nobody_waits_in_vain(self) -> None:
+        """Plan everybody from scratch: whoever could start now, or could after idle models went, would have been planned."""
+        state = self.scheduler.state
+        if state.handing_over:
+            return
+        for model_id in state.wanted:
+            model, key = state.models[model_id], state.wanted.key(model_id)
+            options = tuple(model.options(state.ledger.devices()).values())
+            seen = snapshot(state, self.now, state.ledger.device_ids(), key)
+            answer = plan(LoadDemand(model_id, model.spec.type, model.spec.priority, options), seen)
+            only_restored = model.restore and model.asked_at is None and not state.queue.count(model_id)
+            assert not isinstance(answer, Admit), (
+                f"{model_id} could start: {answer}; it has {state.wanted.place(model_id)}"
+            )
+            assert (
+                not isinstance(answer, Evict)
+                or only_restored
+                or (model.spec.gpus > 1 and len(options) > EXACT)  # it looks closely at the most promising sets only
+                or {state.models[victim].state for victim in state.claims(model_id)} == {WorkerState.STOPPING}
+                or any(state.ledger.hides_loaded(device) for device in answer.devices)
+            ), f"{model_id} could have room: {answer}; it has {state.wanted.place(model_id)}"
 
     def state(self, name: str) -> str:
         return self.scheduler.state.models[ModelId(name)].state.value

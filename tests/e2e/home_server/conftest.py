@@ -123,8 +123,6 @@ class HomeServer(Daemon):
             if name not in self.loaded():
                 answer = self.post(f"/v1/admin/models/{name}/load")
                 assert answer.status_code == 200, answer.text
-                # Until it is measured, the memory that it took counts for others as well: the next load would evict it.
-                wait_until(lambda name=name: self.model(name)["memory"]["measured_mib"] == self.sizes[name])
         assert self.loaded() == set(names)
         self.settled()
         return len(self.decisions())

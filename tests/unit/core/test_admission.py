@@ -9,7 +9,7 @@ from tests.support.simulation import World, model
 class LongestQueueFirst(AdmissionPolicy):
     """Batching: the model with the most waiting requests is loaded first."""
 
-    def rank_model(self, model, queue, now):
+    def rank_model(self, model, queue):
         return (-queue.count(model.id),)
 
 

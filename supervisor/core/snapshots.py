@@ -1,0 +1,182 @@
+"""What the planner looks at: the devices that a model may go to, who holds memory there, and what of it is promised.
+
+A waiter sees the plans of those before it as carried out: whom they claim is gone, and they are loaded. So it can use
+what they leave over, but never takes memory that is being freed for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from supervisor.core.device_ledger import Lease, Phase
+from supervisor.core.model_state import ModelState
+from supervisor.core.plans import DeviceView, EvictionBlock, Idle, Outline, Resident, Snapshot
+from supervisor.core.state import SchedulerState
+from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
+from supervisor.core.waiters import Key
+
+RELOAD_MIB_PER_S = 1024
+"""Guess of how fast a model loads before its first load was timed."""
+
+
+def snapshot(state: SchedulerState, now: float, devices: Devices, asker: Key) -> Snapshot:
+    """These devices as `asker` is to see them: with the promises to those before it."""
+    earlier: dict[ModelId, None] = {}
+    for device in devices:
+        for key in state.wanted.placed_on(device):
+            if key >= asker:
+                break
+            earlier[key[1]] = None
+    promises: list[Resident] = []
+    leaving: set[ModelId] = set()
+    for model_id in earlier:
+        place = state.wanted.place(model_id)
+        assert place is not None
+        leaving.update(place.claims)
+        if place.need_mib:
+            promises.append(_promise(state.models[model_id], place.devices, place.need_mib))
+    return _snapshot(state, now, devices, asker[1], promises, leaving)
+
+
+def _snapshot(
+    state: SchedulerState, now: float, devices: Devices, asker: ModelId, promises: list[Resident], leaving: set[ModelId]
+) -> Snapshot:
+    residents = list(promises)
+    surplus = dict.fromkeys(devices, 0)  # by device: being freed, less what is promised of it
+    going: list[tuple[Resident, DeviceId]] = []
+    for promised in promises:
+        for device in promised.devices:
+            if device in surplus:
+                surplus[device] -= promised.held_on(device)
+    for resident in _residents(state, now, devices):
+        if resident.model in leaving:
+            for device in resident.devices:
+                if device in surplus:
+                    surplus[device] += resident.held_on(device)
+                    going.append((resident, device))
+        else:
+            residents.append(resident)
+    views = tuple(_view(state, device, mib, asker) for device, mib in surplus.items())
+    for resident, device in going:  # what they return beyond what is promised is on its way to anybody
+        if (mib := min(resident.held_on(device), surplus[device])) > 0:
+            surplus[device] -= mib
+            residents.append(replace(resident, block=EvictionBlock.STOPPING, devices=(device,), held_mib=(mib,)))
+    return Snapshot(views, tuple(residents), state.admission)
+
+
+def by_leases(seen: Snapshot) -> Snapshot:
+    """As if only the leases counted, and nothing that was measured."""
+    held = {view.id: 0 for view in seen.devices}
+    for resident in seen.residents:
+        for device in resident.devices:
+            if device in held:
+                held[device] += resident.held_on(device)
+    views = tuple(replace(view, free_mib=view.usable_mib - held[view.id]) for view in seen.devices)
+    return replace(seen, devices=views)
+
+
+def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
+    """What could be had of the device, from what was last known until something changes there."""
+    ledger = state.ledger
+    known = ledger.outline(device)
+    if known is None:
+        view = ledger.view(device)
+        coming = 0
+        idle: list[Idle] = []
+        for lease in ledger.leases_on(device):
+            model = state.models[lease.holder[0]]
+            if lease.phase is Phase.RETURNING or lease.holder != model.holder or model.state is WorkerState.STOPPING:
+                coming += lease.held_mib
+            elif model.state is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
+                until = _keeps_place_until(state, now, model)
+                idle.append(Idle(model.spec.priority, reload_s(model, lease.held_mib), lease.held_mib, model.id, until))
+        idle.sort()
+        usable = view.blocked is None and not _is_loading(state, device)
+        known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
+        ledger.keep_outline(device, known)
+    return known
+
+
+def reload_s(model: ModelState, held_mib: int) -> float:
+    """What loading it again is expected to cost, in seconds."""
+    return model.load_s if model.load_s is not None else max(1.0, held_mib / RELOAD_MIB_PER_S)
+
+
+def _promise(model: ModelState, devices: Devices, need_mib: int) -> Resident:
+    held_mib = (need_mib,) * len(devices)
+    return Resident(model.id, model.spec.type, model.spec.priority, devices, held_mib, EvictionBlock.RESERVED)
+
+
+def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, asker: ModelId) -> DeviceView:
+    view = state.ledger.view(device)
+    blocked = view.blocked if view.outage is None else state.ledger.blocked(device, asker)
+    if blocked is None and (loading := _is_loading(state, device)) is not None:
+        blocked = f"{loading} is loading"
+    if blocked == view.blocked and surplus_mib >= 0:
+        return view
+    # Below zero, earlier waiters were promised more than is being freed for them: that much is not free for this one.
+    return replace(view, free_mib=view.free_mib + min(0, surplus_mib), blocked=blocked)
+
+
+def _is_loading(state: SchedulerState, device: DeviceId) -> ModelId | None:
+    """Whose load keeps others from starting there."""
+    starting = [lease.holder[0] for lease in state.ledger.leases_on(device) if lease.phase is Phase.STARTING]
+    return None if not starting or state.admission.may_load(len(starting)) else starting[-1]
+
+
+def _residents(state: SchedulerState, now: float, devices: Devices) -> Iterable[Resident]:
+    """Who holds memory on the devices: oldest lease first on each, and each holder once."""
+    seen = set()
+    for device in devices:
+        for lease in state.ledger.leases_on(device):
+            if lease.holder not in seen:
+                seen.add(lease.holder)
+                yield from _parts(state, now, state.models[lease.holder[0]], state.ledger.leases_of(lease.holder))
+
+
+def _parts(state: SchedulerState, now: float, model: ModelState, leases: tuple[Lease, ...]) -> Iterable[Resident]:
+    """The worker of these leases: as one, or device by device where each returns its memory at its own time."""
+    returning = [lease for lease in leases if lease.phase is Phase.RETURNING or lease.holder != model.holder]
+    if not returning:
+        yield _resident(now, model, leases, _block(state, now, model))
+    for lease in returning:
+        yield _resident(now, model, (lease,), EvictionBlock.STOPPING)
+
+
+def _resident(now: float, model: ModelState, leases: tuple[Lease, ...], block: EvictionBlock) -> Resident:
+    spec = model.spec
+    held_mib = tuple(lease.held_mib for lease in leases)
+    return Resident(
+        model.id,
+        spec.type,
+        spec.priority,
+        tuple(lease.device for lease in leases),
+        held_mib,
+        block,
+        max(0.0, now - model.last_used),
+        reload_s(model, sum(held_mib)),
+        len(model.in_flight),
+    )
+
+
+def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBlock:
+    """Why the worker can't be evicted now."""
+    match model.state:
+        case WorkerState.STARTING:
+            return EvictionBlock.STARTING
+        case WorkerState.STOPPING:
+            return EvictionBlock.STOPPING
+        case _ if model.pinned and not model.removed:
+            return EvictionBlock.PINNED
+        case _ if model.in_flight or model.drain is not None:
+            return EvictionBlock.BUSY
+    return EvictionBlock.NONE if now >= _keeps_place_until(state, now, model) else EvictionBlock.MIN_RESIDENCY
+
+
+def _keeps_place_until(state: SchedulerState, now: float, model: ModelState) -> float:
+    """Until when an idle worker keeps its place. Whoever wants it looks again then."""
+    until = state.admission.keeps_place_until(model, state.queue.count(model.id), now)
+    if until > now:
+        state.wake(until, model.id)
+    return until
