@@ -117,7 +117,8 @@ class TestTaken:
         wait_until(lambda: len(leases(site)) == 2, what="it waits")
         held.terminate()
         assert second.communicate(timeout=LIMIT_S)[0] == "mine\n"
-        assert held.wait(LIMIT_S) == 128 + signal.SIGTERM
+        held.communicate(timeout=LIMIT_S)
+        assert held.returncode == 128 + signal.SIGTERM
 
 
 class TestEnd:
@@ -149,7 +150,8 @@ class TestEnd:
             return command.poll() is not None
 
         wait_until(asked, what="it ends")
-        assert command.wait() == 128 + signal.SIGKILL
+        command.communicate()
+        assert command.returncode == 128 + signal.SIGKILL
         wait_until(lambda: not leases(site), what="the lease is given back")
 
     def test_it_ends_with_its_lease(self, site):
