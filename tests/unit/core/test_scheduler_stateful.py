@@ -19,7 +19,9 @@ from supervisor.core.events import (
     HandoverAsked,
     HandoverEnded,
     LeaseEnded,
+    LeaseLost,
     LeaseRenewed,
+    LeasesSeen,
     LoadAsked,
     MemorySampled,
     PinAsked,
@@ -205,6 +207,16 @@ class Scheduling(RuleBasedStateMachine):
         if (other := self.world.others.get(ModelId(name))) is not None:
             other.takes = int(other.may_take * part)
 
+    @rule(mib=st.sampled_from([0, 5000, 14000]), trouble=st.sampled_from([None, None, "the store is away"]))
+    def others_share(self, mib: int, trouble: str | None) -> None:
+        self.may_refuse = True
+        self.world.post(LeasesSeen({GPU: mib} if mib else {}, trouble))
+
+    @rule(data=st.data())
+    def lose_lease(self, data: st.DataObject) -> None:
+        if ready := self.of(WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING):
+            self.world.post(LeaseLost(*data.draw(st.sampled_from(ready)), "others may have it"))
+
     @rule(name=partners)
     def end_lease(self, name: str) -> None:
         """In good order: its process has ended."""
@@ -326,6 +338,7 @@ class Scheduling(RuleBasedStateMachine):
         world.crash_on_start = lambda _name: None
         for key in list(world.immortal):
             world.dies_at_last(key)
+        world.post(LeasesSeen())
         for name, other in world.others.items():
             other.takes = 0
             world.post(LeaseEnded(name, "done"))
