@@ -122,6 +122,13 @@ class QueueTimeoutError(LlmuxError):
     code = "queue_timeout"
 
 
+class LeaseUnavailableError(LlmuxError):
+    """A partner asked for memory that isn't free now."""
+
+    status = HTTPStatus.CONFLICT
+    code = "lease_unavailable"
+
+
 class UpstreamError(LlmuxError):
     """A worker answered wrongly or broke off before its answer."""
 

@@ -34,7 +34,12 @@ PANELS: list[tuple[str, str, int, list[tuple[str, str]]]] = [
         "Worker memory: measured and leased",
         "bytes",
         12,
-        [("llmux_worker_memory_bytes", "{{model}} measured"), ("llmux_worker_lease_bytes", "{{model}} lease")],
+        [
+            ("llmux_worker_memory_bytes", "{{model}} measured"),
+            ("llmux_worker_lease_bytes", "{{model}} lease"),
+            ("llmux_partner_memory_bytes", "{{lease}} measured"),
+            ("llmux_partner_lease_bytes", "{{lease}} lease"),
+        ],
     ),
     ("Models", "short", 8, [("sum by (model, state) (llmux_model_state) > 0", "{{model}} {{state}}")]),
     ("Queue depth", "short", 8, [("llmux_queue_depth", "{{model}}")]),

@@ -130,6 +130,19 @@ class ServerConfig(Section):
         description="File of API keys. Default: api_keys.yaml beside this file, where there is one.",
         examples=["~/.config/llmux/api_keys.yaml"],
     )
+    leases: str | None = Field(
+        default=None,
+        pattern=r"^(redis|rediss|unix)://",
+        description="Redis in which several daemons, and other programs, lease the memory of the same devices. "
+        "Default: this daemon has them alone.",
+        examples=["redis://127.0.0.1:6379/0"],
+    )
+    leases_ttl_s: float = Field(
+        default=60.0,
+        ge=45,
+        le=86_400,
+        description="How long a lease there outlives its last renewal. Workers are stopped where theirs can't be renewed in time.",
+    )
     watch: bool = Field(
         default=False,
         description="Reload by itself when this file, local.yaml or the file of API keys changes.",

@@ -17,6 +17,7 @@ from supervisor.errors import (
     AuthenticationError,
     ForbiddenError,
     InvalidRequestError,
+    LeaseUnavailableError,
     LlmuxError,
     NotFoundError,
 )
@@ -36,6 +37,7 @@ _ERRORS: Final[dict[int, type[LlmuxError]]] = {
     401: AuthenticationError,
     403: ForbiddenError,
     404: NotFoundError,
+    409: LeaseUnavailableError,
 }
 
 

@@ -40,6 +40,7 @@ from supervisor.daemon.estate import TakeoverError
 from supervisor.daemon.handover import SOCKET, Handover, Holdings
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.runtime_config import RuntimeConfig, from_environment
+from supervisor.daemon.shared_leases import SharedLeases
 from supervisor.daemon.sizes import tell_sizes, warnings_of
 from supervisor.daemon.takeover import Takeover
 from supervisor.errors import ConfigError, LlmuxError
@@ -50,6 +51,7 @@ from supervisor.http.parked import resume
 from supervisor.io import local_access, notify
 from supervisor.io.devices import Opened, open_sampler
 from supervisor.io.fd_channel import connect, goes_on_listening
+from supervisor.io.lease_store import LeaseStore
 from supervisor.io.ports import PortRange
 from supervisor.io.process import become_subreaper
 from supervisor.io.reap import LOCK, InstanceLock, reap_leftovers, take_lock
@@ -254,6 +256,7 @@ async def _serve(
     takeover: Takeover | None,
 ) -> None:
     daemon.metrics.dropped_lines = dropped_lines
+    daemon.partners.restore(holdings.stores[1])
     reloader = Reloader(daemon, configuration, listener.getsockname()[0])
     handover = Handover(daemon, holdings, daemon.catalog.server.state_dir / SOCKET)
     application = Application(daemon, reloader, handover)
@@ -319,11 +322,11 @@ async def _assemble(
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
     configured = Configured(models, specs, catalog.limits.limits(), catalog.policy)
-    return (
-        Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime),
-        launcher,
-        configured,
-    )
+    daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
+    if server.leases is not None:
+        shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
+        daemon.partners.shared, fleet.gate = shared, shared.gate
+    return daemon, launcher, configured
 
 
 async def _until_stopped(
@@ -347,6 +350,9 @@ async def _until_stopped(
         await takeover.serves(daemon)
     handover.listen()
     background = [asyncio.create_task(task) for task in (_feed_watchdog(), reloader.watch(), return_freed_memory())]
+    shared = daemon.partners.shared
+    if shared is not None:
+        background.append(asyncio.create_task(shared.run()))
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -375,6 +381,8 @@ async def _until_stopped(
     await handover.close()
     for task in background:
         task.cancel()
+    if shared is not None:
+        await shared.close(released=not handover.done.is_set())
     log.info("daemon.stopped")
 
 

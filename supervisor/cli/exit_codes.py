@@ -10,6 +10,7 @@ from supervisor.errors import (
     AuthenticationError,
     ConfigError,
     ForbiddenError,
+    LeaseUnavailableError,
     LlmuxError,
     NotFoundError,
     UnavailableError,
@@ -23,6 +24,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3
     NOT_FOUND = 4
     REFUSED = 5
+    NO_LEASE = 75
     INTERRUPTED = 130
 
 
@@ -33,6 +35,7 @@ MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.UNREACHABLE: "No daemon answers at that address.",
     ExitCode.NOT_FOUND: "There is no such model, runtime or key.",
     ExitCode.REFUSED: "The daemon requires a key, or this key does not allow the request.",
+    ExitCode.NO_LEASE: "`lease`: the memory is not free now; its command was not run.",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C.",
 }
 
@@ -47,6 +50,7 @@ _OF_ERRORS: Final = {
     NotFoundError: ExitCode.NOT_FOUND,
     AuthenticationError: ExitCode.REFUSED,
     ForbiddenError: ExitCode.REFUSED,
+    LeaseUnavailableError: ExitCode.NO_LEASE,
 }
 
 

@@ -25,6 +25,7 @@ from supervisor.cli.commands.completion import completion
 from supervisor.cli.commands.config import config, reload_
 from supervisor.cli.commands.doctor import doctor
 from supervisor.cli.commands.keys import keys
+from supervisor.cli.commands.lease import lease
 from supervisor.cli.commands.models import load, ps, unload
 from supervisor.cli.commands.pull import pull
 from supervisor.cli.commands.record import record, replay
@@ -47,6 +48,7 @@ COMMANDS = (
     logs,
     events,
     why,
+    lease,
     chat,
     run,
     add,

@@ -166,10 +166,10 @@ complete_public = _completing("virtual_models", "models")
 """The same, with the names that stand for them."""
 
 
-def print_json(value: object, *, indent: int | None = 2) -> None:
+def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
     """For machines. JSON allows some characters that can't be printed, or that control a terminal: those are escaped."""
     _printed.append(True)
-    click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED))
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False).translate(_ESCAPED), err=err)
 
 
 def has_printed() -> bool:

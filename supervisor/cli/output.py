@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Final, cast
 
 COLOURS: Final = (
-    dict.fromkeys(("installed", "ready", "ok", "valid"), "green")
+    dict.fromkeys(("installed", "ready", "ok", "valid", "held"), "green")
     | dict.fromkeys(("outdated", "draining", "stopping", "backoff", "warn"), "yellow")
     | dict.fromkeys(("broken", "failed", "fail", "expired"), "red")
     | {"starting": "cyan"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
 
@@ -46,11 +46,22 @@ class Lease:
     since: float = -math.inf  # when its worker became ready or exited
     measured_mib: int | None = None  # the last measurement of its worker
     seen_mib: int | None = None  # the measurement that belongs to the device's last sample
+    is_partner: bool = False  # it is for a process that somebody else runs, who may take all of it at any time
 
     @property
     def held_mib(self) -> int:
         """What counts as taken: the lease, or more where the worker grew beyond it."""
         return max(self.mib, self.measured_mib or 0)
+
+    @property
+    def is_open(self) -> bool:
+        """May a partner take the rest of it at any time?"""
+        return self.is_partner and self.phase is Phase.HELD
+
+    @property
+    def is_held_unseen(self) -> bool:
+        """Has a partner it of whom nobody can tell what it takes?"""
+        return self.is_open and self.seen_mib is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,8 @@ class PendingRelease:
         """Does the device's last sample, which must be newer than the exit, show the memory?"""
         if device.spec.returns_at_exit or self.before is None:
             return True
+        if device.leases[self.holder].is_partner:  # nobody knows whether it has ended: what it keeps is used outside
+            return True
         free_mib = device.free_mib
         assert free_mib is not None
         tolerance = max(TOLERANCE_MIB, int(self.expected_mib * TOLERANCE))
@@ -107,7 +120,8 @@ class PendingRelease:
         for holder, lease in now.items():
             if holder in before.gone:
                 continue  # it only returns memory
-            if lease.seen_mib is None and holder in before.seen and lease.phase is not Phase.STARTING:
+            never_measured = lease.seen_mib is None and not lease.is_partner
+            if never_measured and holder in before.seen and lease.phase is not Phase.STARTING:
                 continue  # never measured, and nothing makes it grow
             growth += _most(lease) - before.of(holder)
         ended = sum(before.of(holder) for holder in before.seen if holder != self.holder and holder not in now)
@@ -129,6 +143,7 @@ class DeviceTotals:
     margin_mib: int
     free_mib: int | None  # at the last sample; None: never sampled
     outside_mib: int | None
+    others_mib: int  # leased by others who share the device
     starting_mib: int
     held_mib: int
     returning_mib: int
@@ -149,6 +164,8 @@ class DeviceLedger:
     stale_since: float | None = None  # set iff stale and that was noticed
     lost: str | None = None  # set iff stale and nobody knows whether that ends: why
     outside_mib: int | None = None
+    others_mib: int = 0  # leased by others who share the device
+    unshared: str | None = None  # set iff that is unknown now: why
     leases: dict[Holder, Lease] = field(default_factory=dict)
     snapshots: deque[MemorySnapshot] = field(
         default_factory=lambda: deque(maxlen=2)
@@ -172,6 +189,8 @@ class DeviceLedger:
             (model, _), why = next(iter(self.quarantine.items()))
             whose = "its own" if model == asker else f"{model}'s"
             return f"quarantined: {whose} worker {why}"
+        if self.unshared is not None:
+            return self.unshared
         if self.lost is not None:
             return f"lost: {self.lost}"
         if self.free_mib is None:
@@ -192,7 +211,21 @@ class DeviceLedger:
 
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
-        return sum(max(0, lease.mib - (lease.seen_mib or 0)) for lease in self.leases.values() if self.hides(lease))
+        unseen_mib = self.others_mib + sum(lease.mib for lease in self.leases.values() if lease.is_held_unseen)
+        return max(0, unseen_mib - self._by_nobody()) + sum(
+            max(0, lease.mib - (lease.seen_mib or 0))
+            for lease in self.leases.values()
+            if not lease.is_held_unseen and (lease.is_open or self.hides(lease))
+        )
+
+    def _by_nobody(self) -> int:
+        """What is used of the last sample and no worker's. Partners and others who can't be measured have their part in it."""
+        known = sum(
+            lease.mib if lease.seen_mib is None else lease.seen_mib
+            for lease in self.leases.values()
+            if not lease.is_held_unseen
+        )
+        return 0 if self.free_mib is None else max(0, self.spec.total_mib - self.free_mib - known)
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
         """What the last sample, with so much free, showed. Memory that it hides is held by workers that are gone."""
@@ -206,7 +239,7 @@ class DeviceLedger:
 
     def free(self) -> int:
         """What a new lease may take; negative when more is promised than is free so far."""
-        by_leases = self.spec.total_mib - sum(lease.held_mib for lease in self.leases.values())
+        by_leases = self.spec.total_mib - self.others_mib - sum(lease.held_mib for lease in self.leases.values())
         free = by_leases if self.free_mib is None else min(self.free_mib - self.untaken(), by_leases)
         return free - self.spec.margin_mib
 
@@ -229,6 +262,7 @@ class DeviceLedger:
             margin_mib=self.spec.margin_mib,
             free_mib=self.free_mib,
             outside_mib=self.outside_mib,
+            others_mib=self.others_mib,
             starting_mib=by_phase[Phase.STARTING],
             held_mib=by_phase[Phase.HELD],
             returning_mib=by_phase[Phase.RETURNING],
@@ -236,3 +270,17 @@ class DeviceLedger:
             blocked=self.blocked(),
             quarantined=bool(self.quarantine),
         )
+
+    def check(self) -> None:
+        """Assert that its figures add up."""
+        assert self.cached is None or self.cached == replace(self, cached=None).view(), "figures are out of date"
+        totals = self.totals()
+        leased = totals.starting_mib + totals.held_mib + totals.returning_mib
+        slack = totals.total_mib - totals.margin_mib - leased - self.free()
+        assert slack >= 0, f"{self.spec.id}: {self.free()} free and {leased} leased exceed the total by {-slack}"
+        if self.free_mib is None:
+            assert slack == self.others_mib
+        else:
+            unseen = totals.total_mib - self.free_mib + self.untaken() - leased
+            told = f"{self.spec.id}: {slack} MiB are neither free, leased nor used outside"
+            assert slack == max(self.others_mib, unseen), told

@@ -16,6 +16,7 @@ from supervisor.core.types import (
     Limits,
     ModelId,
     ModelSpec,
+    Partner,
     Policy,
     TicketId,
 )
@@ -204,6 +205,58 @@ class WorkerAdopted:
         return self.spec.id
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseAsked:
+    """A partner, somebody who isn't one of our workers, wants memory. `spec` stands for it among the models."""
+
+    spec: ModelSpec
+    partner: Partner
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """A heartbeat: the partner lives. What isn't None replaces what was known."""
+
+    lease: ModelId
+    ttl_s: float | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The partner gives its memory back, or doesn't wait for it any more."""
+
+    lease: ModelId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRestored:
+    """A lease that was granted before this daemon began: it holds, whatever is free."""
+
+    spec: ModelSpec
+    partner: Partner
+    devices: Devices
+    mib: int  # on each of them
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesSeen:
+    """What coordinators that share our devices have leased there, in MiB; `trouble`: why that is unknown now."""
+
+    others: Mapping[DeviceId, int] = field(default_factory=dict)
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """Another coordinator may have the memory of this worker, or partner, by now: it must stop at once."""
+
+    model: ModelId
+    generation: Generation
+    reason: str
+
+
 Event = (
     Configured
     | RequestArrived
@@ -223,4 +276,10 @@ Event = (
     | HandoverAsked
     | HandoverEnded
     | WorkerAdopted
+    | LeaseAsked
+    | LeaseRenewed
+    | LeaseEnded
+    | LeaseRestored
+    | LeasesSeen
+    | LeaseLost
 )

@@ -16,7 +16,7 @@ while it starts, and until a sample taken after it was ready (or had exited) has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from supervisor.core.device_ledger import DeviceLedger, DeviceTotals, Holder, Lease, PendingRelease, Phase
@@ -38,6 +38,7 @@ class Ledger:
         self._devices: dict[DeviceId, DeviceLedger] = {}
         self._leases: dict[Holder, dict[DeviceId, Lease]] = {}  # none is empty
         self._alerts: list[Alert] = []
+        self.unshared: str | None = None  # set iff what others have leased is unknown now: why
         self._changed: dict[DeviceId, None] = {}
         self._watched: dict[DeviceId, DeviceLedger] = {}  # where memory is on its way back, or that can't be read
         self._specs: tuple[DeviceSpec, ...] = ()
@@ -58,7 +59,7 @@ class Ledger:
         for device_id, spec in specs.items():
             known = self._devices.get(device_id)
             if known is None:
-                self._devices[device_id] = DeviceLedger(spec)
+                self._devices[device_id] = DeviceLedger(spec, unshared=self.unshared)
             else:
                 known.spec = spec
             self._changed[device_id] = None
@@ -67,7 +68,7 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
-    def begin(self, holder: Holder, devices: Devices, mib: int) -> None:
+    def begin(self, holder: Holder, devices: Devices, mib: int, *, is_partner: bool = False) -> None:
         """Its worker starts now and may take `mib` of each device. The memory must be free."""
         assert mib > 0, f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
@@ -76,13 +77,22 @@ class Ledger:
             assert view.blocked is None, f"{holder} begins on {device}, which is {view.blocked}"
             assert mib <= view.free_mib, f"{holder} begins with {mib} MiB on {device}, {view.free_mib} free"
         for device in devices:
-            self._put(Lease(holder, device, Phase.STARTING, mib))
+            self._put(Lease(holder, device, Phase.STARTING, mib, is_partner=is_partner))
 
-    def adopt(self, holder: Holder, devices: Devices, mib: int, now: float) -> None:
+    def adopt(self, holder: Holder, devices: Devices, mib: int, now: float, *, is_partner: bool = False) -> None:
         """Its worker is ready and has had this lease since before we began, whatever is free now."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
         for device in devices:
-            self._put(Lease(holder, device, Phase.HELD, mib, since=now))
+            self._put(Lease(holder, device, Phase.HELD, mib, since=now, is_partner=is_partner))
+
+    def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:
+        """What others have leased of the devices that we share with them. Nothing new while that is unknown."""
+        self.unshared = trouble
+        for device_id, device in self._devices.items():
+            if trouble is None or others:
+                device.others_mib = others.get(device_id, 0)
+            device.unshared = trouble
+            self._alter(device)
 
     def settle(self, holder: Holder, now: float) -> None:
         """Its worker is ready at `now`: the next sample shows, in its devices' free memory, what it took."""
@@ -387,15 +397,4 @@ class Ledger:
             assert (device_id in self._watched) == bool(device.releases or device.stale)
             assert device.stopping.keys() <= device.leases.keys()
             assert device.quarantine.keys() <= device.leases.keys(), "a quarantine that nothing can lift"
-            assert device.cached is None or device.cached == replace(device, cached=None).view(), (
-                "figures are out of date"
-            )
-            totals = self.totals(device_id)
-            leased = totals.starting_mib + totals.held_mib + totals.returning_mib
-            slack = totals.total_mib - totals.margin_mib - leased - device.free()
-            assert slack >= 0, f"{device_id}: {device.free()} free and {leased} leased exceed the total by {-slack}"
-            if device.free_mib is None:
-                assert slack == 0
-            else:
-                unseen = totals.total_mib - device.free_mib + device.untaken() - leased
-                assert slack == max(0, unseen), f"{device_id}: {slack} MiB are neither free, leased nor used outside"
+            device.check()

@@ -28,6 +28,7 @@ from supervisor.core.types import (
     Generation,
     ModelId,
     ModelSpec,
+    Partner,
     StopCause,
     TicketId,
     WorkerState,
@@ -134,6 +135,7 @@ class ModelState:
     wish: Wish | None = None  # set iff not only requests want it; never while READY
     change: Change | None = None  # set iff a reload waits for the end of its worker, or of the last of its leases
     crashes: CrashHistory = field(default_factory=CrashHistory)
+    partner: Partner | None = None  # set iff it is no model: somebody else's process has the memory
     pin: bool | None = None  # set iff an operator pinned or unpinned it; None: as configured
     keep_alive_at: float | None = None  # set iff a timer will see whether it has been idle for too long; only READY
     kept_until: float = float("-inf")  # when the last keep-alive of a request ends that is over
@@ -288,6 +290,7 @@ class ModelState:
             waits_for_model = drain.look_at is not None or drain.urgent_since is not None
             yield not (waits_for_model and drain.is_ordered), "an ordered drain looks at no clients and no waiter"
             yield drain.is_ordered or self.claimed_by is not None, "drained for nobody"
+        yield self.partner is None or not self.in_flight, "a partner has no requests"
         yield self.wish is None or self.wish != Wish(), "an empty wish"
         yield self.wish is None or state is not WorkerState.READY, "wished for although it is ready"
         yield self.keep_alive_at is None or state is WorkerState.READY, "an idle timer only while READY"

@@ -81,7 +81,7 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     for spec in event.models:
         _specify(state, step, spec, "its configuration changed")
     for model in list(state.models.values()):
-        if model.id not in named:
+        if model.id not in named and model.partner is None:
             remove(state, step, model)
     for model in list(state.models.values()):
         state.touch(model)

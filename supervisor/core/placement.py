@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from supervisor.core import default_models
+from supervisor.core import default_models, partners
 from supervisor.core.claims import settle_claims
 from supervisor.core.dispatch import reject_all
 from supervisor.core.effects import StartWorker
@@ -200,6 +200,8 @@ class _Round:
             if isinstance(there, Wait) and self._are_leaving(there.waits_for):  # nobody else needs to go
                 answer, seen = there, seen_there
         answer = self._reconsidered(demand, seen, answer)
+        if model.partner is not None:
+            answer = partners.patience(self.state, model.partner, answer)
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
             return  # nothing better there: it stays where it is
         self._carry_out(model, key, answer, seen, options)
@@ -302,7 +304,7 @@ class _Round:
                 ahead = max((sum(other < key for other in self.wanted.placed_on(d)) for d in devices), default=0)
                 is_in_line = ahead >= PLACES and not self.is_limited
                 place = Place(devices, need_mib, waits_for, is_sure=_is_sure(answer, seen))
-                self.wanted.give(model.id, None if is_in_line else place)
+                self.wanted.give(model.id, place if devices and not is_in_line else None)
             case Refuse(reason, outage, fits_nowhere):
                 model.life.reason = reason
                 code = outage or RejectCode.INSUFFICIENT_MEMORY
@@ -343,9 +345,12 @@ def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
 def _start(state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: int, reason: str) -> None:
     advance(model, Trigger.START, step.now, reason, devices=devices)
     if not model.spec.remote:
-        state.ledger.begin(model.holder, devices, need_mib)
+        state.ledger.begin(model.holder, devices, need_mib, is_partner=model.partner is not None)
     state.update_wanted(model)
-    step.emit(StartWorker(model.id, model.generation, devices, need_mib))
+    if model.partner is not None:
+        partners.grant(state, step, model)
+    else:
+        step.emit(StartWorker(model.id, model.generation, devices, need_mib))
 
 
 def _note(step: Step, model: ModelState, answer: Plan) -> None:

@@ -49,7 +49,7 @@ from supervisor.core.plans import (
     Snapshot,
     Wait,
 )
-from supervisor.core.types import DeviceId, Devices, ModelId
+from supervisor.core.types import PARTNER, DeviceId, Devices, ModelId
 
 SHOWN_DEVICES = 3
 """A refusal explains this many devices or device sets, and only counts the others."""
@@ -288,7 +288,11 @@ class _Case:
             if r not in going and (not scarce.isdisjoint(r.devices) or (limited and r.type == self.demand.type))
         ]
         ways = [self._limit()] if limited else []
-        ways += [f"pinned {r.model} holds {held_in_mib(r)}" for r in staying if r.block is EvictionBlock.PINNED]
+        ways += [
+            f"{'' if r.type == PARTNER else 'pinned '}{r.model} holds {held_in_mib(r)}"
+            for r in staying
+            if r.block is EvictionBlock.PINNED
+        ]
         protected = [
             f"{r.model} ({r.type}, priority {r.priority}, {held_in_mib(r)})"
             for r in staying

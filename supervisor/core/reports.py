@@ -125,7 +125,7 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
 def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
     """Keep the most it was seen to take, from readings that show all of it: begun after it was ready, and not empty."""
     model = state.current(worker.model, worker.generation)
-    if model is None or model.state is not WorkerState.READY:
+    if model is None or model.state is not WorkerState.READY or model.partner is not None:
         return
     if used_mib <= 0 or taken_at <= model.ready_at:
         return

@@ -13,7 +13,7 @@ A request's way:
 
 The modules that decide: `requests` (1 to 4), `admission` (order and limits), `placement` and `planner` (who is loaded,
 who has to go), `draining` (how long a victim's requests may still run), `reports` (what workers and devices report),
-`termination` (stops, crashes, what is left of a worker), `operators` (people and configurations), `timers` (what only
+`termination` (stops, crashes, what is left of a worker), `operators` (people and configurations), `partners` (others' processes), `timers` (what only
 time brings). All of them change the one `SchedulerState`.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import draining, operators, reports, requests, termination, timers
+from supervisor.core import draining, operators, partners, reports, requests, termination, timers
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.effects import Effect, Reject
 from supervisor.core.events import (
@@ -30,6 +30,12 @@ from supervisor.core.events import (
     Event,
     HandoverAsked,
     HandoverEnded,
+    LeaseAsked,
+    LeaseEnded,
+    LeaseLost,
+    LeaseRenewed,
+    LeaseRestored,
+    LeasesSeen,
     LoadAsked,
     MemorySampled,
     PinAsked,
@@ -115,6 +121,18 @@ class Scheduler:
                 state.wanted.plan_all_again()
             case WorkerAdopted():
                 reports.adopted(state, step, event)
+            case LeaseAsked():
+                partners.asked(state, step, event)
+            case LeaseRenewed():
+                partners.renewed(state, step, event)
+            case LeaseEnded():
+                partners.ended(state, step, event)
+            case LeaseRestored():
+                partners.restored(state, step, event)
+            case LeasesSeen(others, trouble):
+                state.ledger.share(others, trouble)
+            case LeaseLost():
+                partners.lost(state, step, event)
             case Tick():
                 pass
             case _:

@@ -63,7 +63,11 @@ def stop_now(
     advance(model, Trigger.STOP, step.now, reason)
     if not model.spec.remote:
         state.ledger.stopping(model.holder)
-    step.emit(StopWorker(model.id, model.generation, cause, reason, force))
+    if model.partner is not None:  # its process is somebody else's: there is nothing to stop
+        model.worker = Worker(model.devices, exited=True)
+        state.ledger.returning(model.holder, step.now)
+    else:
+        step.emit(StopWorker(model.id, model.generation, cause, reason, force))
 
 
 def cut(step: Step, model: ModelState, reason: str) -> None:
@@ -228,13 +232,15 @@ def _apply_change(state: SchedulerState, step: Step, model: ModelState) -> None:
     state.update_wanted(model)
 
 
-def remove(state: SchedulerState, step: Step, model: ModelState) -> None:
-    """It is no longer configured: forget it when nothing of it is left."""
+def remove(
+    state: SchedulerState, step: Step, model: ModelState, reason: str = "removed from the configuration"
+) -> None:
+    """It is no longer configured, or a partner's lease is over: forget it when nothing of it is left."""
     model.change = Change(None)
     message = f"{ASKED} was removed from the configuration."
     reject_all(state, step, model, RejectCode.MODEL_NOT_FOUND, message)
     if model.has_worker:
-        stop_worker(state, step, model, StopCause.CONFIGURATION, "removed from the configuration")
+        stop_worker(state, step, model, StopCause.CONFIGURATION, reason)
     else:
         forget(state, step, model)
 
@@ -250,4 +256,5 @@ def forget(state: SchedulerState, step: Step, model: ModelState) -> None:
     del state.models[model.id]
     state.admission.shares.forget(model.id)
     state.last_forgotten = max(state.last_forgotten, model.generation)
-    step.emit(Decided("forgotten", model.id, "removed from the configuration"))
+    if model.partner is None:
+        step.emit(Decided("forgotten", model.id, "removed from the configuration"))

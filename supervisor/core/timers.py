@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from supervisor.core import default_models, draining
+from supervisor.core import default_models, draining, partners
 from supervisor.core.dispatch import arm_keep_alive
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
@@ -42,6 +42,7 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
         if model.crashes.times and step.now >= model.ready_at + state.limits.backoff_reset_s:
             model.crashes = replace(model.crashes, times=())
         _end_keep_alive(state, step, model)
+        partners.look(state, step, model)
     state.update_wanted(model)
     state.touch(model)
 
@@ -49,6 +50,8 @@ def _look(state: SchedulerState, step: Step, model: ModelState) -> None:
 def _give_up(state: SchedulerState, step: Step, model: ModelState) -> None:
     """A load that an operator asked for waits no longer than a request; while it lasts its victims are drained."""
     asked_at = model.asked_at
+    if model.partner is not None:  # whoever asks for it says how long
+        return
     if asked_at is None or model.state is WorkerState.STARTING or step.now < state.admission.gives_up_at(asked_at):
         return
     model.give_up()

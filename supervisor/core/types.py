@@ -23,6 +23,9 @@ Devices = tuple[DeviceId, ...]
 ASKED: Final = "{model}"
 """Stands for the model in a message to a client, who may have asked for it by another name than the core knows."""
 
+PARTNER: Final = "partner"
+"""The type of what stands for a partner among the models."""
+
 REMOTE: Devices = (DeviceId("remote"),)
 """Where remote models run: not a device of the ledger, and none of our memory."""
 
@@ -90,6 +93,17 @@ class ModelSpec:
     definition: str = ""  # fingerprint of all that determines how the worker runs
     footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
     load_s: float | None = None  # how long its last load took, if an earlier daemon measured it
+
+
+@dataclass(frozen=True, slots=True)
+class Partner:
+    """A lease for a process that somebody else runs, in place of a model."""
+
+    holder: str  # whose it is, for people
+    ttl_s: float  # it ends so long after the last heartbeat
+    waits: bool = False  # also for what waits for busy models and other partners
+    pid: int | None = None  # the process tree below it takes the memory; None: nobody knows which does
+    until: float | None = None  # set iff it was granted: it ends then, unless a heartbeat comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +232,7 @@ class StopCause(StrEnum):
     CONFIGURATION = "configuration"  # changed or removed
     UNWANTED = "unwanted"  # nobody waits for its load any more
     SHUTDOWN = "shutdown"
+    LEASE = "lease"  # others may have its memory
 
 
 class RejectCode(StrEnum):

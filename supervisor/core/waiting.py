@@ -107,6 +107,8 @@ def _room(state: SchedulerState, model: ModelState) -> Awaited:
         if model.id in owing:
             return _OWN_MEMORY
         return Awaited(WaitKind.MEMORY, f"the memory of {listed(owing)} to come back", owing)
+    if state.ledger.unshared is not None:
+        return Awaited(WaitKind.MEMORY, f"others who share the memory: {state.ledger.unshared}")
     if state.handing_over:
         return Awaited(WaitKind.HANDOVER, "another daemon to take over")
     return Awaited(WaitKind.MEMORY, "memory to be free")

@@ -17,6 +17,7 @@ from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
 from supervisor.daemon.metrics import Metrics
+from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
 from supervisor.daemon.requests import InFlight
 from supervisor.daemon.runtime_config import RuntimeConfig
@@ -47,6 +48,7 @@ class Daemon:
     metrics: Metrics = field(init=False)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     answers: AnswerLog = field(init=False)
+    partners: Partners = field(init=False)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
@@ -63,6 +65,7 @@ class Daemon:
         self.clients = Clients(self)
         self.feed = Feed(self)
         self.metrics = Metrics(self)
+        self.partners = Partners(self.engine, self.sampler)
         self.configure(self.catalog, self.keyring)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:

@@ -48,8 +48,8 @@ from supervisor.core.events import (
 )
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
-from supervisor.daemon.leaving import HandedOverError, Leaving
-from supervisor.daemon.read_door import ReadDoor
+from supervisor.daemon.leasing import Leasing
+from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.ticket import Ticket, held_up, rejection
@@ -67,7 +67,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
 
 
-class Engine(ReadDoor, Leaving):
+class Engine(Leasing):
     """Owns all scheduling state. Use from the event loop's thread only."""
 
     def __init__(
@@ -396,5 +396,5 @@ class Engine(ReadDoor, Leaving):
 
     async def sample(self) -> None:
         """Read all devices and workers once, and let the scheduler know."""
-        for reading in (await self._sampler.sample(self._fleet.holders())).by_device():
+        for reading in (await self._sampler.sample({**self._fleet.holders(), **self.measured_partners()})).by_device():
             self.post(reading)

@@ -69,7 +69,7 @@ class Leaving:
                 tuple(model.in_flight.values()),
             )
             for model in state.models.values()
-            if model.state in SERVES and not model.spec.remote
+            if model.state in SERVES and not model.spec.remote and model.partner is None
         )
 
     def pins(self) -> dict[ModelId, bool]:

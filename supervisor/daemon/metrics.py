@@ -207,6 +207,11 @@ class _States(Collector):
         measured = GaugeMetricFamily(
             "llmux_worker_memory_bytes", "Memory a worker was measured to take.", labels=labels
         )
+        labels = ["lease", "device"]
+        partner_lease = GaugeMetricFamily("llmux_partner_lease_bytes", "Memory leased to a partner.", labels=labels)
+        partner_measured = GaugeMetricFamily(
+            "llmux_partner_memory_bytes", "Memory a partner was measured to take.", labels=labels
+        )
         for device in self._daemon.engine.devices():
             totals = device.totals
             figures = (totals.total_mib, totals.free_mib, totals.available_mib, totals.outside_mib)
@@ -214,7 +219,8 @@ class _States(Collector):
                 if mib is not None:
                     family.add_metric([device.id], mib * MIB)
             for held in device.leases:
-                lease.add_metric([held.holder[0], device.id], held.mib * MIB)
+                about = [held.holder[0], device.id]
+                (partner_lease if held.is_partner else lease).add_metric(about, held.mib * MIB)
                 if held.measured_mib is not None:
-                    measured.add_metric([held.holder[0], device.id], held.measured_mib * MIB)
-        yield from (*devices.values(), lease, measured)
+                    (partner_measured if held.is_partner else measured).add_metric(about, held.measured_mib * MIB)
+        yield from (*devices.values(), lease, measured, partner_lease, partner_measured)

@@ -12,7 +12,15 @@ from supervisor.core.limits import Account, Standing
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import ModelId
 from supervisor.core.waiting import Forecast, forecast
-from supervisor.daemon.status import DeviceStatus, ModelStatus, QueueStatus, WaitFigures, model_status
+from supervisor.daemon.status import (
+    DeviceStatus,
+    ModelStatus,
+    PartnerStatus,
+    QueueStatus,
+    WaitFigures,
+    model_status,
+    partner_status,
+)
 
 
 class ReadDoor:
@@ -31,7 +39,12 @@ class ReadDoor:
     def models(self) -> tuple[ModelStatus, ...]:
         """Every model, in the order of the configuration."""
         state, now = self._scheduler.state, self.clock()
-        return tuple(model_status(state, found, now) for found in state.models.values())
+        return tuple(model_status(state, found, now) for found in state.models.values() if found.partner is None)
+
+    def partners(self) -> tuple[PartnerStatus, ...]:
+        """The leases of partners, oldest first, also those that are waited for."""
+        state, now = self._scheduler.state, self.clock()
+        return tuple(partner_status(state, found, now) for found in state.models.values() if found.partner is not None)
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Every configured device, by id."""

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
 from supervisor.core.state import SchedulerState
-from supervisor.core.types import Crash, DeviceId, Devices, DeviceSpec, Generation, ModelId, ModelSpec, WorkerState
+from supervisor.core.types import (
+    Crash,
+    DeviceId,
+    Devices,
+    DeviceSpec,
+    Generation,
+    ModelId,
+    ModelSpec,
+    Partner,
+    WorkerState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,25 @@ class ModelStatus:
         """What it was measured to take on all of its devices together."""
         measured = [lease.measured_mib for lease in self.leases if lease.measured_mib is not None]
         return sum(measured) if measured else None
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerStatus:
+    """A lease of somebody who isn't a worker of ours: waited for, held, or on its way back."""
+
+    model: ModelStatus  # what stands for it in the scheduler
+    partner: Partner
+    expires_s: float | None  # until it ends without a heartbeat; None: it isn't held
+
+    @property
+    def id(self) -> ModelId:
+        """Its name among the leases."""
+        return self.model.id
+
+    @property
+    def is_held(self) -> bool:
+        """May its holder use the memory?"""
+        return self.model.state is WorkerState.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +166,12 @@ def _eta_s(model: ModelState, leases: tuple[Lease, ...], now: float) -> float | 
         return None
     guess = max(1.0, sum(lease.mib for lease in leases) / RELOAD_MIB_PER_S)
     return max(0.0, (guess if model.load_s is None else model.load_s) - (now - model.life.since))
+
+
+def partner_status(state: SchedulerState, model: ModelState, now: float) -> PartnerStatus:
+    """See PartnerStatus. The model must stand for a partner."""
+    partner = model.partner
+    assert partner is not None
+    is_held = model.state is WorkerState.READY and partner.until is not None
+    expires_s = max(0.0, (partner.until or 0.0) - now) if is_held else None
+    return PartnerStatus(model_status(state, model, now), partner, expires_s)

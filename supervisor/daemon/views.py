@@ -173,11 +173,13 @@ def _device_view(device: DeviceInfo, status: DeviceStatus) -> Json:
         "free_mib": totals.free_mib,
         "available_mib": totals.available_mib,
         "outside_mib": totals.outside_mib,
+        "others_mib": totals.others_mib,
         "blocked": totals.blocked,
         "quarantined": totals.quarantined,
         "leases": [
             {
                 "model": lease.holder[0],
+                "partner": lease.is_partner,
                 "generation": lease.holder[1],
                 "phase": lease.phase.value,
                 "lease_mib": lease.mib,

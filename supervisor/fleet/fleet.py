@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -14,7 +14,7 @@ from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import WorkerExited
-from supervisor.core.types import Crash, CrashClass, Devices, Generation, ModelId
+from supervisor.core.types import REMOTE, Crash, CrashClass, Devices, Generation, ModelId
 from supervisor.fleet.launcher import Launcher, Started
 from supervisor.fleet.remote import Remote
 from supervisor.fleet.replica import Post, Replica
@@ -32,6 +32,7 @@ class Fleet:
         self._models = models
         self._overrides: dict[ModelId, Override] = {}
         self.limits = limits
+        self.gate: Callable[[StartWorker], Awaitable[Crash | None]] | None = None  # asked before a worker is started
         self._launcher = launcher
         self._replicas: dict[WorkerKey, Replica] = {}
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
@@ -71,7 +72,9 @@ class Fleet:
 
     def start(self, effect: StartWorker, post: Post) -> None:
         """Begin to start one; answers by events, the last of which is WorkerExited."""
-        self._begin((effect.model, effect.generation), self._replica(effect, post), post)
+        key, replica = (effect.model, effect.generation), self._replica(effect, post)
+        gate = self.gate(effect) if self.gate is not None and effect.devices != REMOTE else None
+        self._begin(key, replica, post, gate)
 
     def adopt(self, key: WorkerKey, model: CatalogModel | None, devices: Devices, started: Started, post: Post) -> None:
         """Go on with a worker that is ready and was handed over; events as after `start`, but for the first WorkerReady.
@@ -86,9 +89,9 @@ class Fleet:
             if isinstance(self._replicas.get(key), Worker):
                 task.cancel()
 
-    def _begin(self, key: WorkerKey, replica: Replica, post: Post) -> None:
+    def _begin(self, key: WorkerKey, replica: Replica, post: Post, gate: Awaitable[Crash | None] | None = None) -> None:
         self._replicas[key] = replica
-        task = asyncio.create_task(self._run(key, replica, post), name=f"worker {key[0]}:{key[1]}")
+        task = asyncio.create_task(self._run(key, replica, post, gate), name=f"worker {key[0]}:{key[1]}")
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key))
 
@@ -98,9 +101,11 @@ class Fleet:
             return Remote(key, model, self.limits, post)
         return Worker(key, model, effect.devices, self._launcher, self.limits, post)
 
-    async def _run(self, key: WorkerKey, replica: Replica, post: Post) -> None:
+    async def _run(self, key: WorkerKey, replica: Replica, post: Post, gate: Awaitable[Crash | None] | None) -> None:
         try:
-            crash = await replica.run()
+            crash = await gate if gate is not None else None
+            if crash is None:
+                crash = await replica.run()
         except Exception as error:
             # A bug in an adapter, say: the model must not stay STARTING for ever.
             log.exception("worker.mishandled", model=key[0], generation=key[1])

@@ -95,7 +95,7 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
     async def decisions(request: Request) -> Response:
         engine = daemon.engine
         name = request.query_params.get("model")
-        about = daemon.catalog.resolve(name).model.id if name is not None else None
+        about = _about(daemon, name) if name is not None else None
         limit = number(request, "limit", 100, MAX_DECISIONS)
         if "after" in request.query_params:
             newer = engine.decisions_since(number(request, "after", 0, sys.maxsize, least=0))
@@ -176,6 +176,12 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         Route("/v1/admin/requests/{id}", cancel, methods=["DELETE"]),
         Route("/v1/admin/history", history, methods=["GET"]),
     ]
+
+
+def _about(daemon: Daemon, name: str) -> ModelId:
+    """The model, or the partner's lease, of this name. Raises NotFoundError."""
+    is_lease = name not in daemon.catalog.models and bool(daemon.engine.decisions(ModelId(name), limit=1))
+    return ModelId(name) if is_lease else daemon.catalog.resolve(name).model.id
 
 
 def health(daemon: Daemon) -> list[Route]:

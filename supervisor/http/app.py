@@ -22,7 +22,7 @@ from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, clients, metrics, runtime_config, ui, watch
+from supervisor.http import admin, clients, leases, metrics, runtime_config, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
@@ -52,6 +52,7 @@ class Application:
                 *watch.routes(daemon),
                 *admin.routes(daemon, reloader, handover),
                 *clients.routes(daemon),
+                *leases.routes(daemon),
                 metrics.route(daemon),
                 runtime_config.route(daemon),
                 *ui.routes(),

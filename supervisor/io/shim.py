@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         cwd: str | None
         log: str
         log_limit: int
+        stdio: list[int] | None  # descriptors to use as stdin, stdout and stderr instead of nothing and the log
         stop_argv: list[str] | None
         remains: str | None  # the note of a program that ends what the worker runs elsewhere: see remains.py
         cgroup: str | None
@@ -140,12 +141,15 @@ class Shim:
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
-        try_write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
+        if not self.order["stdio"]:
+            try_write("/proc/self/oom_score_adj", OOM_SCORE_ADJ)
         if self.order["cgroup"]:
             try_write(self.order["cgroup"] + "/cgroup.procs", b"0")
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(self.log.fd, 1)
-        os.dup2(self.log.fd, 2)
+        stdio = self.order["stdio"] or [os.open(os.devnull, os.O_RDONLY), self.log.fd, self.log.fd]
+        for number, descriptor in enumerate(stdio):
+            os.dup2(descriptor, number)
+        for descriptor in self.order["stdio"] or ():
+            os.set_inheritable(descriptor, False)
         self.step = "cwd"
         if self.order["cwd"]:
             os.chdir(self.order["cwd"])

@@ -31,7 +31,8 @@ class SpawnOrder:
     The log begins empty with each start (the last one is kept as `LOG.1`) and takes at most about 1.5 × `log_limit` bytes
     on disk. `stop_argv` is run in the worker's environment instead of the first SIGTERM. `remains`: the note (remains.py)
     that the shim settles if the daemon is dead when the worker ends. `keeps` are descriptors that shim
-    and worker hold open as long as they live.
+    and worker hold open as long as they live. `stdio`: our descriptors that it uses as stdin, stdout and stderr, none of them
+    below 3; without, it reads nothing and writes its log.
     """
 
     instance: str
@@ -45,6 +46,7 @@ class SpawnOrder:
     stop_argv: tuple[str, ...] | None = None
     remains: Path | None = None
     keeps: tuple[int, ...] = ()
+    stdio: tuple[int, int, int] | None = None
 
     @property
     def worker(self) -> str:
@@ -82,6 +84,7 @@ async def _spawn(order: SpawnOrder) -> WorkerProcess:
         "cwd": None if order.cwd is None else str(order.cwd),
         "log": str(order.log),
         "log_limit": order.log_limit,
+        "stdio": order.stdio,
         "stop_argv": order.stop_argv,
         "remains": None if order.remains is None else str(order.remains),
         "cgroup": None if group is None else str(group),
@@ -121,5 +124,5 @@ def _start_shim(order: SpawnOrder, mark: Mark) -> subprocess.Popen[bytes]:
         env=env,
         start_new_session=True,
         bufsize=0,
-        pass_fds=order.keeps,
+        pass_fds=(*order.keeps, *(order.stdio or ())),
     )

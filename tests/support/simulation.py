@@ -22,6 +22,7 @@ from supervisor.core.events import (
     Configured,
     DeviceSample,
     Event,
+    LeaseAsked,
     MemorySampled,
     RequestArrived,
     RequestFinished,
@@ -38,6 +39,7 @@ from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.snapshots import snapshot
 from supervisor.core.types import (
+    PARTNER,
     Crash,
     DeviceId,
     Devices,
@@ -48,6 +50,7 @@ from supervisor.core.types import (
     Limits,
     ModelId,
     ModelSpec,
+    Partner,
     Policy,
     TicketId,
     WorkerState,
@@ -72,6 +75,15 @@ def model(name: str, mib: int, kind: str = "llm", priority: int | None = None, *
         footprint_key=name,
         **more,  # type: ignore[arg-type]
     )
+
+
+@dataclass
+class Other:
+    """A partner's process, whose lease may be over: what it takes on each of its devices, and what it may take."""
+
+    where: Devices
+    may_take: int
+    takes: int = 0
 
 
 @dataclass
@@ -111,6 +123,7 @@ class World:
         self.leased: dict[Key, int] = {}  # what each living worker may take
         self.loading: dict[Key, float] = {}  # since when
         self.stopping: set[Key] = set()
+        self.others: dict[ModelId, Other] = {}
         self.immortal: set[Key] = set()
         self.starts: list[ModelId] = []
         self.dispatched: dict[TicketId, Key] = {}
@@ -137,6 +150,13 @@ class World:
         self.open[ticket] = ModelId(name)
         self.post(RequestArrived(ticket, ModelId(name), Demand(priority, accounts=accounts, **demand)))
         return ticket
+
+    def lease(self, name: str, mib: int, *, ttl_s: float = 1e6, pid: int | None = None, **more: object) -> None:
+        """A partner asks for memory. With a `pid` its use is measured."""
+        waits, gpus, devices = bool(more.get("waits")), int(more.get("gpus", 1)), tuple(more.get("devices", ()))  # type: ignore[call-overload]
+        footprint = Footprint(mib, FootprintSource.EXPLICIT)
+        spec = ModelSpec(ModelId(name), PARTNER, 100, footprint, devices=devices, gpus=gpus, pin=True)
+        self.post(LeaseAsked(spec, Partner(name, ttl_s, waits, pid)))
 
     def finish(self, ticket: TicketId, tokens: int = 0, *, served: bool = True) -> None:
         if self.open.pop(ticket, None) is not None:
@@ -171,8 +191,9 @@ class World:
             self.using[key] = (where, max(used, int(self.leased[key] * part)))
         devices = []
         for device, total in self.totals.items():
-            outside = self.outside.get(device, 0)
-            used = sum(self._used(key, device) for key, (where, _) in self.using.items() if device in where) + outside
+            outside = self.outside.get(device, 0) + self._unseen(device)
+            used = sum(other.takes for name, other in self.others.items() if device in other.where and self._seen(name))
+            used += sum(self._used(key, device) for key, (where, _) in self.using.items() if device in where) + outside
             known = None if self.blind else outside
             devices.append(DeviceSample(device, max(0, total - used), device in self.stale, known))
         workers = tuple(
@@ -180,7 +201,23 @@ class World:
             for key, where in self.alive.items()
             for device in where
         )
-        return MemorySampled(tuple(devices), workers, self.now)
+        partners = tuple(
+            WorkerSample(name, self.scheduler.state.models[name].generation, device, other.takes)
+            for name, other in self.others.items()
+            if self._seen(name)
+            for device in other.where
+        )
+        return MemorySampled(tuple(devices), workers + partners, self.now)
+
+    def _seen(self, name: ModelId) -> bool:
+        """Is what this partner takes measured as its own?"""
+        known = self.scheduler.state.models.get(name)
+        is_held = known is not None and known.partner is not None and known.state is WorkerState.READY
+        return is_held and known.partner.pid is not None and not self.blind  # type: ignore[union-attr]
+
+    def _unseen(self, device: DeviceId) -> int:
+        """What partners take there that counts as used outside."""
+        return sum(other.takes for name, other in self.others.items() if device in other.where and not self._seen(name))
 
     def _used(self, key: Key, device: DeviceId) -> int:
         return self.using[key][1] + self.beyond.get((key[0], device), 0) if key in self.using else 0
@@ -250,6 +287,13 @@ class World:
             case AskClients(name, generation):
                 held_up = {t: n for t, n in self.read.items() if self.dispatched.get(t) == (name, generation)}
                 self.later(0.0, lambda: self.post(ClientsRead(name, generation, held_up)))
+            case Decided("lease_granted", name):
+                assert name is not None
+                leases = self.scheduler.state.ledger.leases_of(self.scheduler.state.models[name].holder)
+                self.others[name] = Other(tuple(lease.device for lease in leases), leases[0].mib)
+            case Decided("lease_ended", name):
+                if name in self.others:
+                    self.others[name].may_take = 0
             case _:
                 pass
 
@@ -299,6 +343,7 @@ class World:
             taken = sum(
                 max(mib, self.leased.get(key, 0)) for key, (where, mib) in self.using.items() if device in where
             )
+            taken += sum(max(o.may_take, o.takes) for o in self.others.values() if device in o.where)
             assert taken + self.outside.get(device, 0) <= max(total, self.outside.get(device, 0)), "over-committed"
         queued = {ticket for ticket in self.open if ticket in state.queue}
         assert queued | set(self.dispatched) == set(self.open), "a waiter was lost"
@@ -309,7 +354,9 @@ class World:
             model = state.models[waiting]
             assert waiting not in awaited(state, model).others
             assert forecast(state, model, self.now).told or model.state is WorkerState.READY
-        assert set(self.alive) == {m.holder for m in state.models.values() if m.has_worker and not m.exited}
+        assert set(self.alive) == {
+            m.holder for m in state.models.values() if m.has_worker and not m.exited and m.partner is None
+        }
         self._check_that_nobody_waits_in_vain()
 
     def _check_that_nobody_waits_in_vain(self) -> None:

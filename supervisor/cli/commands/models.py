@@ -32,6 +32,25 @@ def warnings_of(models: Sequence[Json]) -> list[str]:
     return [f"warning: {name}: {one}" for name, all_ in told if isinstance(all_, list) for one in all_]
 
 
+def leases_of(leases: Sequence[Json]) -> list[output.Words | output.Table]:
+    """The leases of partners, below an empty line; nothing where there are none."""
+    head = ("LEASE", "STATE", "DEVICE", "LEASE / MEASURED", "PID", "EXPIRES", "REASON")
+    rows = [
+        (
+            str(lease.get("id")),
+            output.state(str(lease.get("state"))),
+            output.text(" + ".join(map(str, devices)) if isinstance(devices := lease.get("devices"), list) else None)
+            or "-",
+            f"{output.mib(lease.get('vram_mib'))} / {output.mib(lease.get('measured_mib'))}",
+            output.text(lease.get("pid")),
+            output.duration(lease.get("expires_s")),
+            output.text(lease.get("reason")),
+        )
+        for lease in leases
+    ]
+    return ["", output.Table([head, *rows])] if rows else []
+
+
 def overrides(settings: Sequence[str]) -> Json:
     """`key=value` words; a value is JSON where it can be, else text."""
     found: Json = {}
@@ -110,7 +129,8 @@ def ps(wide: bool, daemon: Client, as_json: bool) -> None:
     """Show every model: state, device, memory, requests, and the reason of the last change."""
     found = daemon.get("/v1/admin/models")
     models = client.rows(found)
-    answer(found, table_of(models, wide=wide), *warnings_of(models), as_json=as_json)
+    leases = [] if as_json else leases_of(client.rows(daemon.get("/v1/admin/leases")))
+    answer(found, table_of(models, wide=wide), *leases, *warnings_of(models), as_json=as_json)
 
 
 @click.command()

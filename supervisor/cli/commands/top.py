@@ -57,6 +57,7 @@ def look(daemon: Client) -> Json:
     return {
         "devices": daemon.get("/v1/admin/gpu-memory").get("devices"),
         "models": daemon.get("/v1/admin/models").get("data"),
+        "leases": daemon.get("/v1/admin/leases").get("data"),
         "requests": daemon.get("/v1/admin/requests").get("data"),
     }
 
@@ -76,6 +77,7 @@ def page(seen: Json, url: str) -> Page:
                 shown.append((f"{device.get('id')} is {flag}: {device[flag]}", "red"))
         shown.append("")
     shown.append(models.table_of(found))
+    shown += models.leases_of(client.rows(seen, "leases"))
     if requests:
         shown += ["", _requests(requests)]
         if len(requests) > REQUESTS:

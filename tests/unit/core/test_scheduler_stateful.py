@@ -19,6 +19,10 @@ from supervisor.core.demand import AnswerTimes
 from supervisor.core.events import (
     HandoverAsked,
     HandoverEnded,
+    LeaseEnded,
+    LeaseLost,
+    LeaseRenewed,
+    LeasesSeen,
     LoadAsked,
     MemorySampled,
     PinAsked,
@@ -56,6 +60,7 @@ PATIENCE_S = 1e6
 names = st.sampled_from(NAMES)
 PHONE = Account("key phone", TenantLimits(requests=Rate(5, 10.0), concurrency=4))
 ALICE = Account("tenant alice", TenantLimits(requests=Rate(3, 1.0), tokens=Rate(200, 60.0)))
+partners = st.sampled_from(["job", "other job"])
 RESTS = {WorkerState.STOPPED, WorkerState.READY, WorkerState.BACKOFF, WorkerState.FAILED}
 
 
@@ -195,12 +200,56 @@ class Scheduling(RuleBasedStateMachine):
             )
             self.world.post(words[which])
 
+    # -------------------------------------------------------------------------------------------------------- partners
+
+    @rule(
+        name=partners,
+        mib=st.sampled_from([3000, 9000, 15000]),
+        pid=st.sampled_from([None, 1]),
+        ttl_s=st.sampled_from([2.0, 60.0]),
+        waits=st.booleans(),
+    )
+    def ask_for_lease(self, name: str, mib: int, pid: int | None, ttl_s: float, waits: bool) -> None:
+        known = self.world.scheduler.state.models.get(ModelId(name))
+        gone = self.world.others.get(ModelId(name))
+        if known is None and (gone is None or gone.takes == 0):
+            self.may_refuse = True
+            self.world.lease(name, mib, ttl_s=ttl_s, pid=pid, waits=waits)
+
+    @rule(name=partners)
+    def renew_lease(self, name: str) -> None:
+        self.world.post(LeaseRenewed(ModelId(name)))
+
+    @rule(name=partners, part=st.sampled_from([0.0, 0.5, 1.0]))
+    def take_of_lease(self, name: str, part: float) -> None:
+        if (other := self.world.others.get(ModelId(name))) is not None:
+            other.takes = int(other.may_take * part)
+
+    @rule(mib=st.sampled_from([0, 5000, 14000]), trouble=st.sampled_from([None, None, "the store is away"]))
+    def others_share(self, mib: int, trouble: str | None) -> None:
+        self.may_refuse = True
+        self.world.post(LeasesSeen({GPU: mib} if mib else {}, trouble))
+
+    @rule(data=st.data())
+    def lose_lease(self, data: st.DataObject) -> None:
+        if ready := self.of(WorkerState.STARTING, WorkerState.READY, WorkerState.DRAINING):
+            self.world.post(LeaseLost(*data.draw(st.sampled_from(ready)), "others may have it"))
+
+    @rule(name=partners)
+    def end_lease(self, name: str) -> None:
+        """In good order: its process has ended."""
+        if (other := self.world.others.get(ModelId(name))) is not None:
+            other.takes = 0
+        self.world.post(LeaseEnded(ModelId(name), "done"))
+
     # ---------------------------------------------------------------------------------------------------------- memory
 
     @rule(mib=st.sampled_from([0, 2000, 6000]))
     def outside(self, mib: int) -> None:
         used = sum(held for where, held in self.world.using.values() if GPU in where)
-        if used + mib <= 16384 and not self.world.alive:  # outsiders do not take what a running load was promised
+        if (
+            used + mib <= 16384 and not self.world.alive and not self.world.others
+        ):  # outsiders do not take what a running load was promised
             self.may_refuse = True
             self.world.outside = {GPU: mib}
             self.world.sample()
@@ -218,6 +267,7 @@ class Scheduling(RuleBasedStateMachine):
                 for other, (where, held) in self.world.using.items()
                 if device in where
             )
+            + sum(max(o.may_take, o.takes) for o in self.world.others.values() if device in o.where)
             for device in places
         }
         if all(taken[d] + mib + self.world.outside.get(d, 0) <= self.world.totals[d] for d in places):
@@ -312,6 +362,12 @@ class Scheduling(RuleBasedStateMachine):
         world.crash_on_start = lambda _name: None
         for key in list(world.immortal):
             world.dies_at_last(key)
+        world.post(LeasesSeen())
+        for name, other in world.others.items():
+            other.takes = 0
+            world.post(LeaseEnded(name, "done"))
+        for name in ("job", "other job"):  # one that waits for ever
+            world.post(LeaseEnded(ModelId(name), "done"))
         for _ in range(60):
             for ticket in list(world.dispatched):
                 world.finish(ticket)

@@ -118,3 +118,22 @@ class TestThreads:
 
         with pytest.raises(RuntimeError, match="a mistake"):
             await threads.in_thread(mistake)
+
+
+class TestStdio:
+    """A program may use our own streams instead of a log."""
+
+    async def test_it_reads_and_writes_them(self, tmp_path):
+        given, stdin = os.pipe()
+        stdout, said = os.pipe()
+        os.write(stdin, b"a line\n")
+        os.close(stdin)
+        worker = await spawn(order(tmp_path, "sh", "-c", "cat; echo $$ >&2; ls /proc/$$/fd", stdio=(given, said, said)))
+        for descriptor in (given, said):
+            os.close(descriptor)
+        assert (await worker.wait()).code == 0
+        with os.fdopen(stdout, "rb") as output:
+            first, pid, *descriptors = output.read().split(b"\n")
+        assert (first, int(pid)) == (b"a line", worker.pid)
+        assert descriptors[:3] == [b"0", b"1", b"2"]
+        assert (tmp_path / "logs" / "m.log").read_bytes() == b""

@@ -24,7 +24,8 @@ function preferred(name) {
 /** Give every model that is shown a colour, in the order of their names: the next visit finds them the same. Those loaded come
  * first; one that comes back while another loaded one has its old colour takes a new one. */
 function assign() {
-  const loaded = new Set([...state.models.values()].filter(({ memory }) => memory.lease_mib !== null).map(({ name }) => name).sort());
+  const leased = (state.devices ?? []).flatMap(({ leases }) => leases.filter(({ partner }) => partner).map(({ model }) => model));
+  const loaded = new Set([...state.models.values()].filter(({ memory }) => memory.lease_mib !== null).map(({ name }) => name).concat(leased).sort());
   const most = Math.ceil(loaded.size / COLOURS) * LOADED; // of a colour
   const series = Object.keys(state.history?.series ?? {}).filter((name) => name.startsWith(MEMORY));
   const shown = new Set([...loaded, ...series.map((name) => name.slice(name.indexOf("/") + 1)).sort()]);
@@ -50,6 +51,6 @@ subscribe(assign);
 
 /** The class of a model's colour, under whichever of its names; "" where it has none. */
 export function hue(name) {
-  const colour = taken.get(physical(name)?.name);
+  const colour = taken.get(physical(name)?.name ?? name); // a partner's lease is no model
   return colour === undefined ? "" : `hue-${colour}`;
 }

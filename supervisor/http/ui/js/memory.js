@@ -26,7 +26,7 @@ function Device({ device }) {
   const leased = device.leases.reduce((sum, lease) => sum + Math.max(lease.lease_mib, lease.measured_mib ?? 0), 0);
   const outside = device.outside_mib ?? 0;
   const free = Math.max(0, total - leased - outside);
-  const summary = `${device.id}: ${mib(leased)} leased to ${device.leases.length} workers, ${mib(outside)} used by others, ${mib(free)} free of ${mib(total)}`;
+  const summary = `${device.id}: ${mib(leased)} leased to ${device.leases.length} workers and partners, ${mib(outside)} used by others, ${mib(free)} free of ${mib(total)}`;
   const problem = trouble(device);
   return html`<section class="device" aria-label=${`Memory of ${device.id}`}>
     <header>
@@ -43,7 +43,7 @@ function Device({ device }) {
     <ul class="legend">
       ${device.leases.map(
         (lease) => html`<li key=${`${lease.model}:${lease.generation}`} class=${hue(lease.model)}>
-          <i class="swatch" /><a href=${href("models", lease.model)}>${lease.model}</a>
+          <i class="swatch" />${lease.partner ? lease.model : html`<a href=${href("models", lease.model)}>${lease.model}</a>`}
           <span class="num">${lease.measured_mib === null ? "" : html`<b>${mib(lease.measured_mib)}</b> of `}${mib(lease.lease_mib)}</span>
           ${lease.phase !== "held" && html`<span class="muted">${lease.phase}</span>`}
         </li>`,

@@ -1,0 +1,61 @@
+"""`llmux lease`: a command of somebody else, with memory that no model takes meanwhile."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import PurePath
+
+import click
+
+from supervisor.cli import client, output
+from supervisor.cli.client import Client, Json
+from supervisor.cli.options import daemon_options, print_json
+from supervisor.errors import LlmuxError
+
+_STRANGE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--vram-mib", required=True, type=click.IntRange(min=1), help="How much memory, on all GPUs together.")
+@click.option("--device", "devices", multiple=True, help="Only on this device; may be given several times.")
+@click.option("--gpus", default=1, show_default=True, type=click.IntRange(1, 64), help="Share it by so many GPUs.")
+@click.option("--wait", is_flag=True, help="Wait for busy models and other leases. Without, fail at once.")
+@click.option("--holder", help="Whose it is, in lists and reasons. Default: the command's name.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@daemon_options
+def lease(
+    vram_mib: int,
+    devices: tuple[str, ...],
+    gpus: int,
+    wait: bool,
+    holder: str | None,
+    command: tuple[str, ...],
+    daemon: Client,
+    as_json: bool,
+) -> None:
+    """Lease memory for COMMAND, run it, and give the memory back when it ends. Exits as COMMAND does.
+
+    Idle models are evicted for it. COMMAND sees only the devices of its lease. It is killed with llmux lease, and when its
+    lease is lost. Put -- before COMMAND. With --json the lease is printed on stderr.
+    """
+    whose = holder or _STRANGE.sub("-", PurePath(command[0]).name).strip("-._")[:64] or "partner"
+    body: Json = {"vram_mib": vram_mib, "gpus": gpus, "holder": whose, "wait": wait}
+    if devices:
+        body["device"] = list(devices)
+    with output.progress(lambda: _progress(daemon, whose)):
+        found = daemon.post("/v1/admin/leases", body)
+    if as_json:
+        print_json(found, indent=None, err=True)
+    from supervisor.cli.leased import run  # noqa: PLC0415  # not for declaring
+
+    sys.exit(run(daemon, found, command))
+
+
+def _progress(daemon: Client, holder: str) -> output.Row:
+    try:
+        leases = client.rows(daemon.get("/v1/admin/leases", timeout_s=2.0))
+    except LlmuxError:  # the command itself reports it
+        return ["waiting for the daemon"]
+    mine = next((one for one in leases if one.get("holder") == holder and one.get("state") == "waiting"), {})
+    return [f"{holder} waits: ", output.dim(output.text(mine.get("reason")))]

@@ -1,0 +1,111 @@
+"""Runs a command under a lease: heartbeats while it lives, and its whole process tree ends with this process.
+
+It runs below a shim, as workers do, with our own stdin, stdout and stderr. So nothing of it survives us, however we end; the
+lease then ends by its time to live. As long as the daemon can't be reached the command goes on: nothing is loaded meanwhile,
+and a daemon that comes back knows the lease. When the daemon says that the lease has ended, so does the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from supervisor.cli import client
+from supervisor.cli.client import Client, Json
+from supervisor.cli.own_process import on_signals, signals_end
+from supervisor.errors import LlmuxError, NotFoundError
+from supervisor.io.process import WorkerProcess, become_subreaper
+from supervisor.io.spawn import SpawnOrder, spawn
+
+GRACE_S: Final = 10.0
+KILL_WAIT_S: Final = 5.0
+SIGNALLED: Final = 128
+"""A shell's exit code of a command that a signal ended is this and the signal's number."""
+
+
+def run(daemon: Client, lease: Json, command: Sequence[str]) -> int:
+    """Run it and end the lease; its exit code. Raises SpawnError when it can't be started."""
+    path = f"/v1/admin/leases/{client.quoted(str(lease['id']))}"
+    code = SIGNALLED + signal.SIGINT
+    with signals_end():
+        try:
+            code = asyncio.run(_run(daemon, path, lease, tuple(command)))
+        finally:
+            with contextlib.suppress(LlmuxError):  # what isn't ended here ends by its time to live
+                daemon.delete(path)
+    return code
+
+
+async def _run(daemon: Client, path: str, lease: Json, command: tuple[str, ...]) -> int:
+    become_subreaper()
+    given = {str(name): str(value) for name, value in client.part(lease, "env").items()}
+    with tempfile.TemporaryDirectory(prefix="llmux-lease-") as folder, _stdio() as stdio:
+        order = SpawnOrder(
+            instance=str(lease["id"]),
+            model=str(lease["id"]),
+            generation=1,
+            argv=command,
+            env={**os.environ, **given},
+            log=Path(folder, "unused.log"),
+            stdio=stdio,
+        )
+        signals = asyncio.Queue[None]()
+        on_signals(lambda: signals.put_nowait(None), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        process = await spawn(order)
+        ending = asyncio.create_task(_end(process, signals))
+        ttl_s = lease["ttl_s"]
+        assert isinstance(ttl_s, int | float)
+        beating = asyncio.create_task(_beat(daemon, path, process, ttl_s / 3))
+        code = (await process.wait()).code
+        for task in (beating, ending):
+            task.cancel()
+        await asyncio.wait({beating, ending})
+    if code is None:
+        return SIGNALLED + signal.SIGKILL
+    return code if code >= 0 else SIGNALLED - code
+
+
+async def _end(process: WorkerProcess, signals: asyncio.Queue[None]) -> None:
+    """At the first signal SIGTERM to all of it, for as long as it needs; at the next SIGKILL."""
+    await signals.get()
+    process.terminate()
+    await signals.get()
+    process.kill()
+
+
+async def _beat(daemon: Client, path: str, process: WorkerProcess, interval_s: float) -> None:
+    """Until the lease has ended, and with it the command."""
+    is_heard = True
+    while True:
+        try:
+            await asyncio.to_thread(daemon.put, path, {"pid": process.shim_pid})
+            is_heard = True
+        except NotFoundError as error:
+            click.echo(f"llmux: {error.message}", err=True)
+            await process.stop(GRACE_S, KILL_WAIT_S)
+            return
+        except LlmuxError as error:
+            if is_heard:
+                click.echo(f"llmux: no heartbeat reached the daemon; trying again: {error.message}", err=True)
+            is_heard = False
+        await asyncio.sleep(interval_s if is_heard else min(1.0, interval_s))
+
+
+@contextlib.contextmanager
+def _stdio() -> Iterator[tuple[int, int, int]]:
+    """Copies of our own, where the shim's pipes don't take their place."""
+    copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in range(3)]
+    try:
+        yield copies[0], copies[1], copies[2]
+    finally:
+        for copy in copies:
+            os.close(copy)

@@ -1,0 +1,145 @@
+"""Leases for partners, and what those who share our devices mean for our own: processes that somebody else runs and that take memory of our devices, such as a training job.
+
+In the scheduler a partner is a model without requests whose process isn't ours. It is planned as others are, so idle
+models are evicted for it and busy ones drained; it is granted where a worker would be started; from then on it is
+pinned. It lasts until its holder ends it, or until no heartbeat has come for its time to live. Then its lease ends with
+the next reading: what its process may still take counts as used outside, and no load begins without free memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core.events import LeaseAsked, LeaseEnded, LeaseLost, LeaseRenewed, LeaseRestored
+from supervisor.core.lifecycle import Trigger, advance
+from supervisor.core.messages import seconds
+from supervisor.core.model_state import Life, ModelState
+from supervisor.core.plans import Plan, Refuse, Wait
+from supervisor.core.state import SchedulerState, Step
+from supervisor.core.termination import remove, stop_worker
+from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState
+
+
+def asked(state: SchedulerState, step: Step, event: LeaseAsked) -> None:
+    """Want it as an operator wants a load. The id must be new."""
+    if state.shutting_down:
+        return
+    model = _enter(state, step, event.spec, event.partner)
+    model.ask(step.now)
+    state.update_wanted(model)
+
+
+def restored(state: SchedulerState, step: Step, event: LeaseRestored) -> None:
+    """It holds what it held; the heartbeats go on."""
+    model = _enter(state, step, event.spec, event.partner)
+    advance(model, Trigger.START, step.now, "restored", devices=event.devices)
+    state.ledger.adopt(model.holder, event.devices, event.mib, step.now, is_partner=True)
+    _held(state, step, model, "restored")
+
+
+def _enter(state: SchedulerState, step: Step, spec: ModelSpec, partner: Partner) -> ModelState:
+    assert spec.id not in state.models, f"{spec.id} is there already"
+    model = ModelState(spec, Life(step.now), generation=state.last_forgotten, last_used=step.now, partner=partner)
+    model.life.reason = "asked for"
+    state.models[spec.id] = model
+    return model
+
+
+def patience(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
+    """One that waits isn't refused because of others that hold memory; one that doesn't waits for nobody in use.
+
+    It does wait for memory that comes back by itself: of idle models that were evicted for it, and of those that stop.
+    """
+    if partner.waits:
+        if isinstance(answer, Refuse) and answer.outage is None and not answer.fits_nowhere:
+            return Wait((), 0, (), answer.reason)
+        return answer
+    if state.ledger.unshared is not None:
+        return Refuse(state.ledger.unshared)
+    if isinstance(answer, Wait):
+        in_use = any(_is_in_use(state, state.models[name]) for name in answer.waits_for)
+        loading = any(state.ledger.starting(device) for device in answer.devices or state.ledger.device_ids())
+        if in_use or loading:
+            return Refuse(answer.reason)
+    return answer
+
+
+def _is_in_use(state: SchedulerState, model: ModelState) -> bool:
+    if model.state is WorkerState.READY:
+        return bool(model.in_flight) or state.queue.count(model.id) > 0
+    return model.state is not WorkerState.STOPPING
+
+
+def grant(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """Its memory is free, and its from now on."""
+    state.ledger.settle(model.holder, step.now)
+    _held(state, step, model, f"granted after {seconds(step.now - (model.asked_at or step.now))}")
+
+
+def _held(state: SchedulerState, step: Step, model: ModelState, reason: str) -> None:
+    advance(model, Trigger.READY, step.now, reason)
+    state.update_wanted(model)
+    step.decide("lease_granted", model.id, f"{_amount(state, model)}: {reason}")
+    _extend(state, step, model)
+
+
+def _amount(state: SchedulerState, model: ModelState) -> str:
+    return " + ".join(f"{lease.mib} MiB on {lease.device}" for lease in state.ledger.leases_of(model.holder))
+
+
+def renewed(state: SchedulerState, step: Step, event: LeaseRenewed) -> None:
+    """Its time to live begins anew."""
+    model = state.models.get(event.lease)
+    if model is None or model.partner is None or model.removed:
+        return
+    model.partner = replace(
+        model.partner,
+        ttl_s=model.partner.ttl_s if event.ttl_s is None else event.ttl_s,
+        pid=model.partner.pid if event.pid is None else event.pid,
+    )
+    if model.state is WorkerState.READY:
+        _extend(state, step, model)
+
+
+def _extend(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """One timer at a time, however many heartbeats come: it sets the next one."""
+    partner = model.partner
+    assert partner is not None
+    until = step.now + partner.ttl_s
+    model.partner = replace(partner, until=until)
+    if partner.until is None or until < partner.until:
+        state.wake(until, model.id)
+
+
+def ended(state: SchedulerState, step: Step, event: LeaseEnded) -> None:
+    """Its memory comes back; one that only waited is forgotten at once."""
+    model = state.models.get(event.lease)
+    if model is None or model.partner is None or model.removed:
+        return
+    step.decide("lease_ended", model.id, event.reason)
+    remove(state, step, model, event.reason)
+
+
+def lost(state: SchedulerState, step: Step, event: LeaseLost) -> None:
+    """Its requests are cut. A model comes back as soon as there is room without an eviction."""
+    model = state.current(event.model, event.generation)
+    if model is None or model.exited:
+        return
+    step.decide("lease_ended", model.id, event.reason)
+    if model.partner is not None:
+        remove(state, step, model, event.reason)
+        return
+    stop_worker(state, step, model, StopCause.LEASE, event.reason, force=True)
+    if not model.removed:
+        model.want_back()
+
+
+def look(state: SchedulerState, step: Step, model: ModelState) -> None:
+    """End it when no heartbeat has come in time."""
+    partner = model.partner
+    if partner is None or partner.until is None:
+        return
+    if step.now < partner.until:
+        state.wake(partner.until, model.id)
+    else:
+        ended(state, step, LeaseEnded(model.id, f"no heartbeat came for {seconds(partner.ttl_s)}"))

@@ -1,0 +1,245 @@
+"""Partners: others who take memory of our devices, such as a training job. Each has a lease, which it keeps by heartbeats.
+
+A lease outlives the daemon: the next one on the same state directory restores it, and the heartbeats go on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+from pydantic import JsonValue
+
+from runtimes.device_kind import visibility
+from supervisor.catalog.catalog import misplaced
+from supervisor.core.effects import Decided, Effect
+from supervisor.core.events import Event, LeaseAsked, LeaseEnded, LeaseRenewed, LeaseRestored
+from supervisor.core.types import (
+    DEFAULT_PRIORITY,
+    PARTNER,
+    DeviceId,
+    Devices,
+    Footprint,
+    FootprintSource,
+    ModelId,
+    ModelSpec,
+    Partner,
+    WorkerState,
+)
+from supervisor.daemon.engine import Engine
+from supervisor.daemon.shared_leases import SharedLeases
+from supervisor.daemon.status import PartnerStatus
+from supervisor.errors import InvalidRequestError, LeaseUnavailableError, LlmuxError, NotFoundError
+from supervisor.io.memory import MemorySampler
+from supervisor.io.store import NotSavedError, Store
+
+log = structlog.get_logger("llmux.partners")
+
+_COLLECTION = "leases"
+_STATES = {WorkerState.STOPPED: "waiting", WorkerState.READY: "held", WorkerState.STOPPING: "ending"}
+
+Json = dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a partner asks for. `vram_mib` is shared equally by its `gpus`; no `devices`: any."""
+
+    holder: str
+    vram_mib: int
+    devices: tuple[str, ...] = ()
+    gpus: int = 1
+    ttl_s: float = 30.0
+    pid: int | None = None
+    waits: bool = False
+
+
+class Partners:
+    """The leases of partners. One for each daemon."""
+
+    def __init__(self, engine: Engine, sampler: MemorySampler) -> None:
+        self._engine = engine
+        self._sampler = sampler
+        self._store: Store | None = None
+        self.shared: SharedLeases | None = None  # set iff others lease memory of the same devices
+        self._tasks: set[asyncio.Task[None]] = set()
+        engine.observers.append(self._observe)
+
+    def restore(self, store: Store) -> None:
+        """Go on with the leases that are kept there, and keep new ones there. Call it before memory is read."""
+        self._store = store
+        known = {device.id for device in self._sampler.devices()}
+        for name, kept in store.items(_COLLECTION).items():
+            try:
+                event = _restored(ModelId(name), kept)
+            except (LookupError, TypeError, ValueError) as error:
+                log.warning("lease.unreadable", lease=name, reason=repr(error))
+                continue
+            if known.issuperset(event.devices):
+                self._engine.post(event)
+
+    # ------------------------------------------------------------------------------------------------- what is asked
+
+    async def take(self, wanted: Wanted) -> Json:
+        """A lease, once it is granted. Cancelling it leaves none.
+
+        Raises InvalidRequestError for what can never be, LeaseUnavailableError, UnavailableError during the shutdown.
+        """
+        while True:
+            try:
+                return await self._take_once(wanted)
+            except LeaseUnavailableError as error:
+                if not wanted.waits or error.retry_after_s is None:
+                    raise
+                await asyncio.sleep(error.retry_after_s)
+
+    async def _take_once(self, wanted: Wanted) -> Json:
+        spec = self._spec(wanted)
+        partner = Partner(wanted.holder, wanted.ttl_s, wanted.waits, wanted.pid)
+        try:
+            await self._engine.lease(LeaseAsked(spec, partner))
+            await self._share(spec.id)
+            await self._save(spec.id)
+        except BaseException as error:
+            reason = "not granted" if isinstance(error, LlmuxError) else "its client disconnected"
+            self._engine.post(LeaseEnded(spec.id, reason))
+            raise
+        return self.view(spec.id)
+
+    async def _share(self, name: ModelId) -> None:
+        """Raises LeaseUnavailableError when others who share the devices were faster."""
+        if self.shared is None:
+            return
+        model = self._find(name).model
+        trouble = await self.shared.take((name, model.generation), model.devices, model.leases[0].mib)
+        if trouble is not None:
+            raise LeaseUnavailableError(f"{name} lost its lease: {trouble}. Try again.", retry_after_s=1.0)
+
+    async def renew(self, name: str, ttl_s: float | None, pid: int | None) -> Json:
+        """A heartbeat. Raises NotFoundError when the lease has ended: then its holder must stop."""
+        if not self._find(name).is_held:
+            raise _gone(name)
+        self._engine.post(LeaseRenewed(ModelId(name), ttl_s, pid))
+        if (ttl_s, pid) != (None, None):
+            await self._save(ModelId(name))
+        return self.view(name)
+
+    def end(self, name: str) -> Json:
+        """Its holder needs it no more, or has ended. Raises NotFoundError."""
+        self._find(name)
+        self._engine.post(LeaseEnded(ModelId(name), "its holder ended it"))
+        return {"id": name, "ended": True}
+
+    def _spec(self, wanted: Wanted) -> ModelSpec:
+        known = {device.id: device.spec for device in self._sampler.devices()}
+        for device in wanted.devices:
+            if device not in known:
+                message = f"There is no device {device[:50]!r}, only {', '.join(known)}."
+                raise InvalidRequestError(message, param="device")
+        name = ModelId(f"{wanted.holder}-{secrets.token_hex(3)}")
+        footprint = Footprint(wanted.vram_mib, FootprintSource.EXPLICIT)
+        devices = tuple(DeviceId(device) for device in wanted.devices)
+        priority = min(DEFAULT_PRIORITY.values())
+        spec = ModelSpec(name, PARTNER, priority, footprint, devices=devices, gpus=wanted.gpus, pin=True, drain_s=0.0)
+        if (problem := misplaced(spec, tuple(known.values()))) is not None:
+            raise InvalidRequestError(f"{wanted.holder} can't have this lease: {problem[1]}.", param="vram_mib")
+        return spec
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def views(self) -> list[Json]:
+        """All of them, oldest first."""
+        return [self._view(found) for found in self._engine.partners()]
+
+    def view(self, name: str) -> Json:
+        """One of them. Raises NotFoundError."""
+        return self._view(self._find(name))
+
+    def _find(self, name: str) -> PartnerStatus:
+        for found in self._engine.partners():
+            if found.id == name:
+                return found
+        raise _gone(name)
+
+    def _view(self, found: PartnerStatus) -> Json:
+        model, partner = found.model, found.partner
+        return {
+            "id": found.id,
+            "holder": partner.holder,
+            "state": _STATES[model.state],
+            "reason": model.reason,
+            "since_s": round(model.since_s, 3),
+            "vram_mib": model.spec.footprint.mib,
+            "devices": list(model.devices),
+            "measured_mib": model.measured_mib,
+            "ttl_s": partner.ttl_s,
+            "expires_s": None if found.expires_s is None else round(found.expires_s, 3),
+            "pid": partner.pid,
+            "waits_for": list(model.waits_for),
+            "env": dict(self._environment(model.devices)),
+        }
+
+    def _environment(self, devices: Devices) -> dict[str, str]:
+        """The variables that let its process see its devices, and no others."""
+        if not devices:
+            return {}
+        return visibility(device.assignment for device in self._sampler.devices() if device.id in devices)
+
+    # -------------------------------------------------------------------------------------------------------- keeping
+
+    async def _save(self, name: ModelId) -> None:
+        """So that the next daemon knows it. Without that, the lease is as good until then."""
+        found = self._find(name)
+        kept: Json = {
+            "holder": found.partner.holder,
+            "vram_mib": found.model.spec.footprint.mib,
+            "gpus": found.model.spec.gpus,
+            "devices": list(found.model.devices),
+            "mib": found.model.leases[0].mib,
+            "ttl_s": found.partner.ttl_s,
+            "pid": found.partner.pid,
+        }
+        await self._put(name, kept)
+
+    def _observe(self, _event: Event, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if type(effect) is Decided and effect.kind == "lease_ended" and effect.model is not None:
+                self._tasks.add(task := asyncio.create_task(self._put(effect.model, None)))
+                task.add_done_callback(self._tasks.discard)
+
+    async def _put(self, name: ModelId, value: Json | None) -> None:
+        if self._store is None:
+            return
+        try:
+            await self._store.put(_COLLECTION, name, value)
+        except NotSavedError as error:
+            log.warning("lease.not_saved", lease=name, reason=error.message)
+
+
+def _gone(name: str) -> NotFoundError:
+    return NotFoundError(
+        f"There is no lease {name[:100]!r}, or it has ended: its holder must stop.", code="lease_ended"
+    )
+
+
+def _restored(name: ModelId, kept: JsonValue) -> LeaseRestored:
+    """Raises LookupError, TypeError or ValueError for what isn't one."""
+    if not isinstance(kept, dict):
+        raise TypeError(kept)
+    told: dict[str, object] = dict(kept)
+    devices = tuple(DeviceId(str(device)) for device in _list(told["devices"]))
+    footprint = Footprint(int(str(told["vram_mib"])), FootprintSource.EXPLICIT)
+    gpus, mib, pid = int(str(told["gpus"])), int(str(told["mib"])), told["pid"]
+    priority = min(DEFAULT_PRIORITY.values())
+    spec = ModelSpec(name, PARTNER, priority, footprint, devices=devices, gpus=gpus, pin=True, drain_s=0.0)
+    partner = Partner(str(told["holder"]), float(str(told["ttl_s"])), pid=None if pid is None else int(str(pid)))
+    return LeaseRestored(spec, partner, devices, mib)
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(value)
+    return value

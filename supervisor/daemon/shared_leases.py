@@ -1,0 +1,211 @@
+"""Several coordinators on the same devices: each of our leases is also in a store that all of them ask first.
+
+The rules:
+ 1. Before a worker starts, or a partner is told that it has its memory, the store has their lease.
+ 2. What others have leased there counts as taken in our ledger. No load begins without free memory, whatever the store says.
+ 3. A lease stays in the store until its memory is back, and is renewed as long.
+ 4. While the store can't be reached nothing new begins. What was leased before goes on until its lease is about to end
+    there; then it is stopped, because others may take its memory.
+ 5. Where a lease has expired meanwhile, it is taken again if there is room; if not, its holder is stopped.
+
+What the engine's ledger holds is compared with the store again and again, so nothing depends on a message that may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from supervisor.core.device_ledger import Holder, Phase
+from supervisor.core.effects import StartWorker
+from supervisor.core.events import LeaseLost, LeasesSeen
+from supervisor.core.types import Crash, CrashClass, DeviceId, Devices
+from supervisor.daemon.engine import Engine
+from supervisor.io.lease_store import JUST_BEGUN, LeaseStore, Refusal, Share, StoreUnreachableError
+from supervisor.io.memory import DeviceInfo
+
+log = structlog.get_logger("llmux.leases")
+
+LOOK_S: Final = 1.0
+RENEW_S: Final = 5.0
+STOP_S: Final = 10.0
+"""How long before its lease ends in the store a worker is killed: the kill, and a shim that must be killed, take five."""
+
+PARTNER_STOP_S: Final = 30.0
+"""The same of a partner: its next heartbeat tells it, and then it gets a grace."""
+
+HOST_PREFIX: Final = "host:"
+
+
+@dataclass(slots=True)
+class _Held:
+    """A lease of ours in the store."""
+
+    shares: Mapping[str, Share]  # by the store's name of the device
+    until: float  # it ends there, on our clock; never later than on the store's
+    is_there: bool = True  # False: the store has forgotten it
+
+
+class SharedLeases:
+    """Our part in a store. Make it before anything is planned."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: LeaseStore,
+        devices: Sequence[DeviceInfo],
+        instance: str,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._names = {DeviceId(device.id): shared_name(device) for device in devices}
+        self._most = {DeviceId(device.id): device.spec.usable_mib for device in devices}
+        self._prefix = f"{socket.gethostname()}:{instance}:"
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._held: dict[Holder, _Held] = {}
+        self._asking: set[Holder] = set()
+        self._lost: set[Holder] = set()  # told to stop
+        self._told: LeasesSeen | None = None
+        self._tell(LeasesSeen(trouble="the lease store was not asked yet"))
+
+    # ------------------------------------------------------------------------------------------------------- beginning
+
+    async def gate(self, effect: StartWorker) -> Crash | None:
+        """Lease what a worker needs before it starts; a refusal isn't its fault, and is tried again."""
+        trouble = await self.take((effect.model, effect.generation), effect.devices, effect.lease_mib)
+        return None if trouble is None else Crash(CrashClass.HOST, trouble)
+
+    async def take(self, holder: Holder, devices: Devices, mib: int) -> str | None:
+        """Lease it in the store. None, or why not; then others' leases are known to the engine."""
+        self._asking.add(holder)
+        try:
+            refusal = await self._take(holder, dict.fromkeys(devices, mib), has_it=False)
+            if refusal is None:
+                return None
+            await self._look()
+        except StoreUnreachableError as error:
+            self._tell(LeasesSeen(trouble=str(error)))
+            return str(error)
+        finally:
+            self._asking.discard(holder)
+        return str(refusal)
+
+    async def _take(self, holder: Holder, mib: Mapping[DeviceId, int], *, has_it: bool) -> Refusal | None:
+        shares = {self._names[device]: Share(amount, self._most[device]) for device, amount in mib.items()}
+        before = self._clock()
+        refusal = await self._store.take(self._name(holder), shares, self._ttl_s, has_it=has_it)
+        if refusal is None:
+            self._held[holder] = _Held(shares, before + self._ttl_s)
+        return refusal
+
+    def _name(self, holder: Holder) -> str:
+        return f"{self._prefix}{holder[0]}:{holder[1]}"
+
+    # -------------------------------------------------------------------------------------------------------- keeping
+
+    async def run(self) -> None:
+        """Renew, release and look, until cancelled."""
+        while True:
+            await self.turn()
+            await asyncio.sleep(LOOK_S)
+
+    async def turn(self) -> None:
+        """Once. Never fails."""
+        try:
+            await self._look()
+            await self._reconcile()
+        except StoreUnreachableError as error:
+            if self._told is None or self._told.trouble is None:
+                log.warning("leases.unreachable", reason=str(error))
+            self._tell(LeasesSeen(trouble=str(error)))
+        self._stop_expired()
+
+    async def _reconcile(self) -> None:
+        """What our ledger holds is in the store, and nothing else of ours is."""
+        ours = self._ours()
+        for holder, mib in ours.items():
+            held = self._held.get(holder)
+            if holder in self._asking or self._is_fresh(held):
+                continue
+            refusal = await self._take(holder, mib, has_it=True)
+            if refusal is not None:
+                self._lose(holder, f"its lease in the lease store is gone, and {refusal}")
+        self._lost &= ours.keys()
+        for holder in [holder for holder in self._held if holder not in ours and holder not in self._asking]:
+            await self._store.release(self._name(holder), tuple(self._held[holder].shares))
+            del self._held[holder]
+
+    def _is_fresh(self, held: _Held | None) -> bool:
+        return held is not None and held.is_there and held.until - self._clock() > self._ttl_s - RENEW_S
+
+    def _ours(self) -> dict[Holder, dict[DeviceId, int]]:
+        """All that our ledger counts and that has been asked for, by holder: also what is on its way back."""
+        ours: dict[Holder, dict[DeviceId, int]] = {}
+        for device in self._engine.devices():
+            for lease in device.leases:
+                was_asked = lease.phase is not Phase.STARTING or lease.holder in self._held
+                if device.id in self._names and was_asked:
+                    ours.setdefault(lease.holder, {})[device.id] = lease.mib
+        return ours
+
+    async def _look(self) -> None:
+        """Tell the engine what others have; give back what an earlier daemon of this instance left there."""
+        is_open, seen = await self._store.look(list(self._names.values()))
+        known = {self._name(holder) for holder in (*self._ours(), *self._held, *self._asking)}
+        others: dict[DeviceId, int] = {}
+        for device, name in self._names.items():
+            for left in [field for field in seen[name] if field.startswith(self._prefix) and field not in known]:
+                await self._store.release(left, (name,))
+            others[device] = sum(mib for field, mib in seen[name].items() if not field.startswith(self._prefix))
+        for holder, held in self._held.items():
+            held.is_there = all(self._name(holder) in seen[name] for name in held.shares)
+        if is_open and self._told is not None and self._told.trouble is not None:
+            log.info("leases.reachable")
+        trouble = None if is_open else JUST_BEGUN
+        self._tell(LeasesSeen({device: mib for device, mib in others.items() if mib}, trouble))
+
+    def _tell(self, seen: LeasesSeen) -> None:
+        if seen != self._told:
+            self._told = seen
+            self._engine.post(seen)
+
+    # --------------------------------------------------------------------------------------------------------- losing
+
+    def _stop_expired(self) -> None:
+        partners = {status.id for status in self._engine.partners()}
+        for holder, held in list(self._held.items()):
+            if self._clock() >= held.until - (PARTNER_STOP_S if holder[0] in partners else STOP_S):
+                self._lose(holder, "its lease in the lease store could not be renewed, so others may take its memory")
+
+    def _lose(self, holder: Holder, reason: str) -> None:
+        self._held.pop(holder, None)
+        if holder in self._lost:
+            return
+        self._lost.add(holder)
+        log.warning("leases.lost", model=holder[0], generation=holder[1], reason=reason)
+        self._engine.post(LeaseLost(*holder, reason))
+
+    async def close(self, *, released: bool) -> None:
+        """End the connection; with `released` give back what workers had, who have all ended."""
+        if released:
+            partners = {status.id for status in self._engine.partners()}
+            with contextlib.suppress(StoreUnreachableError):
+                for holder, held in self._held.items():
+                    if holder[0] not in partners:
+                        await self._store.release(self._name(holder), tuple(held.shares))
+        await self._store.close()
+
+
+def shared_name(device: DeviceInfo) -> str:
+    """What all coordinators call the device: a card's UUID, or whose memory it is."""
+    return device.uuid or f"{HOST_PREFIX}{socket.gethostname()}"
