@@ -225,7 +225,7 @@ TABLE: Final = (
     Fault(
         26,
         "Two models take turns on one device",
-        "At most one swap per `min_residency_s`, and nobody waits for ever: a drain has a deadline.",
+        "At most one swap per `min_residency_s` while both are in demand, and nobody waits for ever: a drain has a deadline.",
         "`core/admission`: minimum residency and aging; `core/draining`: deadlines of drains.",
         ("tests/faults/test_slow_reader_drain.py",),
     ),

@@ -90,9 +90,11 @@ class Test26AlternatingModels:
     """Two models that fight for one device swap at most once a residency, and nobody starves."""
 
     def test_fight(self, tmp_path, measured):
-        """Two clients in closed loops on two such models: swaps are bounded by the minimum residency, and nobody starves."""
+        """Clients in closed loops on two such models, so that each is always asked for: swaps are bounded by the minimum
+        residency, and nobody starves."""
         residency_s, lasting_s, deadline_s = 0.5, times(4, 60), 40
-        models = {name: fake("--take-mib", "120", vram_mib=250) for name in ("left", "right")}
+        slow = fake("--take-mib", "120", "--delay", "0.05", vram_mib=250, target_inflight=1)
+        models = dict.fromkeys(("left", "right"), slow)
         config = {
             "models": models,
             "devices": [{"kind": "host", "budget_mib": 400, "margin_mib": 0}],
@@ -113,7 +115,7 @@ class Test26AlternatingModels:
                         waits[name].append(time.monotonic() - began)
 
             ledger = Ledger(daemon)
-            clients = [threading.Thread(target=loop, args=(name,)) for name in models]
+            clients = [threading.Thread(target=loop, args=(name,)) for name in models for _ in range(3)]
             for client in clients:
                 client.start()
             try:
