@@ -35,6 +35,11 @@ class ClientConfig(Limited):
         description="How urgent its requests are that don't say, nor their key does; lower goes first. Default: normal.",
         examples=["low"],
     )
+    weight: Annotated[float, Field(ge=0.01, le=100)] = Field(
+        default=1.0,
+        description="Its share beside other clients of the same class: twice the weight, twice the time of the workers.",
+        examples=[2],
+    )
     cooldown_errors: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=0, description="After so many failed requests in a row it has to pause; 0: never.", examples=[20]
     )

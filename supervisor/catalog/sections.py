@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
+from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.staying import StayingConfig
 from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
 from supervisor.core.types import DeviceId, Eviction, Limits, Policy
@@ -170,7 +171,7 @@ def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
     return math.inf if drain_s == "never" else drain_s
 
 
-class LimitsConfig(StayingConfig, Section):
+class LimitsConfig(StayingConfig, OrderConfig, Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
     queue_total: Count = Field(default=512, description="Requests that may wait in all.")
@@ -267,7 +268,7 @@ class LimitsConfig(StayingConfig, Section):
     def limits(self) -> Limits:
         """What the scheduler takes of them."""
         numbers = {field.name: getattr(self, field.name) for field in fields(Limits)}
-        return Limits(**numbers | {"drain_s": drain_seconds(self.drain_s)})
+        return Limits(**numbers | self.numbers() | {"drain_s": drain_seconds(self.drain_s)})
 
     def bodies_bytes(self, memory_mib: int) -> int:
         """What all bodies may take together on a machine with so much memory: never less than the largest takes."""

@@ -310,8 +310,7 @@ async def _assemble(
 
     models = await _check_models(catalog, opened, learned())
     tell_sizes(catalog, warnings_of(catalog, models, specs))
-    log_dir = server.state_dir / LOGS
-    log_dir.mkdir(exist_ok=True)
+    (log_dir := server.state_dir / LOGS).mkdir(exist_ok=True)
     launcher = LocalLauncher(
         ports=PortRange(server.worker_port_first, server.worker_port_last, WORKER_HOST),
         runtimes_dir=server.runtimes_dir,

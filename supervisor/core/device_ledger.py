@@ -165,6 +165,7 @@ class DeviceLedger:
     lost: str | None = None  # set iff stale and nobody knows whether that ends: why
     outside_mib: int | None = None
     others_mib: int = 0  # leased by others who share the device
+    before_unseen: tuple[int, int] | None = None  # set iff a partner can't be measured: see `note_unseen`
     unshared: str | None = None  # set iff that is unknown now: why
     leases: dict[Holder, Lease] = field(default_factory=dict)
     snapshots: deque[MemorySnapshot] = field(
@@ -211,8 +212,15 @@ class DeviceLedger:
 
     def untaken(self) -> int:
         """What workers may still take of the memory that the last sample shows as free."""
-        unseen_mib = self.others_mib + sum(lease.mib for lease in self.leases.values() if lease.is_held_unseen)
-        return max(0, unseen_mib - self._by_nobody()) + sum(
+        by_nobody = self._by_nobody()
+        unseen_mib = sum(lease.mib for lease in self.leases.values() if lease.is_held_unseen)
+        taken_mib = 0  # by partners who can't be measured
+        if self.before_unseen is not None:
+            outside_mib, others_mib = self.before_unseen
+            taken_mib = by_nobody - outside_mib - max(0, self.others_mib - others_mib)
+            taken_mib = min(max(0, taken_mib), unseen_mib)
+        unseen_mib += max(0, self.others_mib - (by_nobody - taken_mib)) - taken_mib
+        return unseen_mib + sum(
             max(0, lease.mib - (lease.seen_mib or 0))
             for lease in self.leases.values()
             if not lease.is_held_unseen and (lease.is_open or self.hides(lease))
@@ -226,6 +234,18 @@ class DeviceLedger:
             if not lease.is_held_unseen
         )
         return 0 if self.free_mib is None else max(0, self.spec.total_mib - self.free_mib - known)
+
+    def note_unseen(self) -> None:
+        """Keep what was used by nobody known before the first partner who can't be measured, and how much others leased.
+
+        Or less, if that goes: it isn't the partner's.
+        """
+        if not any(lease.is_held_unseen for lease in self.leases.values()):
+            self.before_unseen = None
+            return
+        now = (self._by_nobody(), self.others_mib)
+        before = self.before_unseen or now
+        self.before_unseen = (min(now[0], before[0]), min(now[1], before[1]))
 
     def snapshot(self, free_mib: int) -> MemorySnapshot:
         """What the last sample, with so much free, showed. Memory that it hides is held by workers that are gone."""

@@ -192,9 +192,8 @@ class Ledger:
         device.free_mib, device.outside_mib, device.taken_at = sample.free_mib, sample.outside_mib, taken_at
         for lease in list(device.leases.values()):
             if lease.seen_mib != lease.measured_mib:
-                device.leases[lease.holder] = self._leases[lease.holder][sample.id] = replace(
-                    lease, seen_mib=lease.measured_mib
-                )
+                seen = replace(lease, seen_mib=lease.measured_mib)
+                device.leases[lease.holder] = self._leases[lease.holder][sample.id] = seen
         back = []
         write_off_s = WRITE_OFF * self._limits.memory_quarantine_s
         for holder, release in list(device.releases.items()):
@@ -203,6 +202,7 @@ class Ledger:
                 back.append(holder[0])
         # Without the leases just released: this snapshot shows their memory as free.
         device.snapshots.appendleft(device.snapshot(sample.free_mib))
+        device.note_unseen()
         device.cached = None
         if device.view() != before:
             self._alter(device)
@@ -259,6 +259,7 @@ class Ledger:
     def _alter(self, device: DeviceLedger) -> None:
         """Its figures are to be reckoned anew."""
         device.cached = None
+        device.note_unseen()
         self._watch(device)
         self.mark(device.spec.id)
 
@@ -328,8 +329,7 @@ class Ledger:
 
     def held_mib(self, model_id: ModelId, device: DeviceId) -> int:
         """What the workers of the model hold there."""
-        leases = self._devices[device].leases.values()
-        return sum(lease.held_mib for lease in leases if lease.holder[0] == model_id)
+        return sum(lease.held_mib for lease in self.leases_on(device) if lease.holder[0] == model_id)
 
     def holds(self, holder: Holder) -> bool:
         """Has it a lease, on any device?"""

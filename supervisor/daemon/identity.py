@@ -60,7 +60,7 @@ def identify(headers: Headers, body: Body, key: Key | None, catalog: Catalog) ->
     accounts = accounts_of(key, who, catalog)
     keep_alive_s = _keep_alive_s(body.said(KEEP_ALIVE))
     is_any = given == NORMAL and not who and not accounts and keep_alive_s is None
-    demand = ANY if is_any else Demand(given, who, accounts, keep_alive_s)
+    demand = ANY if is_any else Demand(given, who, accounts, keep_alive_s, weight=profile.weight)
     return Identity(demand, profile, priority is not None and given != wanted)
 
 
