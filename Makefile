@@ -17,7 +17,7 @@ LOWEST := $(FAST) --ignore=tests/unit/core tests/installation/test_accelerator_b
   tests/e2e/runtimes/test_sdk_server.py $(addprefix tests/security/test_,auth.py exposure.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench golden docs soak \
+.PHONY: help run status logs restart stop test test-fast fast announced costs lint format check bench simulate golden docs soak \
   llama-server test-vllm test-chatterbox test-open-webui lock upgrade audit licences lowest clean
 
 help: ## List the targets
@@ -71,6 +71,9 @@ check: ## What CI runs
 
 bench: .venv/ready-dev ## Compare the data path with nginx and a direct connection
 	$(BIN)/python -m bench
+
+simulate: .venv/ready-dev ## Play a day of a large machine through the scheduler, and write docs/scheduling.md anew
+	$(BIN)/python -m bench.simulation --write
 
 golden: .venv/ready-dev ## Write the golden files anew; read the difference before you commit it
 	LLMUX_GOLDEN=update $(BIN)/pytest -q tests/unit/core tests/e2e/cli/test_config_import.py

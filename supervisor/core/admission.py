@@ -22,6 +22,7 @@ from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy, Wo
 
 if TYPE_CHECKING:
     from supervisor.core.model_state import ModelState
+    from supervisor.core.plans import Resident
     from supervisor.core.queue import AdmissionQueue, Waiting
 
 Rank = tuple[float, ...]
@@ -108,6 +109,10 @@ class AdmissionPolicy:
     def may_evict_higher(self) -> bool:
         """May a model go for one of lower priority, when nothing lower would do?"""
         return self.policy.eviction is Eviction.LAST_RESORT
+
+    def value(self, resident: Resident) -> float:
+        """Of those of equal priority the least valuable goes first: seconds of reload per second that it was idle."""
+        return resident.reload_s / max(resident.idle_s, 0.001)
 
     def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
         """Until when an idle worker keeps its place: held, or within its minimum residency, while in demand. `now`: it doesn't."""

@@ -103,16 +103,6 @@ def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
     return Refuse(case.refusal())
 
 
-def value(resident: Resident) -> float:
-    """The expected cost of evicting it: seconds of reload per second it was idle. The least valuable goes first."""
-    return resident.reload_s / max(resident.idle_s, 0.001)
-
-
-def eviction_order(resident: Resident) -> tuple[int, float, str]:
-    """Sort key: who goes first."""
-    return resident.priority, value(resident), resident.model
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceSet:
     """Where the model may go: the devices it would use, and what it takes of each."""
@@ -142,6 +132,7 @@ class Fit:
     device_set: DeviceSet
     victims: tuple[Resident, ...]
     coming: tuple[Resident, ...]
+    value: float  # of all victims
 
     def cost(self) -> tuple[bool, float, int, float, Devices]:
         """Sort key among device sets; less is better."""
@@ -149,7 +140,7 @@ class Fit:
             bool(self.device_set.blocked),
             max((victim.priority for victim in self.victims), default=-math.inf),
             len(self.victims),
-            math.fsum(value(victim) for victim in self.victims),
+            self.value,
             self.device_set.option.devices,
         )
 
@@ -169,9 +160,13 @@ class _Case:
                 for resident in snapshot.residents
                 if not devices.isdisjoint(resident.devices) or (excess and resident.type == demand.type)
             ),
-            key=eviction_order,
+            key=self._order,
         )
         self.coming = _by_device(resident for resident in self.residents if resident.block is EvictionBlock.STOPPING)
+
+    def _order(self, resident: Resident) -> tuple[int, float, str]:
+        """Sort key: who goes first."""
+        return resident.priority, self.admission.value(resident), resident.model
 
     def best(self, *, spare_higher: bool, blocked: bool) -> Fit | None:
         """The cheapest fit over all device sets; None when there is none.
@@ -218,7 +213,8 @@ class _Case:
             if mib > _held(gone, device)
             for resident in self.coming.get(device, ())
         }
-        return Fit(device_set, tuple(sorted(gone, key=eviction_order)), tuple(coming.values()))
+        victims = tuple(sorted(gone, key=self._order))
+        return Fit(device_set, victims, tuple(coming.values()), math.fsum(map(self.admission.value, victims)))
 
     def _without_superfluous(
         self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]
@@ -229,7 +225,7 @@ class _Case:
             for device, mib in short.items()
         }
         staying: set[ModelId] = set()
-        for resident in sorted(gone, key=eviction_order, reverse=True):
+        for resident in sorted(gone, key=self._order, reverse=True):
             if resident not in typed and all(resident.held_on(device) <= mib for device, mib in spare.items()):
                 staying.add(resident.model)
                 for device in spare:

@@ -35,6 +35,7 @@ NOT_RUN = {
     r"--device cuda|--devices? \S*cuda|\bllmux bench\b": "needs a GPU, and gigabytes; tests/e2e/cli/bench",
     r"\bHF_TOKEN=… llmux pull\b": "70 GB; tests/e2e/home_server starts the same configuration with tiny models",
     r"\bpython -m bench\b": "needs nginx and a quiet machine",
+    r"\btrain\.py\b": "somebody's own program; tests/e2e/cli/test_lease.py runs others",
     r"\bgpu-host\b": "asks another machine",
 }
 """What a block must not have in it to be run here, and why."""
@@ -50,7 +51,7 @@ BEFORE = {
 }
 """What readers of a page have done already."""
 
-RUNNING = {"docs/terminal.md": "llmux demo", "docs/troubleshooting.md": "llmux serve"}
+RUNNING = {"docs/tasks.md": "llmux demo", "docs/terminal.md": "llmux demo", "docs/troubleshooting.md": "llmux serve"}
 """Pages of a daemon that runs already, and how it was started."""
 
 SERVES = re.compile(r"(make run|llmux (serve|demo))( .*)?")
