@@ -1,4 +1,6 @@
-"""Leases of device memory in Redis: what several coordinators on the same devices agree on. The documentation of leases has the protocol.
+"""Leases of device memory in Redis: what several coordinators on the same devices agree on.
+
+The documentation of leases has the protocol.
 
 A device is a hash, `llmux:leases:DEVICE`; each of its fields is a holder, and the value `MIB EXPIRES`, in MiB and milliseconds
 of Redis' own clock. Everything is done by two scripts, so that nothing happens between a look and a change, and no clock of

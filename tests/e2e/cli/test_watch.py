@@ -110,4 +110,4 @@ class TestWatching:
         assert re.search(r"^host  [━╸╺ ]{24}  \d.* used, ", shown, re.MULTILINE)
         assert ESCAPE not in shown
         seen = json.loads(shell("top", "--json").stdout)
-        assert {"devices", "models", "requests"} == set(seen)
+        assert {"devices", "leases", "models", "requests"} == set(seen)
