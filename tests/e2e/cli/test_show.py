@@ -35,6 +35,7 @@ ANSWERS = {
     "/v1/admin/gpu-memory": {
         "devices": [{"id": "gpu0", "total_mib": 100, "free_mib": 50, "name": RUDE, "blocked": RUDE}]
     },
+    "/v1/admin/leases": {"data": []},
     "/v1/admin/requests": {"data": [{"request_id": RUDE, "state": "running", "model": RUDE, "path": RUDE}]},
     "/v1/admin/decisions": {"data": [{"at": 0, "kind": "admit", "model": RUDE, "reason": RUDE}]},
     "/v1/admin/requests/x": {
