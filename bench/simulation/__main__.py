@@ -19,7 +19,7 @@ from bench.simulation.traffic import day
 from supervisor.core.demand import PRIORITIES
 
 DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = "<!-- generated: simulation -->", "<!-- end -->"
+BEGIN, END = "<!-- simulated -->", "<!-- end simulated -->"
 
 
 def at(sorted_values: list[float], share: float) -> float:
