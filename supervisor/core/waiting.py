@@ -6,6 +6,7 @@ waits for …" and don't name the model itself, which clients may know by anothe
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ class Forecast:
     told: str  # for people; empty where there is nothing to say
 
 
+SHOWN: Final = 3
+"""So many models that come first are named."""
+
 _UNTIMED: Final = "first load with these settings, no estimate yet"
 # Made once: it is asked for at the end of each request of a worker that others wait for.
 _PLACE: Final = Awaited(WaitKind.PLACE, "a free place: the model answers as many requests as it may at once")
@@ -87,6 +91,9 @@ def _own_drain(model: ModelState) -> Awaited:
 
 def _room(state: SchedulerState, model: ModelState) -> Awaited:
     """A model without a worker: what is in its way, the slowest first."""
+    if model.id in state.wanted and state.wanted.place(model.id) is None and (before := _before(state, model)):
+        more = [f"{len(before) - SHOWN} more"] if len(before) > SHOWN else []
+        return Awaited(WaitKind.TURN, f"its turn, after {listed([*before[:SHOWN], *more])}", before)
     victims = [state.models[name] for name in state.claims(model.id) if name in state.models]
     if busy := _ids(victim for victim in victims if victim.state in SERVES and victim.in_flight):
         return Awaited(WaitKind.DRAIN, f"{listed(busy)} to end {_its(busy)} requests", busy)
@@ -112,6 +119,11 @@ def _room(state: SchedulerState, model: ModelState) -> Awaited:
     if state.handing_over:
         return Awaited(WaitKind.HANDOVER, "another daemon to take over")
     return Awaited(WaitKind.MEMORY, "memory to be free")
+
+
+def _before(state: SchedulerState, model: ModelState) -> tuple[ModelId, ...]:
+    """Who is planned before it."""
+    return tuple(itertools.takewhile(lambda model_id: model_id != model.id, state.wanted))
 
 
 def _loads_here(model: ModelState) -> bool:

@@ -10,7 +10,7 @@ from supervisor.core.effects import LearnLoad
 from supervisor.core.events import UnloadAsked
 from supervisor.core.types import Crash, CrashClass, ModelId
 from supervisor.core.waiting import Forecast, WaitKind, awaited, forecast
-from tests.support.simulation import load, model, rivals
+from tests.support.simulation import World, load, model, rivals
 
 A, B = ModelId("a"), ModelId("b")
 
@@ -79,6 +79,15 @@ class TestAwaited:
         kind, what, _ = told(world, A)
         assert (kind, what) == (WaitKind.CRASH, "the next try after a crash")
         assert foretold(world, A).told.startswith("in ")
+
+    def test_a_turn_behind_many(self):
+        world = World(load_s=60.0)
+        world.configure(*(model(name, 10000) for name in "abcdefgh"))
+        for name in "abcdefgh":
+            world.request(name)
+        kind, what, others = told(world, ModelId("h"))
+        assert (kind, what) == (WaitKind.TURN, "its turn, after b, c, d and 3 more")
+        assert others == tuple("bcdefg")
 
 
 class TestForecast:
