@@ -28,8 +28,8 @@ class Fifo(AdmissionPolicy):
 class Lru(Fifo):
     """And the least recently used goes first, whatever it costs to load it again."""
 
-    def value(self, resident):
-        return -resident.idle_s
+    def value(self, reload_s, idle_s):
+        return -idle_s
 
 
 POLICIES = {"llmux": AdmissionPolicy, "FIFO": Fifo, "FIFO, plain LRU": Lru}

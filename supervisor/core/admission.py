@@ -22,7 +22,6 @@ from supervisor.core.types import ASKED, Eviction, Limits, ModelSpec, Policy, Wo
 
 if TYPE_CHECKING:
     from supervisor.core.model_state import ModelState
-    from supervisor.core.plans import Resident
     from supervisor.core.queue import AdmissionQueue, Waiting
 
 Rank = tuple[float, ...]
@@ -110,9 +109,9 @@ class AdmissionPolicy:
         """May a model go for one of lower priority, when nothing lower would do?"""
         return self.policy.eviction is Eviction.LAST_RESORT
 
-    def value(self, resident: Resident) -> float:
-        """Of those of equal priority the least valuable goes first: seconds of reload per second that it was idle."""
-        return resident.reload_s / max(resident.idle_s, 0.001)
+    def value(self, reload_s: float, idle_s: float) -> float:
+        """Of models of equal priority the least valuable goes first: seconds of reload per second that it was idle."""
+        return reload_s / max(idle_s, 0.001)
 
     def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
         """Until when an idle worker keeps its place: held, or within its minimum residency, while in demand. `now`: it doesn't."""

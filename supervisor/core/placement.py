@@ -154,9 +154,12 @@ class _Round:
 
     def _room(self, key: Key, device: DeviceId, there: Outline) -> tuple[int, int, set[ModelId]]:
         """What those before `key` leave: free now, in the end, and whom they claim."""
+        placed = self.wanted.placed_on(device)
+        if not placed or placed[0] >= key:
+            return there.free_mib, there.free_mib + there.coming_mib, set()
         promised = leaving = stopping = 0
         claimed: set[ModelId] = set()
-        for other in self.wanted.placed_on(device):
+        for other in placed:
             if other >= key:
                 break
             place = self.wanted.place(other[1])
@@ -230,13 +233,18 @@ class _Round:
         others: Iterable[Option] = options.values()
         if "" not in offered:
             others = [option for option in others if not offered.isdisjoint(option.devices)]
-        costs = ((self._cost(model, key, option), option.devices, option) for option in others if option not in own)
+        costs: list[tuple[tuple[int, float, int, float], Devices, Option]] = []
+        for option in others:
+            if option not in own:
+                costs.append((self._cost(model, key, option), option.devices, option))
+                if costs[-1][0][0] == 0:  # it fits there, and those that come first are looked at first
+                    break
         return own + [option for _, _, option in heapq.nsmallest(CLOSE_LOOKS, costs)]
 
     def _cost(self, model: ModelState, key: Key, option: Option) -> tuple[int, float, int, float]:
         """How promising a device set is, roughly; less is better: what is in the way, and the cost of what has to go."""
         admission, own, now = self.state.admission, model.spec.priority, self.step.now
-        in_the_way, highest, count, reload_s = 0, -math.inf, 0, 0.0
+        in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
         for device in option.devices:
             there = outline(self.state, now, device)
             if there.outage is not None:
@@ -246,16 +254,21 @@ class _Round:
                 continue
             in_the_way = max(in_the_way, 1 if there.is_open else 2)
             short_mib = option.need_mib - max(now_mib, later_mib)
-            for idle in there.idle:
+            if short_mib > there.idle_mib:
+                in_the_way = 3
+                continue
+            for priority, reload_s, held_mib, model_id, last_used, until in there.idle:
                 if short_mib <= 0:
                     break
-                may_go = now >= idle.until or admission.may_overtake(own, idle.priority)
-                if may_go and idle.model not in claimed and (idle.priority <= own or admission.may_evict_higher()):
-                    short_mib -= idle.held_mib
-                    highest, count, reload_s = max(highest, idle.priority), count + 1, reload_s + idle.reload_s
+                may_go = now >= until or admission.may_overtake(own, priority)
+                if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
+                    short_mib -= held_mib
+                    count += 1
+                    highest = max(highest, priority)
+                    value += admission.value(reload_s, now - last_used)
             if short_mib > 0:
                 in_the_way = 3
-        return in_the_way, highest, count, reload_s
+        return in_the_way, highest, count, value
 
     def _reconsidered(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
         """Wait for a reading where only memory is in the way that the last one may have shown wrongly.

@@ -166,7 +166,10 @@ class _Case:
 
     def _order(self, resident: Resident) -> tuple[int, float, str]:
         """Sort key: who goes first."""
-        return resident.priority, self.admission.value(resident), resident.model
+        return resident.priority, self._value(resident), resident.model
+
+    def _value(self, resident: Resident) -> float:
+        return self.admission.value(resident.reload_s, resident.idle_s)
 
     def best(self, *, spare_higher: bool, blocked: bool) -> Fit | None:
         """The cheapest fit over all device sets; None when there is none.
@@ -214,7 +217,7 @@ class _Case:
             for resident in self.coming.get(device, ())
         }
         victims = tuple(sorted(gone, key=self._order))
-        return Fit(device_set, victims, tuple(coming.values()), math.fsum(map(self.admission.value, victims)))
+        return Fit(device_set, victims, tuple(coming.values()), math.fsum(map(self._value, victims)))
 
     def _without_superfluous(
         self, short: Mapping[DeviceId, int], gone: list[Resident], typed: tuple[Resident, ...]

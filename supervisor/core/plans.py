@@ -61,6 +61,7 @@ class Idle(NamedTuple):
     reload_s: float
     held_mib: int
     model: ModelId
+    last_used: float
     until: float
 
 
@@ -71,7 +72,7 @@ class Outline:
     free_mib: int
     coming_mib: int  # on its way back
     idle_mib: int  # of all in `idle`
-    idle: tuple[Idle, ...]  # lowest priority and cheapest to reload first
+    idle: tuple[Idle, ...]  # lowest priority and least valuable first
     is_open: bool  # may a load begin there now?
     outage: RejectCode | None
 

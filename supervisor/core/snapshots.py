@@ -87,8 +87,9 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
                 coming += lease.held_mib
             elif model.state is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
                 until = _keeps_place_until(state, now, model)
-                idle.append(Idle(model.spec.priority, model.reload_s, lease.held_mib, model.id, until))
-        idle.sort()
+                spec = model.spec
+                idle.append(Idle(spec.priority, model.reload_s, lease.held_mib, spec.id, model.last_used, until))
+        idle.sort(key=lambda each: (each.priority, state.admission.value(each.reload_s, now - each.last_used)))
         usable = view.blocked is None and not _is_loading(state, device)
         known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
         ledger.keep_outline(device, known)
