@@ -5,8 +5,8 @@ model can use what is left over but can never take memory that is being freed fo
 forever.
 
 A round plans only what an event touched: waiters that are new, those that have a place on a device where something
-changed, and those who could gain by that change. They are planned in order, each at most once, and whoever gets another
-place than before passes its change on to those behind it. On a machine with many devices a new waiter looks closely at
+changed, and those who could gain by that change. They are planned in order. Whoever gets another place than before passes
+its change on to those behind it, and what it evicts also to those before it. On a machine with many devices a new waiter looks closely at
 the most promising ones only, and a few waiters for each device have a place; the others stand in line until it is
 their turn.
 
