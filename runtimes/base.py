@@ -11,132 +11,17 @@ import abc
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Generic, Literal, TypeVar, get_args
+from typing import ClassVar, Final, Generic, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import JsonValue
 
 from runtimes.device_kind import DeviceAssignment, visibility
 from runtimes.endpoints import OTHER, SMALLEST, Meaning, meaning_of
+from runtimes.model_config import PATIENCE, PLACEMENT, Modality, ModelConfig
 from runtimes.shared.kernel import Kernel
 from runtimes.sizing import Room, Sizing
 
 MIB: Final = 1 << 20
-
-ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
-Modality = Literal["text", "image", "audio"]
-
-PLACEMENT = (
-    *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
-    "max_queue",
-    *("public", "enabled", "source"),
-)
-"""Keys of every model that say when and where its worker runs, and who finds it; they don't change what it takes."""
-
-PATIENCE = ("startup_timeout_s", "startup_limit_s", "grace_s", "probe")
-"""Keys of every model that say how its worker is watched, and how long it gets; they don't change what it takes."""
-
-
-class Source(BaseModel):
-    """Where a model's files come from, for `llmux pull`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
-    repo: str = Field(
-        pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$",
-        description="Repository on the model hub.",
-        examples=["Qwen/Qwen3-0.6B"],
-    )
-    revision: str = Field(default="main", min_length=1, description="Branch, tag or commit.")
-    files: list[Annotated[str, Field(min_length=1)]] = Field(
-        default_factory=list,
-        description="Names of files, or patterns. Default: all; where there are safetensors, no other weights.",
-    )
-
-
-class ModelConfig(BaseModel):
-    """The keys every model has, whatever its runtime. Adapters subclass it with their own keys.
-
-    Strict: unknown keys and wrong types are errors. Paths are expanded (`~`, `$VAR`) by the catalog before validation.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
-
-    @classmethod
-    def options(cls) -> Mapping[str, str]:
-        """The command line options of the runtime's program that have a key here: option → key."""
-        return {}
-
-    runtime: str = Field(description="The runtime that serves this model.", examples=["llama_server"])
-    source: Source | None = Field(
-        default=None,
-        description="Where `llmux pull` gets its files; then `path` may be left out: below `server.models_dir`.",
-    )
-    type: ModelType = Field(default="llm", description="What the model is for; decides its default priority.")
-    priority: int | None = Field(
-        default=None,
-        ge=0,
-        le=1000,
-        description="Eviction priority; the lowest goes first. Default by type: asr 300, tts 200, image 150, embedding 120, llm 100.",
-    )
-    pin: bool = Field(default=False, description="Never evict it.")
-    preload: bool = Field(default=False, description="Load it when the daemon starts.")
-    keep_alive_s: Annotated[float, Field(gt=0)] | Literal["forever"] | None = Field(
-        default=None,
-        description="Unload after this many idle seconds; `forever`: only when the memory is needed. Default: "
-        "`limits.keep_alive`.",
-        examples=[900, "forever"],
-    )
-    hold_s: float = Field(
-        default=0.0,
-        ge=0,
-        le=86_400,
-        description="After each request, no model of equal or lower priority evicts it for so many seconds.",
-        examples=[20],
-    )
-    vram_mib: int | None = Field(
-        default=None, gt=0, description="Memory it takes, in MiB. Default: learned, else estimated from its files."
-    )
-    devices: list[str] = Field(default_factory=list, description="Devices it may run on. Default: any.")
-    gpus: int = Field(
-        default=1,
-        ge=1,
-        le=16,
-        description="GPUs that share one worker, each with an equal part of its memory. Without meaning on host memory.",
-    )
-    target_inflight: int | None = Field(
-        default=None,
-        ge=0,
-        description="Requests one worker gets at once; 0: no limit. Default: what the runtime serves.",
-    )
-    max_queue: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
-        default=None, description="Requests that may wait for it. Default: `limits.queue_per_model`.", examples=[8]
-    )
-    drain_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] | None = Field(
-        default=None,
-        description="Time its running requests get before it is stopped; `never`: none is cut for another model. "
-        "Default: `limits.drain_s`.",
-        examples=[600, "never"],
-    )
-    modalities: list[Modality] = Field(default=["text"], description="What the model takes as input.")
-    env: dict[str, str] = Field(default_factory=dict, description="Further environment variables for the worker.")
-    startup_timeout_s: float = Field(
-        default=300.0, gt=0, description="Give up a start after this long without any progress (log, reads, memory)."
-    )
-    startup_limit_s: float = Field(
-        default=1800.0, gt=0, description="Give up a start after this long, progress or not."
-    )
-    grace_s: float = Field(default=10.0, ge=0, description="Seconds between SIGTERM and SIGKILL when it is stopped.")
-    probe: Literal["health", "inference"] = Field(
-        default="health",
-        description="inference: beside its health check, ask an idle worker for one token each `limits.liveness_interval_s`, "
-        "and replace it when six in a row fail.",
-        examples=["inference"],
-    )
-    public: bool | None = Field(
-        default=None,
-        description="List it under its own name? Default: only where no virtual model refers to it.",
-    )
-    enabled: bool = Field(default=True, description="False: as if it were not in the file.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import click
 
-from runtimes.base import ModelConfig
 from runtimes.chatterbox.worker.parameters import SPEECH
 from runtimes.embeddings.worker.parameters import EMBEDDINGS, RERANK
+from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY, Registry
 from runtimes.sdk.audio.parameters import PARAMETERS as TRANSCRIPTION
 from runtimes.sdk.parameters import Table

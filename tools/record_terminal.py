@@ -139,7 +139,12 @@ def page(env: Mapping[str, str], state: Path) -> str:
         for command, typed in steps:
             screen = shown(
                 run(command, typed, env, state),
-                {env["HOME"]: "~", str(RUNTIMES): "~/.local/share/llmux/runtimes", str(ROOT): "~/llmux"},
+                {
+                    env["HOME"]: "~",
+                    str(RUNTIMES): "~/.local/share/llmux/runtimes",
+                    str(Path(sys.prefix).resolve()): "~/llmux/.venv",
+                    str(ROOT): "~/llmux",
+                },
             )
             told = command.replace("demo/llmux.yaml", "~/.local/state/llmux/demo/llmux.yaml")
             parts.append(f"```console\n$ {told}\n{screen}\n```\n")

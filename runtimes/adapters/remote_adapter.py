@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from pydantic import JsonValue
 
-from runtimes.base import Adapter, LaunchContext, LaunchSpec, ModelConfig, RemoteSpec
+from runtimes.base import Adapter, LaunchContext, LaunchSpec, RemoteSpec
+from runtimes.model_config import ModelConfig
 
 C = TypeVar("C", bound=ModelConfig)
 

@@ -13,7 +13,8 @@ from typing import Annotated, ClassVar, Final, TypeVar
 
 from pydantic import Field, JsonValue
 
-from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, ModelConfig, RuntimeNotInstalledError
+from runtimes.base import Adapter, HealthCheck, LaunchContext, LaunchSpec, RuntimeNotInstalledError
+from runtimes.model_config import ModelConfig
 
 BOOTSTRAP: Final = Path(__file__).parents[1] / "sdk" / "bootstrap.py"
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"

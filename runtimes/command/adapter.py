@@ -24,11 +24,11 @@ from runtimes.base import (
     HealthCheck,
     LaunchContext,
     LaunchSpec,
-    ModelConfig,
     ModelUnusableError,
     Thinking,
 )
 from runtimes.command import containers
+from runtimes.model_config import ModelConfig
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
 PLACEHOLDERS: Final = ("port", "host", "model")

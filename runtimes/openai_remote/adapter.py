@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
-from runtimes.base import CHAT_TEMPLATE, Endpoint, ModelConfig, ModelUnusableError, RemoteSpec, Thinking
+from runtimes.base import CHAT_TEMPLATE, Endpoint, ModelUnusableError, RemoteSpec, Thinking
+from runtimes.model_config import ModelConfig
 
 DEFAULT_ENDPOINTS: Final = (
     "/v1/chat/completions",

@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel
 
-from runtimes.base import ModelConfig
 from runtimes.endpoints import SMALLEST
+from runtimes.model_config import ModelConfig
 from runtimes.registry import AnyAdapter, Registry
 from supervisor.catalog import sources
 from supervisor.catalog.catalog import TASK, Catalog, CatalogModel

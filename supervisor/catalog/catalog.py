@@ -19,8 +19,9 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from runtimes.base import PATIENCE, Capabilities, Estimate, ModelConfig
+from runtimes.base import Capabilities, Estimate
 from runtimes.device_kind import DeviceWanted
+from runtimes.model_config import PATIENCE, ModelConfig
 from runtimes.registry import AnyAdapter
 from runtimes.sizing import Room, Sizing
 from supervisor.catalog.clients import DEFAULT, NOBODY, ClientConfig

@@ -15,7 +15,7 @@ from typing import TypeGuard, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from runtimes.base import ModelConfig
+from runtimes.model_config import ModelConfig
 from supervisor.catalog.document import Key, Node, Problem, Table, Trail, find, plain
 from supervisor.catalog.hints import hint
 

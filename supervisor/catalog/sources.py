@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtimes.base import ModelConfig, Source
+from runtimes.model_config import ModelConfig, Source
 from supervisor.catalog.document import Leaf, Node, Table, plain
 from supervisor.core.types import ModelId
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticKnownError
 
-from runtimes.base import ModelConfig
+from runtimes.model_config import ModelConfig
 from supervisor.catalog.document import Items, Node, Problem, Table, Trail, find
 from supervisor.catalog.problems import suggestion
 

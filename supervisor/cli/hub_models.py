@@ -18,8 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import JsonValue
 
-from runtimes.base import MIB, ModelUnusableError, Source
+from runtimes.base import MIB, ModelUnusableError
 from runtimes.llama_server.adapter import gguf_meta
+from runtimes.model_config import Source
 from runtimes.registry import REGISTRY
 from runtimes.transformers.adapter.speech import ARCHITECTURES as SPEECH
 from supervisor.errors import InvalidRequestError, NotFoundError

@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from runtimes.adapters.hub_kernels import build_of, cache
-from runtimes.base import Source
+from runtimes.model_config import Source
 from runtimes.registry import REGISTRY
 from runtimes.shared.kernel import Kernel
 from supervisor.catalog import Catalog, sources

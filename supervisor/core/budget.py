@@ -23,7 +23,7 @@ def told(needed: Expected) -> str:
 
 def exactly(time_s: float) -> str:
     """A time that is compared with another."""
-    return f"{time_s:.1f} s" if time_s >= 1 else f"{time_s:.2f} s"
+    return f"{time_s:.1f} s" if time_s >= 1 else f"{time_s:.2g} s"
 
 
 def expected(state: SchedulerState, model: ModelState, demand: Demand, now: float) -> Expected:

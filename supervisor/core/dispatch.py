@@ -41,8 +41,8 @@ def assign(
 
 def _overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
     """Its worker has another request although a model waits for its memory. So many may overtake, and their class counts."""
-    since = state.queue.oldest(waiter)
-    if since is not None and arrived_at > since:
+    asked = (state.queue.oldest(waiter), state.models[waiter].asked_at)
+    if arrived_at > min((since for since in asked if since is not None), default=math.inf):
         model.overtakes += 1
     state.wanted.settle_again(model.id)
 

@@ -70,7 +70,7 @@ def respecify(state: SchedulerState, step: Step, event: Respecified) -> None:
     if model is not None and not model.removed:
         _specify(state, step, event.spec, "an operator loads it with other settings")
         state.touch(model)
-        state.wanted.plan_all_again()
+        state.wanted.give_up_places()  # it may not run there any more
 
 
 def configure(state: SchedulerState, step: Step, event: Configured) -> None:
@@ -90,7 +90,7 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
             forget(state, step, model)
     for model in state.models.values():
         default_models.arm(state, step, model)
-    state.wanted.plan_all_again()
+    state.wanted.give_up_places()  # a device may be gone
 
 
 def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> None:

@@ -48,8 +48,7 @@ EXACT = 8
 def place_wanted(state: SchedulerState, step: Step) -> None:
     """Plan whatever may have changed and carry the plans out."""
     if state.handing_over:  # who waits goes on waiting: the successor plans
-        for model_id in state.wanted:
-            state.wanted.give(model_id, None)
+        state.wanted.give_up_places()
         state.ledger.take_changed()
         state.wanted.take_unplanned()
         settle_claims(state, step)

@@ -122,6 +122,12 @@ class Waiters:
         """Plan everybody in the next round."""
         self._unplanned.update(dict.fromkeys(self._keys))
 
+    def give_up_places(self) -> None:
+        """Nobody has a place any more; everybody is planned in the next round."""
+        for model_id in self._keys:
+            self.give(model_id, None)
+        self.plan_all_again()
+
     def has_unplanned(self) -> bool:
         """Is anybody to be planned, whatever has changed?"""
         return bool(self._unplanned)

@@ -140,7 +140,7 @@ class Partners:
                 message = f"There is no device {device[:50]!r}, only {', '.join(known)}."
                 raise InvalidRequestError(message, param="device")
         name = ModelId(f"{wanted.holder}-{secrets.token_hex(3)}")
-        footprint = Footprint(wanted.vram_mib, FootprintSource.EXPLICIT)
+        footprint = Footprint(wanted.vram_mib, FootprintSource.EXPLICIT, "as asked for")
         devices = tuple(DeviceId(device) for device in wanted.devices)
         priority = min(DEFAULT_PRIORITY.values())
         spec = ModelSpec(name, PARTNER, priority, footprint, devices=devices, gpus=wanted.gpus, pin=True, drain_s=0.0)
@@ -231,7 +231,7 @@ def _restored(name: ModelId, kept: JsonValue) -> LeaseRestored:
         raise TypeError(kept)
     told: dict[str, object] = dict(kept)
     devices = tuple(DeviceId(str(device)) for device in _list(told["devices"]))
-    footprint = Footprint(int(str(told["vram_mib"])), FootprintSource.EXPLICIT)
+    footprint = Footprint(int(str(told["vram_mib"])), FootprintSource.EXPLICIT, "as asked for")
     gpus, mib, pid = int(str(told["gpus"])), int(str(told["mib"])), told["pid"]
     priority = min(DEFAULT_PRIORITY.values())
     spec = ModelSpec(name, PARTNER, priority, footprint, devices=devices, gpus=gpus, pin=True, drain_s=0.0)

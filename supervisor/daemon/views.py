@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from runtimes.base import ModelConfig
+from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.catalog import memory_warnings
 from supervisor.catalog.masking import masked

@@ -17,7 +17,8 @@ import structlog
 from pydantic import JsonValue
 
 from runtimes.adapters.remote_adapter import RemoteAdapter
-from runtimes.base import ModelConfig, ModelUnusableError, RemoteSpec
+from runtimes.base import ModelUnusableError, RemoteSpec
+from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnready

@@ -14,7 +14,7 @@ from io import BufferedReader, BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Literal
 
-from runtimes.base import Source
+from runtimes.model_config import Source
 from supervisor.errors import LlmuxError
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ JUST_BEGUN: Final = "the lease store has just begun: others may still have to te
 TAKE: Final = """\
 -- KEYS: llmux:leases, then the devices. ARGV: holder, milliseconds to live, 1 if it has its lease already (else 0), then for
 -- each device: MiB to lease, MiB that all may lease. Takes or renews all of them and returns 0; or changes nothing and returns
--- the number of the device that is full, or -1: Redis has just begun, and others are still telling what they have.
+-- the number of the device that is full, or -1: Redis has just begun, and others have yet to say what they have.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('SET', KEYS[1], string.format('%.0f', now), 'NX')

@@ -8,7 +8,8 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from runtimes.base import Endpoint, Modality
+from runtimes.base import Endpoint
+from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.io.held_body import Bytes, HeldBody

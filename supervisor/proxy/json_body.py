@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 from pydantic import JsonValue
 
-from runtimes.base import Endpoint, Modality
+from runtimes.base import Endpoint
+from runtimes.model_config import Modality
 from supervisor.catalog.rewrite import Fields, Rewrite
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy import permission

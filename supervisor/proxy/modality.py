@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from runtimes.base import Modality
+from runtimes.model_config import Modality
 from supervisor.errors import InvalidRequestError
 
 _MEDIA: Final[Mapping[str, tuple[str, Modality | None]]] = {

@@ -12,10 +12,11 @@ from pydantic import Field, JsonValue
 from runtimes.adapters import speech_recognition
 from runtimes.adapters.speech_recognition import MAX_AUDIO_S, DefaultLanguage, MaxAudio
 from runtimes.adapters.worker_adapter import ModelPath, WorkerAdapter, WorkerConfig
-from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, LaunchSpec, Modality, ModelUnusableError
+from runtimes.base import MIB, Capabilities, Estimate, LaunchContext, LaunchSpec, ModelUnusableError
 from runtimes.device_kind import HOST
 from runtimes.faster_whisper.adapter import model_file
 from runtimes.faster_whisper.adapter.model_file import ModelFile
+from runtimes.model_config import Modality
 
 CUDA_LIBRARIES: Final = ("cublas", "cudnn", "cuda_nvrtc")  # of the wheels; CTranslate2 finds them by library path only
 PROGRAM_MIB: Final = 135  # interpreter, CTranslate2, ONNX Runtime, PyAV, and the spectrum of a short file

@@ -25,7 +25,6 @@ from runtimes.base import (
     HealthCheck,
     LaunchContext,
     LaunchSpec,
-    Modality,
     ModelUnusableError,
     RuntimeNotInstalledError,
     Thinking,
@@ -43,6 +42,7 @@ from runtimes.llama_server.adapter.config import (
     serves,
     settings,
 )
+from runtimes.model_config import Modality
 from runtimes.sizing import Room, Sizing
 
 HERE: Final = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from runtimes.adapters import options
 from runtimes.adapters.options import Options, keys_of, of_keys
-from runtimes.base import ModelConfig
+from runtimes.model_config import ModelConfig
 
 SLOTS = 4
 """Requests generated at once, where nothing else is said."""

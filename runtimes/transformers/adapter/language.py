@@ -24,11 +24,11 @@ from runtimes.base import (
     Endpoint,
     Estimate,
     LaunchContext,
-    Modality,
     ModelUnusableError,
     Thinking,
     in_order,
 )
+from runtimes.model_config import Modality
 from runtimes.shared.kernel import Kernel
 from runtimes.sizing import ENOUGH, Room, Size, Sizing, choose, contexts
 from runtimes.transformers.adapter.config import TransformersConfig

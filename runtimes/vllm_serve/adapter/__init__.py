@@ -29,13 +29,13 @@ from runtimes.base import (
     HealthCheck,
     LaunchContext,
     LaunchSpec,
-    Modality,
     ModelUnusableError,
     RuntimeNotInstalledError,
     Thinking,
     in_order,
 )
 from runtimes.device_kind import visibility_variables
+from runtimes.model_config import Modality
 from runtimes.sizing import Room, Sizing
 from runtimes.vllm_serve.adapter import memory
 from runtimes.vllm_serve.adapter.config import FLAGS, SPECULATIVE, VllmServeConfig, refused_options, settings

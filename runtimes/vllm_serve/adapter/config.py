@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, JsonValue
 
 from runtimes.adapters.options import Options, keys_of, of_keys
-from runtimes.base import ModelConfig
+from runtimes.model_config import ModelConfig
 
 FilePath = Annotated[Path, Field(strict=False)]
 CacheType = Literal[

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from runtimes.base import ModelType
+from runtimes.model_config import ModelType
 from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json, capabilities

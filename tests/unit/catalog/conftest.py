@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from runtimes.base import Adapter, Endpoint, Estimate, LaunchSpec, ModelConfig, Thinking
+from runtimes.base import Adapter, Endpoint, Estimate, LaunchSpec, Thinking
+from runtimes.model_config import ModelConfig
 from runtimes.registry import Registry
 from runtimes.sizing import Sizing
 from supervisor.catalog import Catalog, load

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import supervisor
-from runtimes.base import ModelConfig
+from runtimes.model_config import ModelConfig
 from runtimes.registry import REGISTRY
 from supervisor.catalog.document import Layer, Source, parse, plain
 from supervisor.catalog.schema import json_schema

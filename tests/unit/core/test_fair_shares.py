@@ -7,7 +7,7 @@ import random
 import pytest
 
 from supervisor.core.demand import HIGH, LOW, NORMAL, Demand
-from supervisor.core.events import RequestArrived
+from supervisor.core.events import LoadAsked, RequestArrived
 from supervisor.core.fair_shares import FairShares
 from supervisor.core.types import Limits, ModelId, TicketId
 from tests.support.simulation import World, model
@@ -210,6 +210,18 @@ class TestBypass:
             world.finish(ticket)
         world.run(5)
         assert waiting in world.dispatched
+
+    def test_an_operator_s_load_is_overtaken_as_often_as_a_request(self, world):
+        world.configure(model("a", 10000), model("b", 10000), limits=Limits(overtakes=5, min_residency_s=1000.0))
+        ask(world, "a", "x")
+        world.run(3)
+        world.post(LoadAsked(ModelId("b")))
+        world.run(0.1)
+        later = []
+        for _ in range(20):
+            later.append(ask(world, "a", "x"))
+            world.run(0.1)
+        assert len([ticket for ticket in later if ticket in world.dispatched]) == 5
 
     def test_requests_that_came_before_it_don_t_count(self, world):
         world.configure(

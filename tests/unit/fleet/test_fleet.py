@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimes.base import ModelConfig
 from runtimes.command.adapter import CommandAdapter
+from runtimes.model_config import ModelConfig
 from runtimes.openai_remote.adapter import OpenAIRemoteAdapter, OpenAIRemoteConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.rewrite import Rewrite

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtimes.base import ModelConfig, ModelUnusableError, RuntimeNotInstalledError
+from runtimes.base import ModelUnusableError, RuntimeNotInstalledError
+from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import LimitsConfig
