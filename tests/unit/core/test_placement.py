@@ -56,9 +56,9 @@ def test_nobody_waits_in_vain(seed, devices, models):
 
 def test_a_device_that_a_reload_takes_away_is_no_place():
     world = World(totals={DeviceId("gpu0"): 16384, DeviceId("gpu1"): 16384}, load_s=1.0)
-    models = [model("stays", 15000, pin=True), model("goes", 15000), model("waits", 15000)]
+    models = [model("goes", 15000), model("idle", 15000), model("waits", 15000)]
     world.configure(*models, limits=Limits(min_residency_s=0.0))
-    for name in ("stays", "goes"):
+    for name in ("goes", "idle"):
         ticket = world.request(name)
         world.run(2.0)
         world.finish(ticket)
@@ -67,6 +67,7 @@ def test_a_device_that_a_reload_takes_away_is_no_place():
     (place,) = world.scheduler.state.wanted.place("waits").devices
     del world.totals[place]
     world.configure(*models, limits=Limits(min_residency_s=0.0))
-    assert place not in world.scheduler.state.ledger.device_ids()
+    assert world.state("idle") == "stopping"
     world.run(5.0)
+    assert world.loaded() == {"waits"}
     assert world.replays()
