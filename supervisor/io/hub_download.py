@@ -20,11 +20,11 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from supervisor.io.files import lock, replacing, turn
 from supervisor.io.hub import REFUSED, TIMEOUT_S, File, HubError, Listing, client, explained, line_of
@@ -36,8 +36,10 @@ AT_ONCE: Final = 4
 ATTEMPTS: Final = 5  # in a row without a byte
 PASSING: Final = (408, 429)  # errors of the client that are worth a retry
 FIRST_PAUSE_S: Final = 0.1
+HEEDS_CTRL_C_S: Final = 0.5
 
 Told = Callable[[str], None]
+_T = TypeVar("_T")
 
 
 def recorded(folder: Path) -> list[str]:
@@ -107,9 +109,11 @@ class Copy:
                 self._came.update(file.name for file in files if file not in missing)
                 files = [file for file in files if file in missing]
             try:
-                hubs = dict(zip(files, threads.map(lambda file: self._takes_hubs_own(file, stop), files), strict=True))
+                hubs = dict(
+                    zip(files, _each(threads, lambda file: self._takes_hubs_own(file, stop), files), strict=True)
+                )
                 own = functools.partial(self._download, tell=tell, stop=stop)
-                for _ in threads.map(lambda file: self._fetch(file, tell, own), [f for f in files if not hubs[f]]):
+                for _ in _each(threads, lambda file: self._fetch(file, tell, own), [f for f in files if not hubs[f]]):
                     pass
                 for file in [file for file in files if hubs[file]]:  # in this thread, which Ctrl-C interrupts
                     tell(f"{file.name}: comes by the hub's own downloader; interrupted, it begins anew")
@@ -273,6 +277,14 @@ def _record_of(folder: Path) -> dict[str, list[object]]:
 def _write_record(folder: Path, record: dict[str, list[object]]) -> None:
     with replacing(folder / RECORD) as fresh:
         fresh.write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def _each(threads: ThreadPoolExecutor, function: Callable[[File], _T], files: Sequence[File]) -> Iterator[_T]:
+    """As the pool's `map`, but Ctrl-C ends it soon: one that comes just before an endless wait is noticed after it."""
+    for future in [threads.submit(function, file) for file in files]:
+        while not wait((future,), HEEDS_CTRL_C_S).done:
+            pass
+        yield future.result()
 
 
 def _is_final(error: BaseException) -> bool:

@@ -155,6 +155,22 @@ class TestAsking:
             assert process.wait(LIMIT_S) == ExitCode.INTERRUPTED
         assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
 
+    def test_ctrl_c_that_wakes_nobody(self, pull, hub, tmp_path):
+        """The system may hand the signal to a thread that doesn't wait, or just before the wait begins."""
+        (tmp_path / "sitecustomize.py").write_text(
+            "import signal, threading\n"
+            "from supervisor.io import hub_download\n"
+            "def pause(fruitless, stop):\n"
+            "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
+            "    stop.wait(5)\n"
+            "hub_download._pause = pause\n"
+        )
+        hub.head_errors[WEIGHTS] = [503] * 50
+        assert (
+            pull("tiny", PYTHONPATH=f"{tmp_path}:{pull.environment()['PYTHONPATH']}").returncode == ExitCode.INTERRUPTED
+        )
+        assert 50 - len(hub.head_errors[WEIGHTS]) < hub_download.ATTEMPTS
+
 
 class TestTooLarge:
     """Plain requests don't get files above a size, which is lowered for this."""
