@@ -132,7 +132,7 @@ class Machine:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case StartWorker(name, generation, devices, mib):
+            case StartWorker(name, generation, devices, (mib, *_)):
                 self._workers[name] = (generation, devices[0], mib)
                 load_s = 1.0 + self.size[name] / LOAD_MIB_PER_S
                 self.outcome.loads += 1

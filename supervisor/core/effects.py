@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from supervisor.core.demand import Expected
 from supervisor.core.limits import Standing
 from supervisor.core.recent_waits import QueueLoad
-from supervisor.core.types import DeviceId, Devices, Generation, ModelId, RejectCode, StopCause, TicketId
+from supervisor.core.types import DeviceId, Devices, Generation, ModelId, Parts, RejectCode, StopCause, TicketId
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class StartWorker:
     model: ModelId
     generation: Generation
     devices: Devices
-    lease_mib: int  # on each of them
+    lease_mib: Parts
 
 
 @dataclass(frozen=True, slots=True)

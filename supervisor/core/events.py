@@ -17,6 +17,7 @@ from supervisor.core.types import (
     ModelId,
     ModelSpec,
     Partner,
+    Parts,
     Policy,
     TicketId,
 )
@@ -191,7 +192,7 @@ class WorkerAdopted:
     spec: ModelSpec
     generation: Generation
     devices: Devices
-    mib: int  # leased on each of them
+    mib: int | Parts  # leased on each of them; one number: the same on each
     tickets: tuple[TicketId, ...] = ()
     ready_at: float = 0.0
     last_used: float = 0.0

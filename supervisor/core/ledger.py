@@ -1,7 +1,7 @@
 """Who holds how much memory of which device, and how much of it a new worker may take.
 
 A *lease* belongs to one holder, a worker named by (model, generation), on one device, and goes STARTING → HELD →
-RETURNING. A worker that is spread over several devices has an equal lease on each. These leases begin and settle
+RETURNING. A worker that is spread over several devices has a lease on each. These leases begin and settle
 together; each ends when its own device shows the memory release.
 
 A new worker may take the smaller of two figures, less the margin:
@@ -23,7 +23,7 @@ from supervisor.core.device_ledger import DeviceLedger, DeviceTotals, Holder, Le
 from supervisor.core.effects import Alert
 from supervisor.core.events import DeviceSample
 from supervisor.core.plans import DeviceView, Outline
-from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId
+from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId, Parts, on_each
 
 WRITE_OFF = 10
 """Where nobody can tell who holds missing memory, it counts as used outside after this many times the quarantine's delay:
@@ -68,22 +68,25 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
-    def begin(self, holder: Holder, devices: Devices, mib: int, *, is_partner: bool = False) -> None:
+    def begin(self, holder: Holder, devices: Devices, mib: int | Parts, *, is_partner: bool = False) -> None:
         """Its worker starts now and may take `mib` of each device. The memory must be free."""
-        assert mib > 0, f"{holder} leases {mib} MiB"
+        parts = list(zip(devices, on_each(mib, devices), strict=True))
+        assert all(part > 0 for _, part in parts), f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
-        for device in devices:
+        for device, part in parts:
             view = self.view(device)
             assert view.blocked is None, f"{holder} begins on {device}, which is {view.blocked}"
-            assert mib <= view.free_mib, f"{holder} begins with {mib} MiB on {device}, {view.free_mib} free"
-        for device in devices:
-            self._put(Lease(holder, device, Phase.STARTING, mib, is_partner=is_partner))
+            assert part <= view.free_mib, f"{holder} begins with {part} MiB on {device}, {view.free_mib} free"
+        for device, part in parts:
+            self._put(Lease(holder, device, Phase.STARTING, part, is_partner=is_partner))
 
-    def adopt(self, holder: Holder, devices: Devices, mib: int, now: float, *, is_partner: bool = False) -> None:
+    def adopt(
+        self, holder: Holder, devices: Devices, mib: int | Parts, now: float, *, is_partner: bool = False
+    ) -> None:
         """Its worker is ready and has had this lease since before we began, whatever is free now."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
-        for device in devices:
-            self._put(Lease(holder, device, Phase.HELD, mib, since=now, is_partner=is_partner))
+        for device, part in zip(devices, on_each(mib, devices), strict=True):
+            self._put(Lease(holder, device, Phase.HELD, part, since=now, is_partner=is_partner))
 
     def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:
         """What others have leased of the devices that we share with them. Nothing new while that is unknown."""

@@ -32,6 +32,7 @@ from supervisor.core.types import (
     StopCause,
     TicketId,
     WorkerState,
+    on_each,
 )
 
 RELOAD_MIB_PER_S = 1024
@@ -240,7 +241,7 @@ class ModelState:
         known = self.known_options
         if known is None or known[0] is not self.spec or known[1] is not devices:
             sets = {tuple(device.id for device in chosen): chosen for chosen in device_sets(self.spec, devices)}
-            options = {ids: Option(ids, need_mib(self.spec, sets[ids])) for ids in sorted(sets)}
+            options = {ids: Option(ids, on_each(need_mib(self.spec, sets[ids]), ids)) for ids in sorted(sets)}
             known = self.known_options = (self.spec, devices, options)
         return known[2]
 
@@ -248,8 +249,10 @@ class ModelState:
         """The least that it may have to lease on this one of these devices; None: it never goes there."""
         options = self.options(devices)
         if (alone := options.get((device,))) is not None:
-            return alone.need_mib
-        return min((option.need_mib for ids, option in options.items() if device in ids), default=None)
+            return alone.need_mib[0]
+        return min(
+            (option.need_mib[ids.index(device)] for ids, option in options.items() if device in ids), default=None
+        )
 
     def specify(self, spec: ModelSpec) -> None:
         """Be this from now on. How long another model or context took to load says nothing about it."""

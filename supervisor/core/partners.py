@@ -52,7 +52,7 @@ def patience(state: SchedulerState, partner: Partner, answer: Plan) -> Plan:
     """
     if partner.waits:
         if isinstance(answer, Refuse) and answer.outage is None and not answer.fits_nowhere:
-            return Wait((), 0, (), answer.reason)
+            return Wait((), (), (), answer.reason)
         return answer
     if state.ledger.unshared is not None:
         return Refuse(state.ledger.unshared)

@@ -31,7 +31,18 @@ from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand, Optio
 from supervisor.core.snapshots import by_leases, outline, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
-from supervisor.core.types import ASKED, REMOTE, SERVES, DeviceId, Devices, ModelId, RejectCode, StopCause, WorkerState
+from supervisor.core.types import (
+    ASKED,
+    REMOTE,
+    SERVES,
+    DeviceId,
+    Devices,
+    ModelId,
+    Parts,
+    RejectCode,
+    StopCause,
+    WorkerState,
+)
 from supervisor.core.waiters import Key, Place
 
 REFUSED_RETRY_S = 30.0
@@ -94,7 +105,7 @@ class _Round:
         """Plan it anew: for its own place and where it is offered something, or everywhere (`offered` has "")."""
         model, before = self.state.models[key[1]], self.wanted.place(key[1])
         if model.spec.remote:
-            _start(self.state, self.step, model, REMOTE, 0, "connecting")
+            _start(self.state, self.step, model, REMOTE, (), "connecting")
             return
         self._plan(model, key, before, offered)
         if self.is_limited:  # another round follows where anything changed
@@ -163,7 +174,7 @@ class _Round:
                 break
             place = self.wanted.place(other[1])
             assert place is not None
-            promised += place.need_mib
+            promised += place.promised_on(device)
             claimed.update(place.claims)
         for model_id in claimed:
             model = self.state.models.get(model_id)
@@ -244,15 +255,15 @@ class _Round:
         """How promising a device set is, roughly; less is better: what is in the way, and the cost of what has to go."""
         admission, own, now = self.state.admission, model.spec.priority, self.step.now
         in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
-        for device in option.devices:
+        for device, need_mib in zip(option.devices, option.need_mib, strict=True):
             there = outline(self.state, now, device)
             if there.outage is not None:
                 return (4, 0.0, 0, 0.0)
             now_mib, later_mib, claimed = self._room(key, device, there)
-            if option.need_mib <= now_mib and there.is_open:
+            if need_mib <= now_mib and there.is_open:
                 continue
             in_the_way = max(in_the_way, 1 if there.is_open else 2)
-            short_mib = option.need_mib - max(now_mib, later_mib)
+            short_mib = need_mib - max(now_mib, later_mib)
             if short_mib > there.idle_mib:
                 in_the_way = 3
                 continue
@@ -291,7 +302,7 @@ class _Round:
                 if moving is not None:
                     self.state.wake(ledger.rests_at(device, now), demand.model)
                     reason = f"{answer.reason}; waiting to see what {moving} takes or gives back"
-                    return Wait(option.devices, 0, (), reason)
+                    return Wait(option.devices, (), (), reason)
         return answer
 
     def _carry_out(
@@ -354,7 +365,9 @@ def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
     return answer.waits_for == before.claims and _is_sure(answer, seen) >= before.is_sure
 
 
-def _start(state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: int, reason: str) -> None:
+def _start(
+    state: SchedulerState, step: Step, model: ModelState, devices: Devices, need_mib: Parts, reason: str
+) -> None:
     advance(model, Trigger.START, step.now, reason, devices=devices)
     if not model.spec.remote:
         state.ledger.begin(model.holder, devices, need_mib, is_partner=model.partner is not None)

@@ -21,6 +21,9 @@ that `max_loaded` forces out, on any device; what they free on this device set i
 priority classes from the lowest up, and of the last class the smallest set that fits (docs/adr/0002-eviction-order.md).
 Among device sets: lowest class touched, fewest victims, least value, ids.
 
+A demand with a `spread` is planned like that first. Only where that is a refusal, the tree is walked once more for parts
+on several devices, which depend on who may go: `spreading`.
+
 A device set is one device, or several over which a model is spread. Space is made device by device; what goes for one
 device counts for the next, and at the end a victim that the others made superfluous stays. A resident that is spread
 over several devices returns on each what it holds there.
@@ -36,23 +39,22 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
+from supervisor.core.places import SHOWN_DEVICES, DeviceSet, too_large
 from supervisor.core.plans import (
     Admit,
     DeviceView,
     Evict,
     EvictionBlock,
     LoadDemand,
-    Option,
     Plan,
     Refuse,
     Resident,
     Snapshot,
+    Spread,
     Wait,
 )
+from supervisor.core.spreading import Apart
 from supervisor.core.types import PARTNER, DeviceId, Devices, ModelId
-
-SHOWN_DEVICES = 3
-"""A refusal explains this many devices or device sets, and only counts the others."""
 
 
 def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
@@ -62,7 +64,18 @@ def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
     gone, ask again instead of loading at once.
     """
     # 0.
+    for resident in snapshot.residents:
+        if resident.model == demand.model and resident.block is not EvictionBlock.STOPPING:
+            return Admit(resident.devices, (), f"already loaded on {listed(resident.devices)}")
     views = {view.id: view for view in snapshot.devices}
+    answer = _plan_options(demand, snapshot, views)
+    if demand.spread is None or not isinstance(answer, Refuse):
+        return answer
+    apart = _plan_spread(demand, demand.spread, snapshot, views)
+    return answer if isinstance(apart, Refuse) and apart.fits_nowhere and not answer.fits_nowhere else apart
+
+
+def _plan_options(demand: LoadDemand, snapshot: Snapshot, views: Mapping[DeviceId, DeviceView]) -> Plan:
     known = sorted(
         (
             DeviceSet(option, tuple(views[device] for device in option.devices))
@@ -72,57 +85,40 @@ def plan(demand: LoadDemand, snapshot: Snapshot) -> Plan:
         key=lambda device_set: device_set.option.devices,
     )
     candidates = [device_set for device_set in known if device_set.is_large_enough]
-    for resident in snapshot.residents:
-        if resident.model == demand.model and resident.block is not EvictionBlock.STOPPING:
-            return Admit(resident.devices, 0, f"already loaded on {listed(resident.devices)}")
     if not candidates:
-        return Refuse(_too_large(known), fits_nowhere=True)
+        return Refuse(too_large(known), fits_nowhere=True)
     out = {view.id: view for device_set in candidates for view in device_set.views if view.outage is not None}
     candidates = [device_set for device_set in candidates if out.keys().isdisjoint(device_set.option.devices)]
     if not candidates:
-        return Refuse(outages_listed([*out.values()][:SHOWN_DEVICES], len(out)), next(iter(out.values())).outage)
+        return _refuse_outage(out)
 
     # 1.
     excess = _excess(demand, snapshot)
     if excess == 0:
         for device_set in candidates:
             if not device_set.blocked and all(short <= 0 for short in device_set.short().values()):
-                return Admit(device_set.option.devices, device_set.option.need_mib, _needs(device_set))
-
-    case = _Case(demand, snapshot, candidates, excess)
-    for spare_higher in [True, False] if snapshot.admission.may_evict_higher() else [True]:
-        # 2. and 4.
-        fit = case.best(spare_higher=spare_higher, blocked=False)
-        if fit is not None:
-            return case.wait(fit) if not fit.victims else case.evict(fit)
-        # 3. and 5.
-        fit = case.best(spare_higher=spare_higher, blocked=True)
-        if fit is not None:
-            return case.wait(fit)
-    # 6.
-    return Refuse(case.refusal())
+                return Admit(device_set.option.devices, device_set.option.need_mib, device_set.needs())
+    return _Case(demand, snapshot, candidates, excess).plan()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSet:
-    """Where the model may go: the devices it would use, and what it takes of each."""
+def _plan_spread(demand: LoadDemand, spread: Spread, snapshot: Snapshot, views: Mapping[DeviceId, DeviceView]) -> Plan:
+    known = [views[device] for device in spread.devices if device in views]
+    if Apart(spread, known).at_most() is None:
+        return Refuse(Apart(spread, known).too_large(), fits_nowhere=True)
+    apart = Apart(spread, [view for view in known if view.outage is None])
+    at_most = apart.at_most()
+    if at_most is None:
+        return _refuse_outage({view.id: view for view in known if view.outage is not None})
 
-    option: Option
-    views: tuple[DeviceView, ...]
+    # 1.
+    excess = _excess(demand, snapshot)
+    if excess == 0 and (now := apart.now()) is not None:
+        return Admit(now.option.devices, now.option.need_mib, now.needs())
+    return _Case(demand, snapshot, [at_most], excess, apart).plan()
 
-    @property
-    def is_large_enough(self) -> bool:
-        """Would it fit if nothing else were loaded?"""
-        return all(self.option.need_mib <= view.usable_mib for view in self.views)
 
-    @property
-    def blocked(self) -> tuple[DeviceView, ...]:
-        """Its devices that take nothing now."""
-        return tuple(view for view in self.views if view.blocked is not None)
-
-    def short(self) -> dict[DeviceId, int]:
-        """MiB missing on each device; zero or less where enough is free."""
-        return {view.id: self.option.need_mib - view.free_mib for view in self.views}
+def _refuse_outage(out: Mapping[DeviceId, DeviceView]) -> Refuse:
+    return Refuse(outages_listed([*out.values()][:SHOWN_DEVICES], len(out)), next(iter(out.values())).outage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +144,22 @@ class Fit:
 class _Case:
     """One demand against one snapshot, past rule 1."""
 
-    def __init__(self, demand: LoadDemand, snapshot: Snapshot, candidates: Sequence[DeviceSet], excess: int) -> None:
+    def __init__(
+        self,
+        demand: LoadDemand,
+        snapshot: Snapshot,
+        candidates: Sequence[DeviceSet],
+        excess: int,
+        apart: Apart | None = None,
+    ) -> None:
         self.demand = demand
         self.admission = snapshot.admission
         self.candidates = candidates
         self.excess = excess
+        self.apart = apart  # set iff it goes over several devices: then `candidates` only tell what is in the way
         devices = {view.id for device_set in candidates for view in device_set.views}
+        if apart is not None:
+            devices = set(apart.views)
         self.residents = sorted(
             (
                 resident
@@ -171,6 +177,19 @@ class _Case:
     def _value(self, resident: Resident) -> float:
         return self.admission.value(resident.reload_s, resident.idle_s)
 
+    def plan(self) -> Plan:
+        for spare_higher in [True, False] if self.admission.may_evict_higher() else [True]:
+            # 2. and 4.
+            fit = self.best(spare_higher=spare_higher, blocked=False)
+            if fit is not None:
+                return self.wait(fit) if not fit.victims else self.evict(fit)
+            # 3. and 5.
+            fit = self.best(spare_higher=spare_higher, blocked=True)
+            if fit is not None:
+                return self.wait(fit)
+        # 6.
+        return Refuse(self.refusal())
+
     def best(self, *, spare_higher: bool, blocked: bool) -> Fit | None:
         """The cheapest fit over all device sets; None when there is none.
 
@@ -181,7 +200,10 @@ class _Case:
         if len(typed) < self.excess:
             return None
         here = _by_device(pool)
-        open_sets = (device_set for device_set in self.candidates if blocked or not device_set.blocked)
+        if self.apart is not None:
+            open_sets = self.apart.without(pool, typed, self.coming, blocked=blocked)
+        else:
+            open_sets = [device_set for device_set in self.candidates if blocked or not device_set.blocked]
         fits = [self._fit(device_set, typed, here) for device_set in open_sets]
         return min((fit for fit in fits if fit is not None), key=Fit.cost, default=None)
 
@@ -261,7 +283,7 @@ class _Case:
         return Wait(fit.device_set.option.devices, fit.device_set.option.need_mib, _ids(waits_for), reason)
 
     def _situation(self, fit: Fit) -> str:
-        return _needs(fit.device_set) + (f", {self._limit()}" if self.excess else "")
+        return fit.device_set.needs() + (f", {self._limit()}" if self.excess else "")
 
     def _limit(self) -> str:
         return f"max_loaded allows {self.admission.max_loaded(self.demand.type)} {self.demand.type}"
@@ -280,7 +302,8 @@ class _Case:
         pool = self._pool(spare_higher=not self.admission.may_evict_higher(), blocked=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
         going = {*pool, *(r for r in self.residents if r.block is EvictionBlock.STOPPING)}
-        scarce = {device for device, mib in device_set.short().items() if mib > _held(going, device)}
+        margin_mib = device_set.option.margin_mib
+        scarce = {device for device, mib in device_set.short().items() if mib + margin_mib > _held(going, device)}
         staying = [
             r
             for r in self.residents
@@ -304,7 +327,7 @@ class _Case:
             if view.id in scarce and outside > 0:
                 where = f" on {view.id}" if len(device_set.views) > 1 else ""
                 ways.append(f"{outside} MiB are used outside or promised to others{where}")
-        return f"{_needs(device_set)}; in the way: {', '.join(ways)}"
+        return f"{device_set.needs()}; in the way: {', '.join(ways)}"
 
 
 def _excess(demand: LoadDemand, snapshot: Snapshot) -> int:
@@ -367,28 +390,3 @@ def _held(residents: Iterable[Resident], device: DeviceId) -> int:
 
 def _ids(residents: Iterable[Resident]) -> tuple[ModelId, ...]:
     return tuple(resident.model for resident in residents)
-
-
-# ------------------------------------------------------------------------------------------------------------ reasons
-
-
-def _needs(device_set: DeviceSet) -> str:
-    need, free = f"{device_set.option.need_mib} MiB", [max(view.free_mib, 0) for view in device_set.views]
-    if len(free) == 1:
-        return f"needs {need} on {device_set.views[0].id}, {free[0]} free"
-    return f"needs {need} on each of {listed(device_set.option.devices)}, {listed(free)} free"
-
-
-def _too_large(known: Sequence[DeviceSet]) -> str:
-    if not known:
-        return "no device that it may run on is there"
-    small = {  # by device: several device sets may share one
-        view.id: f"needs {device_set.option.need_mib} MiB on {view.id}, which has {view.usable_mib} usable"
-        for device_set in known
-        for view in device_set.views
-        if view.usable_mib < device_set.option.need_mib
-    }
-    shown = list(small.values())[:SHOWN_DEVICES]
-    if len(small) > len(shown):
-        shown.append(f"{len(small) - len(shown)} more are too small as well")
-    return "; ".join(shown)

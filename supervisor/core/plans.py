@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from supervisor.core.admission import AdmissionPolicy
-from supervisor.core.types import DeviceId, Devices, ModelId, RejectCode
+from supervisor.core.types import DeviceId, Devices, ModelId, Parts, RejectCode
 
 
 class EvictionBlock(StrEnum):
@@ -82,7 +82,22 @@ class Option:
     """A device set for the demanded model, and what the model would take of each device in it."""
 
     devices: Devices
-    need_mib: int
+    need_mib: Parts
+    margin_mib: int = 0  # set iff the parts are in proportion to the room there, less so much
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The devices that a model may go over in unequal parts, and what all of these take together."""
+
+    devices: Devices
+    whole_mib: int
+    each_mib: int = 0  # what each device takes besides, from the second on
+    margin_mib: int = 512  # what stays free of each besides its part: for the driver, and since layers are not divided
+
+    def total_mib(self, parts: int) -> int:
+        """What so many parts take together."""
+        return self.whole_mib + (parts - 1) * self.each_mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,13 @@ class LoadDemand:
     type: str
     priority: int
     options: tuple[Option, ...]
+    spread: Spread | None = None  # set iff it may go over several devices where it can have none of the options
+
+    @property
+    def devices(self) -> Devices:
+        """All devices where it may go."""
+        spread = () if self.spread is None else self.spread.devices
+        return tuple(dict.fromkeys((*(device for option in self.options for device in option.devices), *spread)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +131,7 @@ class Admit:
     """Load now, nothing has to go."""
 
     devices: Devices
-    need_mib: int
+    need_mib: Parts
     reason: str
 
 
@@ -118,7 +140,7 @@ class Evict:
     """Load on `devices` once `victims` (in eviction order) are gone."""
 
     devices: Devices
-    need_mib: int
+    need_mib: Parts
     victims: tuple[ModelId, ...]
     reason: str
 
@@ -128,7 +150,7 @@ class Wait:
     """It will fit once `waits_for` can go (or, when empty, once its devices are unblocked). No devices: anywhere."""
 
     devices: Devices
-    need_mib: int
+    need_mib: Parts
     waits_for: tuple[ModelId, ...]
     reason: str
 

@@ -13,7 +13,7 @@ from supervisor.core.device_ledger import Lease, Phase
 from supervisor.core.model_state import ModelState
 from supervisor.core.plans import DeviceView, EvictionBlock, Idle, Outline, Resident, Snapshot
 from supervisor.core.state import SchedulerState
-from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
+from supervisor.core.types import DeviceId, Devices, ModelId, Parts, WorkerState
 from supervisor.core.waiters import Key
 
 
@@ -96,9 +96,8 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
     return known
 
 
-def _promise(model: ModelState, devices: Devices, need_mib: int) -> Resident:
-    held_mib = (need_mib,) * len(devices)
-    return Resident(model.id, model.spec.type, model.spec.priority, devices, held_mib, EvictionBlock.RESERVED)
+def _promise(model: ModelState, devices: Devices, need_mib: Parts) -> Resident:
+    return Resident(model.id, model.spec.type, model.spec.priority, devices, need_mib, EvictionBlock.RESERVED)
 
 
 def _view(state: SchedulerState, device: DeviceId, surplus_mib: int, asker: ModelId) -> DeviceView:

@@ -18,7 +18,10 @@ TicketId = NewType("TicketId", str)
 Generation = NewType("Generation", int)
 
 Devices = tuple[DeviceId, ...]
-"""Where one worker runs, in order of ids: usually one device; of several GPUs each holds an equal share of it."""
+"""Where one worker runs, in order of ids: usually one device; several GPUs share it."""
+
+Parts = tuple[int, ...]
+"""MiB on each of a worker's `Devices`, in their order."""
 
 ASKED: Final = "{model}"
 """Stands for the model in a message to a client, who may have asked for it by another name than the core knows."""
@@ -31,6 +34,11 @@ REMOTE: Devices = (DeviceId("remote"),)
 
 DEFAULT_PRIORITY: Mapping[str, int] = {"asr": 300, "tts": 200, "image": 150, "embedding": 120, "llm": 100}
 """Model priority by type; the lowest is evicted first. Source: docs/architecture.md, "Memory"."""
+
+
+def on_each(mib: int | Parts, devices: Devices) -> Parts:
+    """What to take of each device: the same of each where `mib` is one number."""
+    return (mib,) * len(devices) if isinstance(mib, int) else mib
 
 
 # ---------------------------------------------------------------------------------------------------- specifications

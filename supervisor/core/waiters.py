@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from supervisor.core.admission import Rank
-from supervisor.core.types import DeviceId, Devices, ModelId
+from supervisor.core.types import DeviceId, Devices, ModelId, Parts
 
 _T = TypeVar("_T")
 
@@ -25,9 +25,13 @@ class Place:
     """Where a waiter is to be loaded, by its last plan."""
 
     devices: Devices  # it is planned again when something changes there
-    need_mib: int = 0  # what is promised to it on each of them
+    need_mib: Parts = ()  # what is promised to it on each of them; empty: nothing
     claims: tuple[ModelId, ...] = ()  # who has to go for it
     is_sure: bool = False  # set iff all of these go anyway
+
+    def promised_on(self, device: DeviceId) -> int:
+        """What is promised to it there."""
+        return self.need_mib[self.devices.index(device)] if self.need_mib else 0
 
 
 class Waiters:

@@ -59,7 +59,7 @@ class Leaving:
                 replace(model.spec, preload=False),
                 model.generation,
                 model.devices,
-                state.ledger.leases_of(model.holder)[0].mib,
+                tuple(lease.mib for lease in state.ledger.leases_of(model.holder)),
                 tuple(model.in_flight),
                 model.ready_at,
                 model.last_used,

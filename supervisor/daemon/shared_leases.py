@@ -26,7 +26,7 @@ import structlog
 from supervisor.core.device_ledger import Holder, Phase
 from supervisor.core.effects import StartWorker
 from supervisor.core.events import LeaseLost, LeasesSeen
-from supervisor.core.types import Crash, CrashClass, DeviceId, Devices
+from supervisor.core.types import Crash, CrashClass, DeviceId, Devices, Parts
 from supervisor.daemon.engine import Engine
 from supervisor.io.lease_store import JUST_BEGUN, LeaseStore, Refusal, Share, StoreUnreachableError
 from supervisor.io.memory import DeviceInfo
@@ -85,11 +85,11 @@ class SharedLeases:
         trouble = await self.take((effect.model, effect.generation), effect.devices, effect.lease_mib)
         return None if trouble is None else Crash(CrashClass.HOST, trouble)
 
-    async def take(self, holder: Holder, devices: Devices, mib: int) -> str | None:
+    async def take(self, holder: Holder, devices: Devices, mib: Parts) -> str | None:
         """Lease it in the store. None, or why not; then others' leases are known to the engine."""
         self._asking.add(holder)
         try:
-            refusal = await self._take(holder, dict.fromkeys(devices, mib), has_it=False)
+            refusal = await self._take(holder, dict(zip(devices, mib, strict=True)), has_it=False)
             if refusal is None:
                 return None
             await self._look()

@@ -117,10 +117,10 @@ class World:
         self.recorded = Recording(self.scheduler, self.now)
         self.lines = self.recorded.take()
         self.using: dict[
-            Key, tuple[Devices, int]
+            Key, dict[DeviceId, int]
         ] = {}  # really taken on each device, also after the exit until it is back
         self.alive: dict[Key, Devices] = {}
-        self.leased: dict[Key, int] = {}  # what each living worker may take
+        self.leased: dict[Key, dict[DeviceId, int]] = {}  # what each living worker may take
         self.loading: dict[Key, float] = {}  # since when
         self.stopping: set[Key] = set()
         self.others: dict[ModelId, Other] = {}
@@ -186,14 +186,14 @@ class World:
     def reading(self) -> MemorySampled:
         self.now += 1e-6  # no two begin at the same time
         for key, since in self.loading.items():
-            where, used = self.using[key]
             part = min(1.0, (self.now - since) / self.load_s) if self.load_s else 1.0
-            self.using[key] = (where, max(used, int(self.leased[key] * part)))
+            for device, mib in self.leased[key].items():
+                self.using[key][device] = max(self.using[key][device], int(mib * part))
         devices = []
         for device, total in self.totals.items():
             outside = self.outside.get(device, 0) + self._unseen(device)
             used = sum(other.takes for name, other in self.others.items() if device in other.where and self._seen(name))
-            used += sum(self._used(key, device) for key, (where, _) in self.using.items() if device in where) + outside
+            used += sum(self._used(key, device) for key, parts in self.using.items() if device in parts) + outside
             known = None if self.blind else outside
             devices.append(DeviceSample(device, max(0, total - used), device in self.stale, known))
         workers = tuple(
@@ -220,7 +220,7 @@ class World:
         return sum(other.takes for name, other in self.others.items() if device in other.where and not self._seen(name))
 
     def _used(self, key: Key, device: DeviceId) -> int:
-        return self.using[key][1] + self.beyond.get((key[0], device), 0) if key in self.using else 0
+        return self.using[key][device] + self.beyond.get((key[0], device), 0) if key in self.using else 0
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._due, (self.now + delay, next(self._seq), action))
@@ -250,14 +250,14 @@ class World:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case StartWorker(name, generation, where, lease):
+            case StartWorker(name, generation, where, parts):
                 key = (name, generation)
                 assert key not in self.alive
                 assert all(alive != name for alive, _ in self.alive), f"two workers of {name}"
                 self.starts.append(name)
                 self.alive[key] = where
-                self.leased[key] = lease
-                self.using[key] = (where, 0 if self.gradual else lease)
+                self.leased[key] = dict(zip(where, parts, strict=True))
+                self.using[key] = {device: 0 if self.gradual else mib for device, mib in self.leased[key].items()}
                 self.loading[key] = self.now
                 crash = self.crash_on_start(name)
                 self.later(self.load_s, lambda: self._loaded(key, crash))
@@ -299,8 +299,8 @@ class World:
 
     def _loaded(self, key: Key, crash: Crash | None) -> None:
         if key in self.alive and key not in self.stopping:
-            where, used = self.using[key]
-            self.using[key] = (where, max(used, self.leased[key]))
+            for device, mib in self.leased[key].items():
+                self.using[key][device] = max(self.using[key][device], mib)
             self.loading.pop(key, None)
             if crash is not None:
                 self._exited(key, crash)
@@ -341,7 +341,9 @@ class World:
         state.check()
         for device, total in self.totals.items():
             taken = sum(
-                max(mib, self.leased.get(key, 0)) for key, (where, mib) in self.using.items() if device in where
+                max(parts[device], self.leased.get(key, parts)[device])
+                for key, parts in self.using.items()
+                if device in parts
             )
             taken += sum(max(o.may_take, o.takes) for o in self.others.values() if device in o.where)
             assert taken + self.outside.get(device, 0) <= max(total, self.outside.get(device, 0)), "over-committed"
@@ -366,9 +368,11 @@ class World:
             return
         for model_id in state.wanted:
             model, key = state.models[model_id], state.wanted.key(model_id)
-            options = tuple(model.options(state.ledger.devices()).values())
+            devices = state.ledger.devices()
+            options = tuple(model.options(devices).values())
             seen = snapshot(state, self.now, state.ledger.device_ids(), key)
-            answer = plan(LoadDemand(model_id, model.spec.type, model.spec.priority, options), seen)
+            spread = model.spread(devices)
+            answer = plan(LoadDemand(model_id, model.spec.type, model.spec.priority, options, spread), seen)
             unasked = model.asked_at is None and not state.queue.count(model_id)
             going = {each.model for each in seen.residents if each.block is EvictionBlock.STOPPING}
             assert not isinstance(answer, Admit), (

@@ -64,7 +64,7 @@ def resident(
 
 def demand(name: str) -> LoadDemand:
     kind, mib = MODELS[name]
-    return LoadDemand(ModelId(name), kind, DEFAULT_PRIORITY[kind], (Option((GPU,), mib),))
+    return LoadDemand(ModelId(name), kind, DEFAULT_PRIORITY[kind], (Option((GPU,), (mib,)),))
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,13 @@ def on(
 
 
 def want(need: int, *devices: str, priority: int = 100) -> LoadDemand:
-    return LoadDemand(ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), need) for d in devices or ("d0",)))
+    return LoadDemand(ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), (need,)) for d in devices or ("d0",)))
 
 
 def want_pairs(need: int, *devices: str) -> LoadDemand:
     """Of a model that two of these share."""
     pairs = combinations(map(DeviceId, devices), 2)
-    return LoadDemand(ModelId("new"), "llm", 100, tuple(Option(pair, need) for pair in pairs))
+    return LoadDemand(ModelId("new"), "llm", 100, tuple(Option(pair, (need, need)) for pair in pairs))
 
 
 def world(*parts: DeviceView | Resident, **policy: object) -> Snapshot:

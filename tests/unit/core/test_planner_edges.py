@@ -32,7 +32,7 @@ def on(name, *devices, mib=10, kind="llm", priority=100, block=EvictionBlock.NON
 
 def want(need, *devices, parts=1, priority=100, kind="llm"):
     sets = combinations(map(DeviceId, devices or ("d0",)), parts)
-    return LoadDemand(ModelId("new"), kind, priority, tuple(Option(places, need) for places in sets))
+    return LoadDemand(ModelId("new"), kind, priority, tuple(Option(places, (need,) * len(places)) for places in sets))
 
 
 def world(*things, **policy):
@@ -130,7 +130,7 @@ class TestRefusals:
         """Some runtimes take host memory whole and share GPUs."""
         views = [view(f"d{n}", 0) for n in range(4)]
         demand = want(10, "d0", "d1", "d2")
-        pair = Option((DeviceId("d2"), DeviceId("d3")), 10)
+        pair = Option((DeviceId("d2"), DeviceId("d3")), (10, 10))
         demand = LoadDemand(demand.model, demand.type, demand.priority, (*demand.options, pair))
         answer = plan(demand, world(*views))
         assert isinstance(answer, Refuse)

@@ -63,7 +63,7 @@ def cases(draw) -> tuple[LoadDemand, Snapshot]:
         ModelId("new"),
         draw(st.sampled_from(TYPES)),
         draw(st.sampled_from([100, 200, 300])),
-        tuple(Option((place,), draw(st.integers(2, 13))) for place in places),
+        tuple(Option((place,), (draw(st.integers(2, 13)),)) for place in places),
     )
     limits = draw(st.dictionaries(st.sampled_from(TYPES), st.sampled_from([1, 2, 3, 4, 0])))
     return demand, Snapshot(
@@ -79,9 +79,9 @@ class Oracle:
         self.snapshot = snapshot
         views = {view.id: view for view in snapshot.devices}
         self.places = [
-            (views[option.devices[0]], option.need_mib)
+            (views[option.devices[0]], option.need_mib[0])
             for option in demand.options
-            if option.devices[0] in views and option.need_mib <= views[option.devices[0]].usable_mib
+            if option.devices[0] in views and option.need_mib[0] <= views[option.devices[0]].usable_mib
         ]
         counted = [r for r in snapshot.residents if r.type == demand.type and r.block != "stopping"]
         limit = snapshot.admission.policy.max_loaded.get(demand.type, 10**6)
@@ -200,9 +200,9 @@ def powerset(items):
 def outline(answer) -> tuple:
     match answer:
         case Admit(devices, need, _):
-            return ("Admit", devices, need)
+            return ("Admit", devices, *need)
         case Evict(devices, need, models, _) | Wait(devices, need, models, _):
-            return (type(answer).__name__, devices, need, models)
+            return (type(answer).__name__, devices, *need, models)
         case Refuse():
             return ("Refuse",)
 
@@ -249,13 +249,13 @@ class TestProofs:
             case Refuse(reason):
                 assert not oracle.places or possible == []
                 assert not reason.endswith("in the way: ")
-            case Admit((device,), need, _):
+            case Admit((device,), (need,), _):
                 view = next(view for view in snapshot.devices if view.id == device)
-                assert (device, need) in [(option.devices[0], option.need_mib) for option in demand.options]
+                assert (device, need) in [(option.devices[0], option.need_mib[0]) for option in demand.options]
                 assert need <= view.free_mib
                 assert view.blocked is None
                 assert oracle.excess == 0
-            case Evict((device,), need, victims, _):
+            case Evict((device,), (need,), victims, _):
                 assert possible
                 assert possible[0] in {2, 4}
                 gone = [by_id[model] for model in victims]
@@ -307,7 +307,7 @@ def spread_cases(draw) -> tuple[LoadDemand, Snapshot]:
     demand, snapshot = draw(cases())
     need = draw(st.integers(1, 9))
     pairs = combinations([view.id for view in snapshot.devices], 2)
-    return replace(demand, options=tuple(Option(pair, need) for pair in pairs)), snapshot
+    return replace(demand, options=tuple(Option(pair, (need, need)) for pair in pairs)), snapshot
 
 
 class TestSpread:
@@ -321,7 +321,7 @@ class TestSpread:
         return view.free_mib + sum(r.held_on(device) for r in back)
 
     def fits(self, case, option: Option, gone) -> bool:
-        return all(self.room(case[1], device, gone) >= option.need_mib for device in option.devices)
+        return all(self.room(case[1], device, gone) >= mib for device, mib in zip(option.devices, option.need_mib, strict=True))
 
     @settings(max_examples=600)
     @given(spread_cases())
@@ -348,7 +348,7 @@ class TestSpread:
         demand, snapshot = case
         answer = plan(demand, snapshot)
         usable = {view.id: view.usable_mib for view in snapshot.devices}
-        large = [o for o in demand.options if all(o.need_mib <= usable[device] for device in o.devices)]
+        large = [o for o in demand.options if all(mib <= usable[device] for device, mib in zip(o.devices, o.need_mib, strict=True))]
         pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(5)}
         if snapshot.admission.policy.eviction == "strict":
             pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(3)}
@@ -366,4 +366,4 @@ class TestSpread:
         if isinstance(answer, Admit):
             views = [view for view in snapshot.devices if view.id in answer.devices]
             assert len(views) == 2
-            assert all(view.free_mib >= answer.need_mib and view.blocked is None for view in views)
+            assert all(view.free_mib >= answer.need_mib[0] and view.blocked is None for view in views)

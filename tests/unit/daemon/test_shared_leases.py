@@ -76,7 +76,7 @@ class Site:
 
     async def load(self) -> None:
         self.engine.starts()
-        assert await self.shared.gate(StartWorker(*HOLDER, (GPU,), 500)) is None
+        assert await self.shared.gate(StartWorker(*HOLDER, (GPU,), (500,))) is None
 
     async def after(self, seconds: float) -> None:
         for _ in range(int(seconds)):
@@ -108,14 +108,14 @@ class TestStart:
     async def test_a_refusal_is_not_the_models_fault(self, site):
         site.engine.starts()
         site.store.full = True
-        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), 500))
+        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), (500,)))
         assert crash is not None
         assert crash.kind is CrashClass.HOST
 
     async def test_nor_is_a_store_that_is_away(self, site):
         site.engine.starts()
         site.store.away = True
-        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), 500))
+        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), (500,)))
         assert crash is not None
         assert "can't be reached" in crash.summary
         assert site.seen().trouble is not None
@@ -123,7 +123,7 @@ class TestStart:
     async def test_nor_is_one_that_has_just_begun(self, site):
         site.store.has_just_begun = True
         site.engine.starts()
-        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), 500))
+        crash = await site.shared.gate(StartWorker(*HOLDER, (GPU,), (500,)))
         assert crash is not None
         assert "just begun" in crash.summary
         assert "just begun" in (site.seen().trouble or "")

@@ -50,7 +50,7 @@ def events():
 
 
 def start(fleet: Fleet, model: ModelId, events: list[Event]) -> None:
-    fleet.start(StartWorker(model, FIRST, (DeviceId("gpu0"),), 100), events.append)
+    fleet.start(StartWorker(model, FIRST, (DeviceId("gpu0"),), (100,)), events.append)
 
 
 def stop(model: ModelId) -> StopWorker:
