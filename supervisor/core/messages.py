@@ -22,6 +22,8 @@ def _condition(resident: Resident) -> str:
     match resident.block:
         case EvictionBlock.BUSY:
             return f"{requests_counted(resident.in_flight)} in flight"
+        case EvictionBlock.DRAINING:
+            return f"draining, {requests_counted(resident.in_flight)} in flight"
         case EvictionBlock.STARTING:
             return "still starting"
         case EvictionBlock.STOPPING:

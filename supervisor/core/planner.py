@@ -16,7 +16,7 @@ The memory of a STOPPING resident comes back anyway, so nothing is evicted for i
 plan that needs nothing else is a Wait for it. MIN_RESIDENCY and HELD do not block a demand
 that may overtake the resident. A PINNED resident never goes.
 
-Victims are chosen in one order: lowest priority, least valuable (cheap to reload for the time it idled), id. First those
+Victims are chosen in one order: lowest priority, least valuable (draining, or cheap to reload for the time it idled), id. First those
 that `max_loaded` forces out, on any device; what they free on this device set is counted. Then, for space, whole
 priority classes from the lowest up, and of the last class the smallest set that fits (docs/adr/0002-eviction-order.md).
 Among device sets: lowest class touched, fewest victims, least value, ids.
@@ -175,6 +175,8 @@ class _Case:
         return resident.priority, self._value(resident), resident.model
 
     def _value(self, resident: Resident) -> float:
+        if resident.block is EvictionBlock.DRAINING:  # who has begun to go, goes: else two drain for one waiter
+            return 0.0
         return self.admission.value(resident.reload_s, resident.idle_s)
 
     def plan(self) -> Plan:

@@ -16,6 +16,7 @@ class EvictionBlock(StrEnum):
     NONE = "none"
     PINNED = "pinned"
     BUSY = "busy"  # has requests in flight
+    DRAINING = "draining"  # gets no new requests, and goes when those in flight have ended
     STARTING = "starting"
     STOPPING = "stopping"  # its memory is already on the way back
     RESERVED = "reserved"  # an earlier plan loads it for a request that still waits

@@ -8,7 +8,6 @@ from supervisor.core.budget import exactly, expected, told
 from supervisor.core.dispatch import arm_keep_alive, assign, dispatch
 from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
-from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import seconds
 from supervisor.core.model_state import ModelState
 from supervisor.core.reports import REMOTE_RETRY_S
@@ -113,12 +112,10 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     state.touch(model)
     arm_keep_alive(state, model)
     drain = model.drain
-    if drain is None:
-        return
-    if drain.is_ordered:
+    if drain is not None:  # else a waiter that needs several to go might never find all of them idle
         stop_now(state, step, model, drain.cause, drain.reason)
-        return
-    advance(model, Trigger.RESUME, step.now, "idle")  # `place_wanted` stops it in this same step if still claimed
+        if not drain.is_ordered:
+            step.decide("evicted", model.id, f"makes room for {model.claimed_by}")
 
 
 def expire(state: SchedulerState, step: Step) -> None:

@@ -161,7 +161,9 @@ def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBloc
             return EvictionBlock.STOPPING
         case _ if model.pinned and not model.removed:
             return EvictionBlock.PINNED
-        case _ if model.in_flight or model.drain is not None:
+        case WorkerState.DRAINING:
+            return EvictionBlock.DRAINING
+        case _ if model.in_flight:
             return EvictionBlock.BUSY
     if now >= _keeps_place_until(state, now, model):
         return EvictionBlock.NONE

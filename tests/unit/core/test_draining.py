@@ -7,6 +7,7 @@ import math
 import pytest
 
 from supervisor.core import admission
+from supervisor.core.demand import HIGH, LOW
 from supervisor.core.events import ClientsRead, LoadAsked, UnloadAsked
 from supervisor.core.types import Crash, CrashClass, Limits, ModelId
 from tests.support.simulation import World, model, record
@@ -335,3 +336,36 @@ def test_several_victims():
     assert lasts(world, tickets["b"]) == pytest.approx(admission.LONGEST_DRAIN_S - admission.URGENT_DRAIN_S, abs=1)
     world.run(5)
     assert waiting in world.dispatched
+
+
+class TestEnd:
+    """Who has drained goes, whatever has changed meanwhile."""
+
+    def test_a_young_victim_in_demand(self, world):
+        """Its queue would keep it, and the other one looks cheaper to reload now."""
+        world.configure(model("a", 7500), model("b", 7500), model("c", 7500), limits=Limits(min_residency_s=60.0))
+        running = {name: world.request(name, LOW) for name in ("a", "b")}
+        world.run(5.0)
+        world.request("c", HIGH)
+        (victim,) = [name for name in running if world.state(name) == "draining"]
+        world.request(victim, LOW)
+        world.run(1.0)
+        world.finish(running[victim])
+        assert world.state(victim) == "stopping"
+        world.run(5.0)
+        assert world.state("c") == "ready"
+        assert running.keys() - {victim} < world.loaded()
+
+    @pytest.mark.parametrize("late", [0.0, 0.3])
+    def test_one_that_needs_two_busy_ones_to_go(self, world, late):
+        """Both have always something to do; without new requests for either it comes all the same."""
+        world.configure(model("a", 7500), model("b", 7500), model("c", 15000), limits=Limits(min_residency_s=0.0))
+        wanted = None
+        for turn in range(60):
+            for name in ("a", "b"):
+                ticket = world.request(name)
+                world.later(1.0 + late * (name == "b"), lambda ticket=ticket: world.finish(ticket))
+            world.run(0.5)
+            if turn == 10:
+                wanted = world.request("c")
+        assert wanted in world.dispatched

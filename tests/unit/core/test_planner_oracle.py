@@ -105,7 +105,7 @@ class Oracle:
 
     @staticmethod
     def rank(resident: Resident) -> tuple[int, float, str]:
-        cost = resident.reload_s / (resident.idle_s or 0.001)
+        cost = 0.0 if resident.block == "draining" else resident.reload_s / (resident.idle_s or 0.001)
         return (resident.priority, cost, resident.model)
 
     def coming(self, device: str) -> list[Resident]:

@@ -259,6 +259,8 @@ class Scheduling(RuleBasedStateMachine):
         """Seen at once, and only into memory that nobody was promised: what else happens then nobody could prevent."""
         if not (ready := self.of(WorkerState.READY)):
             return
+        if self.world.blind and any(other.takes < other.may_take for other in self.world.others.values()):
+            return  # it would look as if the partner took what it may
         key = data.draw(st.sampled_from(ready))
         places, used = self.world.using[key]
         taken = {
