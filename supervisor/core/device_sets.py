@@ -1,20 +1,48 @@
 """Where a model may run: the device sets it may use, and what it takes of each device in them.
 
-A device set is one device, or as many as the model is spread over.
+A device set is one device, or as many as share the model equally. A model that `spreads` over as many as it needs has no
+fixed device sets beside the single devices: its parts depend on what is free.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
+from typing import Final
 
-from supervisor.core.types import DeviceSpec, FootprintSource, ModelSpec
+from supervisor.core.types import Devices, DeviceSpec, FootprintSource, ModelSpec
 
 MAX_DEVICE_SETS = 200
 """The planner looks at each of a model's device sets; more ways than this to choose its devices are a mistake."""
 
+MARGIN_MIB: Final = 512
+"""What stays free of each device besides its part, at least: for the driver, and since layers aren't divided."""
+
+MOST_PARTS: Final = 16
+"""No program divides a model among more GPUs."""
+
 _LEARNED = frozenset({FootprintSource.LEARNED, FootprintSource.RAISED})
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The devices that a model may go over in unequal parts, and what all of these take together."""
+
+    devices: Devices
+    whole_mib: int
+    each_mib: int = 0  # what each device takes besides, from the second on
+    margin_mib: int = MARGIN_MIB  # what stays free of each
+
+    def total_mib(self, parts: int) -> int:
+        """What so many parts take together."""
+        return self.whole_mib + (parts - 1) * self.each_mib
+
+    def fits(self, room: Iterable[int]) -> bool:
+        """Would all devices together have room for it? `room`: of each device."""
+        left = sorted((mib - self.margin_mib for mib in room if mib > self.margin_mib), reverse=True)[:MOST_PARTS]
+        return any(sum(left[:parts]) >= self.total_mib(parts) for parts in range(2, len(left) + 1))
 
 
 def device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:
@@ -34,13 +62,39 @@ def usable_mib(device_set: Sequence[DeviceSpec]) -> int:
     return min(device.usable_mib for device in device_set)
 
 
-def need_mib(model: ModelSpec, device_set: Sequence[DeviceSpec]) -> int:
+def spread(model: ModelSpec, devices: Sequence[DeviceSpec]) -> Spread | None:
+    """How it goes over several of these devices; None where it never does.
+
+    What was measured is of all its devices together: the most of it counts, whichever devices it was. It is limited to what
+    these devices have, as in `need_mib`.
+    """
+    shared = _divided(model, devices)[1]
+    if not model.spreads or len(shared) < 2:
+        return None
+    whole_mib, each_mib, is_learned = model.footprint.mib, model.footprint.each_mib, False
+    margin_mib = max(MARGIN_MIB, each_mib)
+    measured = [model.learned[device.id].mib for device in shared if device.id in model.learned]
+    if measured and model.footprint.source is not FootprintSource.EXPLICIT:
+        whole_mib, each_mib, is_learned = max(measured), 0, True
+    raised_mib = max(model.raised.get(device.id, 0) for device in shared)
+    if raised_mib > whole_mib:
+        whole_mib, each_mib, is_learned = raised_mib, 0, True
+    if is_learned:
+        room = sorted((max(0, device.usable_mib - margin_mib) for device in shared), reverse=True)
+        whole_mib = max(1, min(whole_mib, sum(room[:MOST_PARTS])))
+    return Spread(tuple(sorted(device.id for device in shared)), whole_mib, each_mib, margin_mib)
+
+
+def need_mib(model: ModelSpec, device_set: Sequence[DeviceSpec], *, alone: bool = True) -> int:
     """What to lease on each device of the set: the largest footprint among them.
 
-    What was learned is limited to what is usable: it never makes a model too large that was let in before.
+    What was learned is limited to what is usable: it never makes a model too large that was let in before. `alone`: not
+    limited otherwise, since it may have been let in on several devices.
     """
     most = max(1, usable_mib(device_set))
     needs = [device.need(model) for device in device_set]
+    if not alone and not any(device.takes_whole for device in device_set):
+        return max(need.mib for need in needs)
     return max(max(1, min(n.mib, most)) if n.source in _LEARNED else n.mib for n in needs)
 
 

@@ -23,7 +23,7 @@ from supervisor.core.device_ledger import DeviceLedger, DeviceTotals, Holder, Le
 from supervisor.core.effects import Alert
 from supervisor.core.events import DeviceSample
 from supervisor.core.plans import DeviceView, Outline
-from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId, Parts, on_each
+from supervisor.core.types import DeviceId, Devices, DeviceSpec, Limits, ModelId, Parts
 
 WRITE_OFF = 10
 """Where nobody can tell who holds missing memory, it counts as used outside after this many times the quarantine's delay:
@@ -68,24 +68,21 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------- a lease's life
 
-    def begin(self, holder: Holder, devices: Devices, mib: int | Parts, *, is_partner: bool = False) -> None:
+    def begin(self, holder: Holder, devices: Devices, mib: Parts, *, is_partner: bool = False) -> None:
         """Its worker starts now and may take `mib` of each device. The memory must be free."""
-        parts = list(zip(devices, on_each(mib, devices), strict=True))
-        assert all(part > 0 for _, part in parts), f"{holder} leases {mib} MiB"
+        assert all(part > 0 for part in mib), f"{holder} leases {mib} MiB"
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
-        for device, part in parts:
+        for device, part in zip(devices, mib, strict=True):
             view = self.view(device)
             assert view.blocked is None, f"{holder} begins on {device}, which is {view.blocked}"
             assert part <= view.free_mib, f"{holder} begins with {part} MiB on {device}, {view.free_mib} free"
-        for device, part in parts:
+        for device, part in zip(devices, mib, strict=True):
             self._put(Lease(holder, device, Phase.STARTING, part, is_partner=is_partner))
 
-    def adopt(
-        self, holder: Holder, devices: Devices, mib: int | Parts, now: float, *, is_partner: bool = False
-    ) -> None:
+    def adopt(self, holder: Holder, devices: Devices, mib: Parts, now: float, *, is_partner: bool = False) -> None:
         """Its worker is ready and has had this lease since before we began, whatever is free now."""
         assert holder not in self._leases, f"{holder} has a lease already: {self._leases[holder]}"
-        for device, part in zip(devices, on_each(mib, devices), strict=True):
+        for device, part in zip(devices, mib, strict=True):
             self._put(Lease(holder, device, Phase.HELD, part, since=now, is_partner=is_partner))
 
     def share(self, others: Mapping[DeviceId, int], trouble: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from supervisor.core.demand import Demand
 from supervisor.core.device_ledger import Holder
-from supervisor.core.device_sets import device_sets, need_mib
+from supervisor.core.device_sets import Spread, device_sets, need_mib, spread
 from supervisor.core.plans import Option
 from supervisor.core.types import (
     HAS_WORKER,
@@ -148,7 +148,7 @@ class ModelState:
     stopped_at: float = float("-inf")  # when its worker was last told to stop
     load_s: float | None = None  # set iff it was loaded before as it is specified now: how long the last load took
     last_plan: str = ""  # kind and models of the last plan, so that each is told only once
-    known_options: tuple[ModelSpec, tuple[DeviceSpec, ...], dict[Devices, Option]] | None = None
+    known_options: tuple[ModelSpec, tuple[DeviceSpec, ...], dict[Devices, Option], Spread | None] | None = None
 
     UNRECORDED: ClassVar = ("known_options",)  # made anew when needed
 
@@ -238,16 +238,27 @@ class ModelState:
 
     def options(self, devices: tuple[DeviceSpec, ...]) -> dict[Devices, Option]:
         """Where it may go, of these devices, and what it is to lease there, in the order of ids."""
+        return self._where(devices)[0]
+
+    def spread(self, devices: tuple[DeviceSpec, ...]) -> Spread | None:
+        """How it goes over several of these devices where it can have none of the options; None: it never does."""
+        return self._where(devices)[1]
+
+    def _where(self, devices: tuple[DeviceSpec, ...]) -> tuple[dict[Devices, Option], Spread | None]:
         known = self.known_options
         if known is None or known[0] is not self.spec or known[1] is not devices:
+            apart = spread(self.spec, devices)
             sets = {tuple(device.id for device in chosen): chosen for chosen in device_sets(self.spec, devices)}
-            options = {ids: Option(ids, on_each(need_mib(self.spec, sets[ids]), ids)) for ids in sorted(sets)}
-            known = self.known_options = (self.spec, devices, options)
-        return known[2]
+            needs = {ids: need_mib(self.spec, sets[ids], alone=apart is None) for ids in sorted(sets)}
+            options = {ids: Option(ids, on_each(mib, ids)) for ids, mib in needs.items()}
+            known = self.known_options = (self.spec, devices, options, apart)
+        return known[2], known[3]
 
     def least_mib(self, device: DeviceId, devices: tuple[DeviceSpec, ...]) -> int | None:
         """The least that it may have to lease on this one of these devices; None: it never goes there."""
-        options = self.options(devices)
+        options, apart = self._where(devices)
+        if apart is not None and device in apart.devices:
+            return apart.margin_mib + 1
         if (alone := options.get((device,))) is not None:
             return alone.need_mib[0]
         return min(

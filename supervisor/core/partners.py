@@ -17,7 +17,7 @@ from supervisor.core.model_state import Life, ModelState
 from supervisor.core.plans import Plan, Refuse, Wait
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import remove, stop_worker
-from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState
+from supervisor.core.types import ModelSpec, Partner, StopCause, WorkerState, on_each
 
 
 def asked(state: SchedulerState, step: Step, event: LeaseAsked) -> None:
@@ -33,7 +33,8 @@ def restored(state: SchedulerState, step: Step, event: LeaseRestored) -> None:
     """It holds what it held; the heartbeats go on."""
     model = _enter(state, step, event.spec, event.partner)
     advance(model, Trigger.START, step.now, "restored", devices=event.devices)
-    state.ledger.adopt(model.holder, event.devices, event.mib, step.now, is_partner=True)
+    mib = on_each(event.mib, event.devices)
+    state.ledger.adopt(model.holder, event.devices, mib, step.now, is_partner=True)
     _held(state, step, model, "restored")
 
 

@@ -28,7 +28,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.planner import plan
 from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand, Option, Outline, Plan, Refuse, Snapshot, Wait
-from supervisor.core.snapshots import by_leases, outline, snapshot
+from supervisor.core.snapshots import by_leases, outline, roomiest, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
 from supervisor.core.types import (
@@ -105,7 +105,7 @@ class _Round:
         """Plan it anew: for its own place and where it is offered something, or everywhere (`offered` has "")."""
         model, before = self.state.models[key[1]], self.wanted.place(key[1])
         if model.spec.remote:
-            _start(self.state, self.step, model, REMOTE, (), "connecting")
+            _start(self.state, self.step, model, REMOTE, (0,), "connecting")
             return
         self._plan(model, key, before, offered)
         if self.is_limited:  # another round follows where anything changed
@@ -195,21 +195,23 @@ class _Round:
     # ----------------------------------------------------------------------------------------------------------- plans
 
     def _plan(self, model: ModelState, key: Key, before: Place | None, offered: set[DeviceId]) -> None:
-        options = model.options(self.state.ledger.devices())
+        options, spread = model.options(self.state.ledger.devices()), roomiest(self.state, self.step.now, model)
         chosen = list(options.values())
         if len(chosen) > EXACT and not self.is_limited:
             chosen = self._near(model, key, options, before, offered)
-        demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen))
+        apart = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
+        demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), apart)
         answer, seen = self._ask(demand, key)
         if len(chosen) < len(options):
             if isinstance(answer, Wait) and before is not None and not _is_as_good(answer, seen, before):
                 demand = replace(demand, options=tuple(self._near(model, key, options, before, {DeviceId("")})))
                 answer, seen = self._ask(demand, key)
             if isinstance(answer, Refuse):
-                demand = replace(demand, options=tuple(options.values()))
+                demand = replace(demand, options=tuple(options.values()), spread=spread)
                 answer, seen = self._ask(demand, key)
         if isinstance(answer, Evict) and before is not None and self._are_leaving(before.claims):
-            there, seen_there = self._ask(replace(demand, options=(options[before.devices],)), key)
+            its_own = options.get(before.devices) or Option(before.devices, before.need_mib)
+            there, seen_there = self._ask(replace(demand, options=(its_own,), spread=None), key)
             if isinstance(there, Wait) and self._are_leaving(there.waits_for):  # nobody else needs to go
                 answer, seen = there, seen_there
         answer = self._reconsidered(demand, seen, answer)
@@ -220,10 +222,7 @@ class _Round:
         self._carry_out(model, key, answer, seen, options)
 
     def _ask(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
-        if self.is_limited:
-            devices = self.state.ledger.device_ids()
-        else:
-            devices = tuple(dict.fromkeys(device for option in demand.options for device in option.devices))
+        devices = self.state.ledger.device_ids() if self.is_limited else demand.devices
         seen = snapshot(self.state, self.step.now, devices, key)
         seen = default_models.spared(self.state, self.state.models[demand.model], seen)
         return plan(demand, seen), seen
@@ -296,13 +295,14 @@ class _Round:
         otherwise = plan(demand, by_leases(seen))
         if isinstance(otherwise, Refuse) or (isinstance(answer, Evict) and not isinstance(otherwise, Admit)):
             return answer
-        for option in demand.options:
-            for device in option.devices:
+        spread = () if demand.spread is None else (demand.spread.devices,)
+        for devices in (*(option.devices for option in demand.options), *spread):
+            for device in devices:
                 moving = ledger.in_motion(device, now)
                 if moving is not None:
                     self.state.wake(ledger.rests_at(device, now), demand.model)
                     reason = f"{answer.reason}; waiting to see what {moving} takes or gives back"
-                    return Wait(option.devices, (), (), reason)
+                    return Wait(devices, (), (), reason)
         return answer
 
     def _carry_out(

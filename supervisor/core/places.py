@@ -36,7 +36,8 @@ class DeviceSet:
 
     def short(self) -> dict[DeviceId, int]:
         """MiB missing on each device; zero or less where enough is free."""
-        return {view.id: mib - view.free_mib for mib, view in self.parts()}
+        margin_mib = self.option.margin_mib
+        return {view.id: mib + margin_mib - view.free_mib for mib, view in self.parts()}
 
     def needs(self) -> str:
         """What it takes and what is free, for people."""

@@ -38,6 +38,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from supervisor.core.device_sets import Spread
 from supervisor.core.messages import held_in_mib, listed, outages_listed, residents_listed
 from supervisor.core.places import SHOWN_DEVICES, DeviceSet, too_large
 from supervisor.core.plans import (
@@ -50,7 +51,6 @@ from supervisor.core.plans import (
     Refuse,
     Resident,
     Snapshot,
-    Spread,
     Wait,
 )
 from supervisor.core.spreading import Apart
@@ -304,8 +304,7 @@ class _Case:
         pool = self._pool(spare_higher=not self.admission.may_evict_higher(), blocked=True)
         limited = sum(r.type == self.demand.type for r in pool) < self.excess
         going = {*pool, *(r for r in self.residents if r.block is EvictionBlock.STOPPING)}
-        margin_mib = device_set.option.margin_mib
-        scarce = {device for device, mib in device_set.short().items() if mib + margin_mib > _held(going, device)}
+        scarce = {device for device, mib in device_set.short().items() if mib > _held(going, device)}
         staying = [
             r
             for r in self.residents

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.device_sets import Spread
 from supervisor.core.types import DeviceId, Devices, ModelId, Parts, RejectCode
 
 
@@ -85,20 +86,6 @@ class Option:
     devices: Devices
     need_mib: Parts
     margin_mib: int = 0  # set iff the parts are in proportion to the room there, less so much
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The devices that a model may go over in unequal parts, and what all of these take together."""
-
-    devices: Devices
-    whole_mib: int
-    each_mib: int = 0  # what each device takes besides, from the second on
-    margin_mib: int = 512  # what stays free of each besides its part: for the driver, and since layers are not divided
-
-    def total_mib(self, parts: int) -> int:
-        """What so many parts take together."""
-        return self.whole_mib + (parts - 1) * self.each_mib
 
 
 @dataclass(frozen=True, slots=True)

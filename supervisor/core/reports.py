@@ -16,7 +16,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import finish_stop, forget, stop_worker
-from supervisor.core.types import ASKED, Generation, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, Generation, RejectCode, StopCause, WorkerState, on_each
 
 REMOTE_RETRY_S = 10.0
 
@@ -42,7 +42,7 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     model = state.models[event.model]
     model.generation = Generation(event.generation - 1)
     advance(model, Trigger.START, step.now, "handed over", devices=event.devices)
-    state.ledger.adopt(model.holder, event.devices, event.mib, step.now)
+    state.ledger.adopt(model.holder, event.devices, on_each(event.mib, event.devices), step.now)
     advance(model, Trigger.READY, step.now, f"handed over with {len(event.tickets)} running requests")
     model.set_worker(answering=True)
     model.ready_at, model.last_used, model.load_s = event.ready_at, event.last_used, event.load_s
@@ -113,7 +113,7 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
     for worker in event.workers:
         if worker.used_mib is not None and worker.device not in stale:
             state.ledger.measure((worker.model, worker.generation), worker.device, worker.used_mib)
-            _learn(state, step, worker, worker.used_mib, event.taken_at)
+            _learn(state, step, worker, worker.used_mib, event)
     back = [model_id for device in event.devices for model_id in state.ledger.sample(device, event.taken_at)]
     for model_id in dict.fromkeys(back):
         model = state.models[model_id]
@@ -122,13 +122,24 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
             forget(state, step, model)
 
 
-def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
-    """Keep the most it was seen to take, from readings that show all of it: begun after it was ready, and not empty."""
+def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, event: MemorySampled) -> None:
+    """Keep the most it was seen to take, from readings that show all of it: begun after it was ready, and not empty.
+
+    Of a model in unequal parts, which differ from load to load, keep what all of them took together.
+    """
     model = state.current(worker.model, worker.generation)
     if model is None or model.state is not WorkerState.READY or model.partner is not None:
         return
-    if used_mib <= 0 or taken_at <= model.ready_at:
+    if used_mib <= 0 or event.taken_at <= model.ready_at:
         return
+    if model.spec.spreads and len(model.devices) > 1:
+        stale = {device.id for device in event.devices if device.stale}
+        parts = [
+            w.used_mib or 0 for w in event.workers if (w.model, w.generation) == model.holder and w.device not in stale
+        ]
+        if len(parts) < len(model.devices) or 0 in parts:
+            return
+        used_mib = sum(parts)
     known = model.spec.learned.get(worker.device)
     if known is None or used_mib > known.mib * LEARN_STEP:
         model.learn(worker.device, used_mib)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from supervisor.core.device_ledger import Lease, Phase
+from supervisor.core.device_sets import MOST_PARTS, Spread
 from supervisor.core.model_state import ModelState
 from supervisor.core.plans import DeviceView, EvictionBlock, Idle, Outline, Resident, Snapshot
 from supervisor.core.state import SchedulerState
@@ -94,6 +95,17 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
         known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
         ledger.keep_outline(device, known)
     return known
+
+
+def roomiest(state: SchedulerState, now: float, model: ModelState) -> Spread | None:
+    """How it may go over several devices: of more than a program can use, those of which most can be had."""
+    spread = model.spread(state.ledger.devices())
+    if spread is None or len(spread.devices) <= MOST_PARTS:
+        return spread
+    known = {device: outline(state, now, device) for device in spread.devices}
+    most = {at: each.free_mib + each.coming_mib + each.idle_mib for at, each in known.items() if each.outage is None}
+    devices = sorted(most, key=lambda device: (-most[device], device))[:MOST_PARTS]
+    return replace(spread, devices=tuple(sorted(devices)))
 
 
 def _promise(model: ModelState, devices: Devices, need_mib: Parts) -> Resident:

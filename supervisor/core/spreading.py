@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
+from supervisor.core.device_sets import MOST_PARTS, Spread
 from supervisor.core.messages import listed
 from supervisor.core.places import DeviceSet
-from supervisor.core.plans import DeviceView, Option, Resident, Spread
+from supervisor.core.plans import DeviceView, Option, Resident
 from supervisor.core.types import DeviceId
 
 Room = dict[DeviceId, int]
@@ -114,13 +115,13 @@ class Apart:
         return gain, held
 
     def _suffices(self, room: Room) -> bool:
-        return self._largest(room) is not None
+        return self.spread.fits(room.values())
 
     def _largest(self, room: Room) -> dict[DeviceId, int] | None:
         """The fewest devices that suffice, those with most room, each with its room less the margin; None: all don't."""
         left = {device: mib - self.spread.margin_mib for device, mib in room.items() if mib > self.spread.margin_mib}
         taken: dict[DeviceId, int] = {}
-        for device in sorted(left, key=lambda device: (-left[device], device)):
+        for device in sorted(left, key=lambda device: (-left[device], device))[:MOST_PARTS]:
             taken[device] = left[device]
             if len(taken) > 1 and sum(taken.values()) >= self.spread.total_mib(len(taken)):
                 return taken

@@ -20,7 +20,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.messages import listed, seconds
 from supervisor.core.model_state import Change, Drain, ModelState, Worker
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.types import ASKED, Crash, CrashClass, RejectCode, StopCause, WorkerState
+from supervisor.core.types import ASKED, Crash, CrashClass, DeviceId, RejectCode, StopCause, WorkerState
 
 OUT_OF_MEMORY_EXTRA = 1.25
 """Factor on the footprint of a model whose start ran out of memory."""
@@ -129,16 +129,26 @@ def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> No
     """Its footprint was too small, or another program took what was free: it gets more from now on, and one more try."""
     model.crashes = replace(model.crashes, oom_retried=True)
     told: list[str] = []
-    for lease in state.ledger.leases_of(model.holder):
-        usable_mib = state.ledger.view(lease.device).usable_mib
-        mib = min(int(lease.held_mib * OUT_OF_MEMORY_EXTRA), usable_mib)
-        if mib > lease.mib:
-            model.raise_footprint(lease.device, mib)
-            step.emit(Learn(model.id, lease.device, model.spec.footprint_key, mib, raised=True))
-            told.append(f"{mib} MiB on {lease.device} instead of {lease.mib}")
+    leases = state.ledger.leases_of(model.holder)
+    if model.spread(state.ledger.devices()) is not None:  # its parts differ from load to load: all of it is raised
+        mib = int(sum(lease.held_mib for lease in leases) * OUT_OF_MEMORY_EXTRA)
+        for lease in leases:
+            _raise(step, model, lease.device, mib)
+        told.append(f"{mib} MiB in all instead of {sum(lease.mib for lease in leases)}")
+    else:
+        for lease in leases:
+            mib = min(int(lease.held_mib * OUT_OF_MEMORY_EXTRA), state.ledger.view(lease.device).usable_mib)
+            if mib > lease.mib:
+                _raise(step, model, lease.device, mib)
+                told.append(f"{mib} MiB on {lease.device} instead of {lease.mib}")
     reason = f"ran out of memory while loading; tried once more{', with ' * bool(told)}{listed(told)}"
     advance(model, Trigger.GONE, step.now, reason)
     step.decide("raise", model.id, reason)
+
+
+def _raise(step: Step, model: ModelState, device: DeviceId, mib: int) -> None:
+    model.raise_footprint(device, mib)
+    step.emit(Learn(model.id, device, model.spec.footprint_key, mib, raised=True))
 
 
 def _counted(state: SchedulerState, step: Step, model: ModelState, crash: Crash) -> bool:

@@ -63,6 +63,7 @@ class Footprint:
     mib: int
     source: FootprintSource
     detail: str = ""
+    each_mib: int = 0  # besides, on each further device that it is spread over
 
     def share(self, parts: int) -> Footprint:
         """The footprint of one of so many equal parts."""
@@ -89,7 +90,8 @@ class ModelSpec:
     learned: Mapping[DeviceId, Footprint] = field(default_factory=dict)
     raised: Mapping[DeviceId, int] = field(default_factory=dict)  # MiB: a load with less ran out of memory there
     devices: Devices = ()  # where it may run; empty: anywhere
-    gpus: int = 1  # how many devices share it, except where a device takes it whole
+    gpus: int = 1  # how many devices share it equally, except where a device takes it whole
+    spreads: bool = False  # where it can have no device to itself it goes over several; what is learned is then of all
     pin: bool = False
     preload: bool = False
     keep_alive_s: float | None = None  # it stays this long after its last use; None: until its memory is needed

@@ -114,7 +114,9 @@ class Partners:
         if self.shared is None:
             return
         model = self._find(name).model
-        trouble = await self.shared.take((name, model.generation), model.devices, tuple(lease.mib for lease in model.leases))
+        trouble = await self.shared.take(
+            (name, model.generation), model.devices, tuple(lease.mib for lease in model.leases)
+        )
         if trouble is not None:
             raise LeaseUnavailableError(f"{name} lost its lease: {trouble}. Try again.", retry_after_s=1.0)
 

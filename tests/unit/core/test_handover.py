@@ -29,8 +29,8 @@ def adopted(world: World, **more: object) -> WorkerAdopted:
         spec=A, generation=Generation(7), devices=(GPU,), mib=10_000, ready_at=world.now, last_used=world.now, **more
     )
     world.alive[A.id, event.generation] = (GPU,)
-    world.using[A.id, event.generation] = ((GPU,), 10_000)
-    world.leased[A.id, event.generation] = 10_000
+    world.using[A.id, event.generation] = {GPU: 10_000}
+    world.leased[A.id, event.generation] = {GPU: 10_000}
     return event
 
 

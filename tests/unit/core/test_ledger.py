@@ -52,7 +52,7 @@ def sample(ledger: Ledger, free: int, at: float, *, outside: int | None = None, 
 
 def held(ledger: Ledger, who: Holder, lease: int, used: int, *, free: int, at: float) -> None:
     """A worker that is ready and measured; `free` is what the device has left then."""
-    ledger.begin(who, (GPU,), lease)
+    ledger.begin(who, (GPU,), (lease,))
     ledger.settle(who, at)
     sample(ledger, free, at + 0.1, **{who[0]: used})
 
@@ -64,7 +64,7 @@ class TestFree:
         assert ledger.view(GPU).free_mib == 15500
 
     def test_a_starting_worker_counts_with_its_whole_lease(self, ledger):
-        ledger.begin(A, (GPU,), 4000)
+        ledger.begin(A, (GPU,), (4000,))
         assert ledger.view(GPU).free_mib == 11500
 
         sample(ledger, 13000, 1.0, a=3000)  # it has taken 3000 and may take 1000 more
@@ -94,7 +94,7 @@ class TestFree:
     def test_ready_is_believed_only_when_a_later_sample_shows_it(self, ledger):
         """Between ready and the next sample, the last one still shows as free what the worker took."""
         sample(ledger, 10000, 1.0)  # 6000 used outside
-        ledger.begin(A, (GPU,), 4000)
+        ledger.begin(A, (GPU,), (4000,))
         ledger.settle(A, 3.0)
         assert ledger.view(GPU).free_mib == 5500
 
@@ -105,7 +105,7 @@ class TestFree:
         assert ledger.view(GPU).free_mib == 5500
 
     def test_views_say_the_same_as_the_figures(self, ledger):
-        ledger.begin(A, (GPU,), 4000)
+        ledger.begin(A, (GPU,), (4000,))
 
         view = ledger.view(GPU)
         assert (view.total_mib, view.usable_mib, view.free_mib, view.blocked) == (16000, 15500, 11500, None)
@@ -120,7 +120,7 @@ class TestBlocked:
 
         assert ledger.view(GPU).blocked == "its memory has not been read yet"
         with pytest.raises(AssertionError, match="not been read"):
-            ledger.begin(A, (GPU,), 1)
+            ledger.begin(A, (GPU,), (1,))
         assert not ledger.holds(A)
 
     def test_stale_until_it_is_read_again(self, ledger):
@@ -137,15 +137,15 @@ class TestBlocked:
         assert ledger.view(GPU).free_mib == 8500
 
     def test_beginning_without_the_memory_is_a_bug(self, ledger):
-        ledger.begin(A, (GPU,), 9000)
+        ledger.begin(A, (GPU,), (9000,))
         with pytest.raises(AssertionError, match="7000 MiB on gpu0, 6500 free"):
-            ledger.begin(B, (GPU,), 7000)
+            ledger.begin(B, (GPU,), (7000,))
         ledger.check()
 
     def test_one_lease_a_holder(self, ledger):
-        ledger.begin(A, (GPU,), 10)
+        ledger.begin(A, (GPU,), (10,))
         with pytest.raises(AssertionError):
-            ledger.begin(A, (GPU,), 10)
+            ledger.begin(A, (GPU,), (10,))
 
     def test_a_device_no_longer_configured_goes_with_its_last_lease(self, ledger):
         held(ledger, A, 10, 10, free=15990, at=1.0)
@@ -187,7 +187,7 @@ class TestReturning:
 
     def test_what_others_take_meanwhile_is_allowed_for(self, ledger):
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
-        ledger.begin(B, (GPU,), 8000)
+        ledger.begin(B, (GPU,), (8000,))
         ledger.returning(A, 5.0)
 
         assert sample(ledger, 9000, 6.0, b=3000) == []  # B took 3000, nothing came back
@@ -244,7 +244,7 @@ class TestReturning:
         assert sample(ledger, 12000, 7.0, outside=4000) == [A]
 
     def test_a_start_that_ended_before_it_was_measured_is_not_waited_for(self, ledger):
-        ledger.begin(A, (GPU,), 4000)
+        ledger.begin(A, (GPU,), (4000,))
         ledger.returning(A, 1.0)
         assert ledger.view(GPU).free_mib == 11500
 
@@ -282,7 +282,7 @@ class TestReturning:
         held(ledger, A, 4000, 4000, free=12000, at=1.0)
         ledger.returning(A, 2.0)
         assert sample(ledger, 16000, 3.0) == [A]
-        ledger.begin(B, (GPU,), 4000)
+        ledger.begin(B, (GPU,), (4000,))
         ledger.returning(B, 4.0)
 
         assert sample(ledger, 16000, 5.0) == [B]
@@ -298,7 +298,7 @@ class TestReturning:
         ledger = Ledger()
         ledger.configure([DeviceSpec(HOST, 8000, 0, returns_at_exit=True)], LIMITS)
         ledger.sample(DeviceSample(HOST, 9000), 0.0)
-        ledger.begin(A, (HOST,), 3000)
+        ledger.begin(A, (HOST,), (3000,))
         ledger.returning(A, 1.0)
         assert released_by(ledger, DeviceSample(HOST, 6000), 0.9) == []  # a reading that began before the exit
 
@@ -443,9 +443,9 @@ class LedgerMachine(RuleBasedStateMachine):
         views = [self.ledger.view(device) for device in devices]
         if any(view.blocked is not None or view.free_mib < mib for view in views):
             with pytest.raises(AssertionError):
-                self.ledger.begin(who, devices, mib)
+                self.ledger.begin(who, devices, (mib,) * len(devices))
             return
-        self.ledger.begin(who, devices, mib)
+        self.ledger.begin(who, devices, (mib,) * len(devices))
         for device in devices:
             self.begun(who, device)
 

@@ -30,7 +30,7 @@ def read(ledger, free, at, **keys):
 
 def held(ledger, holder=A, *, mib=4000, at=1.0, devices=(GPU,)):
     """A worker that is ready and measured."""
-    ledger.begin(holder, devices, mib)
+    ledger.begin(holder, devices, (mib,) * len(devices))
     ledger.settle(holder, at)
     for device in devices:
         ledger.measure(holder, device, mib)
@@ -46,12 +46,12 @@ class TestInMotion:
 
     def test_a_start(self):
         ledger = made()
-        ledger.begin(A, (GPU,), 4000)
+        ledger.begin(A, (GPU,), (4000,))
         assert ledger.in_motion(GPU, 100.0) == "a"
 
     def test_ready_until_a_later_reading(self):
         ledger = made()
-        ledger.begin(A, (GPU,), 4000)
+        ledger.begin(A, (GPU,), (4000,))
         ledger.settle(A, 1.0)
         read(ledger, 12000, 1.0)
         assert ledger.in_motion(GPU, 2.0) == "a"
@@ -152,7 +152,7 @@ class TestFigures:
     def test_totals(self):
         ledger = made()
         held(ledger, A, mib=4000)
-        ledger.begin(B, (GPU,), 3000)
+        ledger.begin(B, (GPU,), (3000,))
         read(ledger, 12000, 5.0, outside_mib=7)
         totals = ledger.totals(GPU)
         assert (totals.held_mib, totals.starting_mib, totals.returning_mib) == (4000, 3000, 0)
@@ -165,7 +165,7 @@ class TestFigures:
         ledger = made()
         held(ledger, A)
         assert ledger.starting(GPU) == 0
-        ledger.begin(B, (GPU,), 3000)
+        ledger.begin(B, (GPU,), (3000,))
         assert ledger.starting(GPU) == 1
 
     def test_is_waiting_only_for_memory_on_its_way_back(self):

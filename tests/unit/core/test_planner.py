@@ -99,16 +99,18 @@ class Scenario:
         return "\n".join(lines) + "\n"
 
 
+def mib(parts: tuple[int, ...]) -> str:
+    return " + ".join(map(str, parts)) or "0"
+
+
 def rendered(answer: Plan) -> str:
     match answer:
         case Admit(devices, need, reason):
-            return f"  admit on {listed(devices)} with {need} MiB\n  {reason}"
+            return f"  admit on {listed(devices)} with {mib(need)} MiB\n  {reason}"
         case Evict(devices, need, victims, reason):
-            return f"  evict {', '.join(victims)} for {need} MiB on {listed(devices)}\n  {reason}"
+            return f"  evict {', '.join(victims)} for {mib(need)} MiB on {listed(devices)}\n  {reason}"
         case Wait(devices, need, waits_for, reason):
-            return (
-                f"  wait for {', '.join(waits_for) or 'the device'}, then {need} MiB on {listed(devices)}\n  {reason}"
-            )
+            return f"  wait for {', '.join(waits_for) or 'the device'}, then {mib(need)} MiB on {listed(devices)}\n  {reason}"
         case Refuse(reason):
             return f"  refuse\n  {reason}"
 
@@ -172,7 +174,9 @@ def on(
 
 
 def want(need: int, *devices: str, priority: int = 100) -> LoadDemand:
-    return LoadDemand(ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), (need,)) for d in devices or ("d0",)))
+    return LoadDemand(
+        ModelId("new"), "llm", priority, tuple(Option((DeviceId(d),), (need,)) for d in devices or ("d0",))
+    )
 
 
 def want_pairs(need: int, *devices: str) -> LoadDemand:
@@ -235,12 +239,12 @@ class TestPlaces:
     def test_the_large_enough_one_of_two_is_used(self):
         answer = plan(want(9000, "d0", "d1"), world(view("d0", 8000, total=8000), view("d1", 9000)))
 
-        assert answer == Admit((DeviceId("d1"),), 9000, "needs 9000 MiB on d1, 9000 free")
+        assert answer == Admit((DeviceId("d1"),), (9000,), "needs 9000 MiB on d1, 9000 free")
 
     def test_a_model_that_is_there_needs_nothing(self):
         answer = plan(want(9000), world(view("d0", 0), on("d0", "new", 9000)))
 
-        assert answer == Admit((DeviceId("d0"),), 0, "already loaded on d0")
+        assert answer == Admit((DeviceId("d0"),), (), "already loaded on d0")
 
 
 class TestAdmit:
@@ -419,7 +423,7 @@ class TestBlocks:
     def test_a_blocked_device_that_would_fit_is_waited_for(self):
         answer = plan(want(5), world(view("d0", 9, blocked="x is loading")))
 
-        assert answer == Wait((DeviceId("d0"),), 5, (), "needs 5 MiB on d0, 9 free; waiting for d0 (x is loading)")
+        assert answer == Wait((DeviceId("d0"),), (5,), (), "needs 5 MiB on d0, 9 free; waiting for d0 (x is loading)")
 
     def test_nothing_is_evicted_on_a_blocked_device(self):
         answer = plan(want(5), world(view("d0", 0, blocked="x is loading"), on("d0", "idle", 5)))

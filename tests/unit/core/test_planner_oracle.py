@@ -321,7 +321,9 @@ class TestSpread:
         return view.free_mib + sum(r.held_on(device) for r in back)
 
     def fits(self, case, option: Option, gone) -> bool:
-        return all(self.room(case[1], device, gone) >= mib for device, mib in zip(option.devices, option.need_mib, strict=True))
+        return all(
+            self.room(case[1], device, gone) >= mib for device, mib in zip(option.devices, option.need_mib, strict=True)
+        )
 
     @settings(max_examples=600)
     @given(spread_cases())
@@ -348,7 +350,11 @@ class TestSpread:
         demand, snapshot = case
         answer = plan(demand, snapshot)
         usable = {view.id: view.usable_mib for view in snapshot.devices}
-        large = [o for o in demand.options if all(mib <= usable[device] for device, mib in zip(o.devices, o.need_mib, strict=True))]
+        large = [
+            o
+            for o in demand.options
+            if all(mib <= usable[device] for device, mib in zip(o.devices, o.need_mib, strict=True))
+        ]
         pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(5)}
         if snapshot.admission.policy.eviction == "strict":
             pool = {r.model for r in Oracle(replace(demand, options=()), snapshot).pool(3)}

@@ -89,7 +89,7 @@ class TestStart:
 
     def test_at_once_and_without_a_lease(self):
         clock = Clock(far())
-        assert of_kind(clock.started, StartWorker) == [StartWorker(FAR, FIRST, REMOTE, ())]
+        assert of_kind(clock.started, StartWorker) == [StartWorker(FAR, FIRST, REMOTE, (0,))]
         assert clock.scheduler.state.ledger.leases() == ()
         clock.do(WorkerReady(FAR, FIRST))
         assert (clock.record().state, clock.record().devices) == (WorkerState.READY, REMOTE)
@@ -192,7 +192,7 @@ class TestEnd:
         assert of_kind(ready.do(WorkerExited(FAR, FIRST)), StartWorker) == []
         assert ready.record().state is WorkerState.STOPPED
         _, effects = ready.ask()
-        assert of_kind(effects, StartWorker) == [StartWorker(FAR, Generation(2), REMOTE, ())]
+        assert of_kind(effects, StartWorker) == [StartWorker(FAR, Generation(2), REMOTE, (0,))]
 
     def test_after_its_answers(self, ready):
         ticket, _ = ready.ask()

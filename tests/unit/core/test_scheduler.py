@@ -170,7 +170,7 @@ class TestMemory:
         world.configure(model("a", 4000))
         ticket = world.request("a")
         world.run(2.1)
-        world.using[(ModelId("a"), Generation(1))] = (GPU, 5000)
+        world.using[(ModelId("a"), Generation(1))] = {GPU: 5000}
         world.run(1)
         assert Learn(ModelId("a"), GPU, "a", 5000) in world.effects
         world.finish(ticket)

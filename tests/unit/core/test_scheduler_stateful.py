@@ -246,7 +246,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(mib=st.sampled_from([0, 2000, 6000]))
     def outside(self, mib: int) -> None:
-        used = sum(held for where, held in self.world.using.values() if GPU in where)
+        used = sum(parts.get(GPU, 0) for parts in self.world.using.values())
         if (
             used + mib <= 16384 and not self.world.alive and not self.world.others
         ):  # outsiders do not take what a running load was promised
@@ -262,19 +262,20 @@ class Scheduling(RuleBasedStateMachine):
         if self.world.blind and any(other.takes < other.may_take for other in self.world.others.values()):
             return  # it would look as if the partner took what it may
         key = data.draw(st.sampled_from(ready))
-        places, used = self.world.using[key]
+        parts = self.world.using[key]
         taken = {
             device: sum(
-                max(held, self.world.leased.get(other, 0))
-                for other, (where, held) in self.world.using.items()
-                if device in where
+                max(held[device], self.world.leased.get(other, held)[device])
+                for other, held in self.world.using.items()
+                if device in held
             )
             + sum(max(o.may_take, o.takes) for o in self.world.others.values() if device in o.where)
-            for device in places
+            for device in parts
         }
-        if all(taken[d] + mib + self.world.outside.get(d, 0) <= self.world.totals[d] for d in places):
+        if all(taken[d] + mib + self.world.outside.get(d, 0) <= self.world.totals[d] for d in parts):
             self.may_refuse = True
-            self.world.using[key] = (places, max(used, self.world.leased[key]) + mib)
+            for device, leased_mib in self.world.leased[key].items():
+                parts[device] = max(parts[device], leased_mib) + mib
             self.world.sample()
 
     @rule()
