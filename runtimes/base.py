@@ -34,6 +34,7 @@ class LaunchContext:
     key: str  # per-spawn secret; the worker must refuse requests without it where the runtime can
     devices: tuple[DeviceAssignment, ...]  # several only where `Adapter.gpus` says so, and then only GPUs
     runtimes_dir: Path
+    parts_mib: tuple[int, ...] = ()  # what it may take of each device, where the core decided that
 
     def environment(self, runtime: str) -> Path:
         """Where the runtime's own environment is, or would be.
@@ -115,12 +116,14 @@ class Estimate:
     mib: int
     source: Literal["computed", "file_size"]
     detail: str
+    each_mib: int = 0  # besides, on each further GPU of those that it goes over with `gpus: auto`
 
     @classmethod
-    def of(cls, parts: Mapping[str, int], note: str = "") -> Estimate:
+    def of(cls, parts: Mapping[str, int], note: str = "", *, each: int = 0) -> Estimate:
         """The sum of these parts, in bytes. The detail names them in MiB, but for those that take nothing."""
         words = " + ".join(f"{name} {-(-size // MIB)}" for name, size in parts.items() if size)
-        return cls(-(-sum(parts.values()) // MIB), "computed", f"{words} MiB{f' ({note})' if note else ''}")
+        said = f"{words} MiB{f' ({note})' if note else ''}"
+        return cls(-(-sum(parts.values()) // MIB), "computed", said, -(-each // MIB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,7 @@ class Adapter(abc.ABC, Generic[C]):
     requirements: ClassVar[Path | None] = None  # hash-pinned lock of its own venv, if any: tools/lock_runtimes.py
     prune: ClassVar[tuple[str, ...]] = ()  # patterns below site-packages: files removed once everything is installed
     spreads: ClassVar[bool] = False  # can one of its workers use several GPUs?
+    divides: ClassVar[bool] = False  # in unequal parts, too: `gpus: auto`
     remote: ClassVar[bool] = False  # do others run its models?
     overridable_keys: ClassVar[
         tuple[str, ...]
@@ -220,7 +224,7 @@ class Adapter(abc.ABC, Generic[C]):
 
     def gpus(self, config: C) -> int:
         """GPUs that share one of its workers; on host memory that has no meaning."""
-        return config.gpus
+        return config.equal_gpus
 
     def target_inflight(self, config: C) -> int:
         """Requests one worker serves well at once; 0: no limit."""

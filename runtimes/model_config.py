@@ -82,11 +82,12 @@ class ModelConfig(BaseModel):
         default=None, gt=0, description="Memory it takes, in MiB. Default: learned, else estimated from its files."
     )
     devices: list[str] = Field(default_factory=list, description="Devices it may run on. Default: any.")
-    gpus: int = Field(
+    gpus: Annotated[int, Field(ge=1, le=16)] | Literal["auto"] = Field(
         default=1,
-        ge=1,
-        le=16,
-        description="GPUs that share one worker, each with an equal part of its memory. Without meaning on host memory.",
+        description="GPUs that share one worker, each with an equal part of its memory; `auto`: one GPU where one can have it "
+        "whole, else as few as suffice, each with a part in proportion to what is free there, less 512 MiB. Without meaning "
+        "on host memory.",
+        examples=[2, "auto"],
     )
     target_inflight: int | None = Field(
         default=None,
@@ -122,3 +123,8 @@ class ModelConfig(BaseModel):
         description="List it under its own name? Default: only where no virtual model refers to it.",
     )
     enabled: bool = Field(default=True, description="False: as if it were not in the file.")
+
+    @property
+    def equal_gpus(self) -> int:
+        """GPUs that share it equally; 1 where it takes as many as it needs."""
+        return 1 if self.gpus == "auto" else self.gpus

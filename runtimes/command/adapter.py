@@ -1,7 +1,8 @@
 """Any program that speaks HTTP as a model: a command line with placeholders, a health path, a list of endpoints.
 
 The command is a list of words, or one string that is split as a shell would split it, without running a shell. `${port}`,
-`${host}` and `${model}` are replaced within single words, so a value never becomes two words; `$${` stands for `${`.
+`${host}`, `${model}` and `${parts}` are replaced within single words, so a value never becomes two words; `$${` stands for
+`${`. `${parts}` is what the worker may take of each of its devices, in MiB, as in 9000,5000.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from runtimes.command import containers
 from runtimes.model_config import ModelConfig
 
 KEY_VARIABLE: Final = "LLMUX_WORKER_KEY"
-PLACEHOLDERS: Final = ("port", "host", "model")
+PLACEHOLDERS: Final = ("port", "host", "model", "parts")
 DEFAULT_ENDPOINTS: Final = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -165,6 +166,7 @@ class CommandAdapter(Adapter[CommandConfig]):
     all_endpoints = frozenset(map(Endpoint, DEFAULT_ENDPOINTS))
     config = CommandConfig
     spreads = True
+    divides = True
 
     def check(self, config: CommandConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """A missing program or folder, a variable that llmux sets."""
@@ -172,7 +174,12 @@ class CommandAdapter(Adapter[CommandConfig]):
 
     def launch(self, config: CommandConfig, context: LaunchContext) -> LaunchSpec:
         """Raises ModelUnusableError for a missing program."""
-        values = {"port": str(context.port), "host": context.host, "model": context.model}
+        values = {
+            "port": str(context.port),
+            "host": context.host,
+            "model": context.model,
+            "parts": ",".join(map(str, context.parts_mib)),
+        }
         cmd, kill_cmd = _filled(config.cmd, values), _filled(config.kill_cmd, values) if config.kill_cmd else None
         if containers.is_container(cmd):
             name = f"llmux-{re.sub(r'[^A-Za-z0-9_.-]', '-', context.model)}-{context.port}"
@@ -251,7 +258,7 @@ def _port_problem(config: CommandConfig) -> str | None:
 
 
 def _problems(config: CommandConfig) -> Iterator[str]:
-    sample = {"port": "8100", "host": "127.0.0.1", "model": "model"}
+    sample = {"port": "8100", "host": "127.0.0.1", "model": "model", "parts": "1"}
     if (problem := _port_problem(config)) is not None:
         yield problem
     words = _filled(config.cmd, sample)

@@ -1,6 +1,7 @@
 """The configuration: read strictly, and turned into a frozen `Catalog` of what to serve."""
 
-from supervisor.catalog.catalog import TASK, Catalog, CatalogModel, Route, Task, VirtualModel, check_devices
+from supervisor.catalog.catalog import TASK, Catalog, CatalogModel, Route, Task, VirtualModel
+from supervisor.catalog.fitting import check_devices
 from supervisor.catalog.loader import Configuration, Foreign, find_config, load, load_text
 from supervisor.catalog.rewrite import Rewrite
 

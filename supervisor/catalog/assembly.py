@@ -270,9 +270,16 @@ class Assembly(PublicNames):
 
     def _check_spread(self, model: CatalogModel, node: Node, trail: Trail) -> None:
         """Whether its runtime can use several GPUs; if not, which runtimes can."""
-        if model.adapter.gpus(model.config) > 1 and not model.adapter.spreads:
+        adapter, is_auto = model.adapter, model.config.gpus == "auto"
+        if (is_auto or adapter.gpus(model.config) > 1) and not adapter.spreads:
             able = ", ".join(name for name in self.registry.names() if self.registry.get(name).spreads)
-            message = f"gpus: a worker of {model.adapter.name} uses one GPU; of these it may use several: {able}"
+            message = f"gpus: a worker of {adapter.name} uses one GPU; of these it may use several: {able}"
+            self._adapter_problem(message, node, trail)
+        elif is_auto and not adapter.divides:
+            able = ", ".join(name for name in self.registry.names() if self.registry.get(name).divides)
+            message = (
+                f"gpus: {adapter.name} divides a model equally: say by how many GPUs. With auto these work: {able}"
+            )
             self._adapter_problem(message, node, trail)
 
     def _check_probe(self, model: CatalogModel, node: Node, trail: Trail) -> None:

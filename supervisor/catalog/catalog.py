@@ -36,7 +36,7 @@ from supervisor.catalog.sections import (
     drain_seconds,
 )
 from supervisor.catalog.tasks import TaskConfig
-from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits
+from supervisor.core.device_sets import MARGIN_MIB, MOST_PARTS
 from supervisor.core.footprint import choose
 from supervisor.core.messages import listed
 from supervisor.core.types import (
@@ -54,8 +54,6 @@ from supervisor.errors import NotFoundError
 _ELSEWHERE = Footprint(0, FootprintSource.EXPLICIT, "others run it")
 TASK = "task:"
 """So begin the public names of tasks, and no other."""
-TOO_LARGE = "vram_mib"
-"""The key that `misplaced` names for a model that is larger than its devices."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,13 @@ class CatalogModel:
     def sized(self, devices: Sequence[DeviceSpec]) -> CatalogModel:
         """With the context and slots that its configuration leaves open, chosen for these devices. Blocks on its files."""
         written = self._written or self.config
-        config, sizing = self.adapter.sized(written, _room(written, self.adapter.gpus(written), devices))
+        room = _room(written, self.adapter.gpus(written), devices)
+        config, sizing = self.adapter.sized(written, room)
+        together = _room_together(written, devices)
+        if sizing is not None and room is not None and together is not None:
+            estimate = self.adapter.estimate(config)
+            if estimate is not None and estimate.mib > room.mib:  # too large for one: it goes over several
+                config, sizing = self.adapter.sized(written, together)
         return replace(self, config=config, sizing=sizing, _written=written, _devices=tuple(devices))
 
     def configured(self, config: ModelConfig) -> CatalogModel:
@@ -156,7 +160,10 @@ class CatalogModel:
         }
         remote = self.adapter.remote
         estimate = self.estimate
-        computed = Footprint(estimate.mib, FootprintSource(estimate.source), estimate.detail) if estimate else None
+        computed = None
+        if estimate is not None:
+            each_mib = estimate.each_mib if config.gpus == "auto" else 0
+            computed = Footprint(estimate.mib, FootprintSource(estimate.source), estimate.detail, each_mib)
         return ModelSpec(
             id=self.id,
             type=config.type,
@@ -166,6 +173,7 @@ class CatalogModel:
             raised={device: mib for (key, device), mib in learned.raised.items() if key == self.footprint_key},
             devices=tuple(DeviceId(name) for name in config.devices),
             gpus=self.adapter.gpus(config),
+            spreads=config.gpus == "auto",
             pin=config.pin,
             preload=config.preload,
             keep_alive_s=self.keep_alive_s,
@@ -193,6 +201,15 @@ def _room(config: ModelConfig, gpus: int, devices: Sequence[DeviceSpec]) -> Room
     if config.vram_mib is not None and config.vram_mib <= room.mib:
         return replace(room, mib=config.vram_mib, name="vram_mib", is_own=True)
     return room
+
+
+def _room_together(config: ModelConfig, devices: Sequence[DeviceSpec]) -> Room | None:
+    """What all GPUs that it may run on have together, where it may go over several."""
+    allowed = [one for one in devices if not one.takes_whole and (not config.devices or one.id in config.devices)]
+    if config.gpus != "auto" or config.vram_mib is not None or len(allowed) < 2:
+        return None
+    room_mib = sum(sorted((max(0, one.usable_mib - MARGIN_MIB) for one in allowed), reverse=True)[:MOST_PARTS])
+    return Room(room_mib, "its GPUs together")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,77 +329,3 @@ class Catalog:
     def origin(self, *trail: str | int) -> Place | None:
         """Where an effective value was set; None: it is a default."""
         return self.origins.get(trail)
-
-
-def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[str, ...]:
-    """Problems that show only once the devices are known: unknown devices, and too few of them. `specs`: from `model_specs()`.
-
-    A model that is too large is none of them: the others can be served. See `memory_warnings`.
-    """
-    problems: list[Problem] = []
-    for spec in specs:
-        found = misplaced(spec, devices)
-        if found is not None and found[0] != TOO_LARGE:
-            key, message = found
-            at: Trail = ("models", spec.id, key)
-            at = at if at in catalog.origins else at[:2]
-            problems.append(Problem(catalog.origins[at], at, message))
-    return tuple(str(problem) for problem in problems)
-
-
-def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:
-    """What is wrong with a model's memory, in sentences: it is larger than its devices, or than `vram_mib` says.
-
-    `spec`: what the core knows about it now, with what was measured. Blocks on the model's files, once.
-    """
-    found: list[str] = []
-    problem = misplaced(spec, devices)
-    if problem is not None and problem[0] == TOO_LARGE:
-        found.append(f"{problem[1]}; choose a smaller quantisation or context, or other devices")
-    given = model.config.vram_mib
-    if given is not None and (raised := [(device, mib) for device, mib in spec.raised.items() if mib > given]):
-        device, mib = max(raised, key=lambda one: one[1])
-        found.append(
-            f"vram_mib is {given}, but a load with less than {mib} MiB ran out of memory on {device}; raise or remove it"
-        )
-    elif given is not None and not spec.remote:
-        parts = {device.id: 1 if device.takes_whole else spec.gpus for device in devices}
-        taken = [parts[device] * footprint.mib for device, footprint in spec.learned.items() if device in parts]
-        measured = max(taken, default=None)
-        if measured is not None and given < measured:
-            found.append(f"vram_mib is {given}, but {measured} MiB were measured; raise or remove it")
-        elif measured is None and (computed := model.estimate) is not None and given < computed.mib:
-            found.append(
-                f"vram_mib is {given}, but its files need {computed.mib} MiB ({computed.detail}); raise or remove it, or "
-                "choose a smaller context"
-            )
-    return tuple(found)
-
-
-def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
-    """The key that keeps it off all of these devices, and why; None when it fits somewhere."""
-    known = {device.id: device for device in devices}
-    for name in spec.devices:
-        if name not in known:
-            return "devices", f"no device {name} here; there is: {', '.join(known) or 'none'}"
-    if count_device_sets(spec, devices) > MAX_DEVICE_SETS:
-        return (
-            "devices",
-            f"{count_device_sets(spec, devices)} ways to choose {spec.gpus} GPUs; name those that it may run on",
-        )
-    ways = device_sets(spec, devices)
-    if not ways and spec.gpus > 1:
-        there = sum(not device.takes_whole for device in devices if device.id in (spec.devices or known))
-        return "gpus", f"{spec.gpus} GPUs share the model, and it may run on {there}"
-    if not ways or any(fits(spec, way) for way in ways):
-        return None
-    mine = sorted({device.id: device for way in ways for device in way}.values(), key=lambda device: device.id)
-    roomiest = min(mine, key=lambda device: device.need(spec).mib - device.usable_mib)
-    need = roomiest.need(spec)
-    if enough := [device.id for device in mine if fits(spec, (device,))]:
-        part = f"{need.mib} MiB ({need.source}: {need.detail})"
-        return TOO_LARGE, f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
-    return TOO_LARGE, (
-        f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
-        f"{roomiest.id} has {max(0, roomiest.usable_mib)} MiB after its margin"
-    )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from supervisor.catalog.catalog import misplaced
+from supervisor.catalog.fitting import misplaced
 from supervisor.catalog.overrides import Override, overridden
 from supervisor.core.events import LoadAsked, Respecified, UnloadAsked
 from supervisor.core.types import ModelId

@@ -14,7 +14,7 @@ import structlog
 from pydantic import JsonValue
 
 from runtimes.device_kind import visibility
-from supervisor.catalog.catalog import misplaced
+from supervisor.catalog.fitting import misplaced
 from supervisor.core.effects import Decided, Effect
 from supervisor.core.events import Event, LeaseAsked, LeaseEnded, LeaseRenewed, LeaseRestored
 from supervisor.core.types import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from supervisor.catalog import Catalog
-from supervisor.catalog.catalog import memory_warnings
+from supervisor.catalog.fitting import memory_warnings
 from supervisor.core.types import DeviceSpec, ModelId, ModelSpec
 
 log = structlog.get_logger("llmux.models")

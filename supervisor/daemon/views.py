@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from runtimes.model_config import ModelConfig
 from supervisor.catalog import CatalogModel
-from supervisor.catalog.catalog import memory_warnings
+from supervisor.catalog.fitting import memory_warnings
 from supervisor.catalog.masking import masked
 from supervisor.core.decisions import Decision
 from supervisor.core.types import DeviceId, Footprint, ModelId

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
-from supervisor.core.types import Devices, ModelId
+from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import ProbeResult, Progress
@@ -56,8 +56,8 @@ class Pids:
 class Launcher(Protocol):
     """Runs workers. Use from the event loop's thread; what isn't a coroutine returns at once."""
 
-    def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
-        """Reserve an address for it. It is free again when `start` fails or the worker is gone.
+    def place(self, worker: WorkerKey, devices: Devices, parts_mib: Parts) -> LaunchContext:
+        """Reserve an address for it, which may take so much of each device. It is free again when `start` fails or the worker is gone.
 
         Raises LlmuxError when there is none.
         """

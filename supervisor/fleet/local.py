@@ -21,7 +21,7 @@ import structlog
 from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
-from supervisor.core.types import DeviceId, Devices, ModelId
+from supervisor.core.types import DeviceId, Devices, ModelId, Parts
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io import remains
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
@@ -67,7 +67,7 @@ class LocalLauncher:
     devices: Mapping[DeviceId, DeviceAssignment]
     _running: dict[WorkerKey, _Running] = field(default_factory=dict, init=False)
 
-    def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
+    def place(self, worker: WorkerKey, devices: Devices, parts_mib: Parts) -> LaunchContext:
         assigned = tuple(self.devices[device] for device in devices)
         return LaunchContext(
             model=worker[0],
@@ -76,6 +76,7 @@ class LocalLauncher:
             key=secrets.token_urlsafe(32),
             devices=assigned,
             runtimes_dir=self.runtimes_dir,
+            parts_mib=parts_mib,
         )
 
     async def start(self, worker: WorkerKey, model: CatalogModel, context: LaunchContext) -> Started:

@@ -23,7 +23,7 @@ from runtimes.base import LaunchSpec, ModelUnusableError, RuntimeNotInstalledErr
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnkillable, WorkerUnready
-from supervisor.core.types import Crash, CrashClass, Devices
+from supervisor.core.types import Crash, CrashClass, Devices, Parts
 from supervisor.errors import LlmuxError
 from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
@@ -56,6 +56,8 @@ class Worker:
         limits: LimitsConfig,
         post: Post,
         adopted: Started | None = None,
+        *,
+        parts_mib: Parts = (),
     ) -> None:
         """`adopted`: it runs and is ready, as a predecessor left it; its model may not be configured any more."""
         assert model is not None or adopted is not None
@@ -66,6 +68,7 @@ class Worker:
         self._model = model
         self._grace_s = model.config.grace_s if model is not None else ADOPTED_GRACE_S
         self._devices = devices
+        self._parts_mib = parts_mib
         self._launcher = launcher
         self._limits = limits
         self._post = post
@@ -112,7 +115,7 @@ class Worker:
         if started is None:
             assert self._model is not None
             try:
-                context = self._launcher.place(self._key, self._devices)
+                context = self._launcher.place(self._key, self._devices, self._parts_mib)
                 self._port = context.port
                 started = await self._launcher.start(self._key, self._model, context)
             except (RuntimeNotInstalledError, ModelUnusableError, LlmuxError, OSError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runtimes.base import LaunchContext, LaunchSpec
 from supervisor.catalog import CatalogModel
-from supervisor.core.types import Devices, ModelId
+from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership
@@ -42,7 +42,7 @@ class ScriptedLauncher:
         self.held: set[WorkerKey] = set()
         self._running: dict[WorkerKey, Started] = {}
 
-    def place(self, worker: WorkerKey, devices: Devices) -> LaunchContext:
+    def place(self, worker: WorkerKey, devices: Devices, parts_mib: Parts) -> LaunchContext:
         self.told.append("place")
         if self.refuse_place is not None:
             raise self.refuse_place

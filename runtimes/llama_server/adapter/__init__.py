@@ -86,6 +86,7 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
     requirements = HERE / "requirements.lock"
     config = LlamaServerConfig
     spreads = True
+    divides = True
     overridable_keys = (
         "n_ctx",
         "n_gpu_layers",
@@ -124,11 +125,14 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             "port": context.port,
         }
         kind, program = _find(config, context.environment(self.name))
+        parts = context.parts_mib if config.gpus == "auto" else (1,) * len(context.devices)
         if kind == "embedded":
+            if len(context.devices) > 1 and config.gpus == "auto":
+                values["tensor_split"] = list(parts)
             words = ["-I", str(HERE / "worker" / "launcher.py"), json.dumps(values)]
         else:
-            equal = ["--tensor-split", ",".join("1" for _ in context.devices)] if len(context.devices) > 1 else []
-            words = [*command_line(values), *equal, *config.extra_args]
+            split = ["--tensor-split", ",".join(map(str, parts))] if len(context.devices) > 1 else []
+            words = [*command_line(values), *split, *config.extra_args]
         return LaunchSpec(
             argv=(str(program), *words),
             env={

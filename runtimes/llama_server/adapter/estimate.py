@@ -65,11 +65,14 @@ def footprint(config: LlamaServerConfig) -> Estimate:
         "mmproj": _projector_bytes(config.mmproj) if config.mmproj else 0,
         "lora": sum(path.stat().st_size for path in config.lora if path.is_file()),
         "prompt cache": config.cache_ram_mib * MIB,
-        "program": PROGRAM_MIB * config.gpus * MIB,  # each GPU has its own, as it has of the buffers
+        "program": PROGRAM_MIB * config.equal_gpus * MIB,  # each GPU has its own, as it has of the buffers
     }
     context = _context(config, main)
+    buffers = sum(size for name, size in parts.items() if name.endswith(" compute"))
     slots = f"{_slots(config)} slot{'s' if _slots(config) > 1 else ''}"
-    return Estimate.of(parts, f"{main.architecture}, {context} tokens of context, {slots}")
+    return Estimate.of(
+        parts, f"{main.architecture}, {context} tokens of context, {slots}", each=buffers + PROGRAM_MIB * MIB
+    )
 
 
 def _context(config: LlamaServerConfig, metadata: gguf_meta.Metadata) -> int:
@@ -94,7 +97,7 @@ def _model_parts(config: LlamaServerConfig, name: str, metadata: gguf_meta.Metad
     if 0 < gpu_layers < count:  # the rest stays in host memory
         weights = weights * gpu_layers // (count + 1)
         cache = cache * gpu_layers // count
-    compute = _compute_bytes(config, metadata) * config.gpus
+    compute = _compute_bytes(config, metadata) * config.equal_gpus
     return {f"{name} weights": weights, f"{name} KV cache": cache, f"{name} compute": compute}
 
 

@@ -30,6 +30,7 @@ class TransformersAdapter(Adapter[TransformersConfig]):
     requirements = Path(__file__).parents[1] / "requirements.lock"
     config = TransformersConfig
     spreads = True
+    divides = True
 
     def check(self, config: TransformersConfig, *, runtimes_dir: Path) -> tuple[str, ...]:
         """Problems of the folder and its content, and keys that models of this type don't have."""

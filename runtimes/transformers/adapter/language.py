@@ -69,7 +69,9 @@ class Language(Kind):
             _refuse_gpu_kernels(config, folder)
         template = config.chat_template_file
         whole: dict[str, JsonValue] = {"": 0}
-        placed = {"auto": whole if len(context.devices) == 1 else "balanced", "cpu": "cpu"}
+        limits = _limits(config, folder, context.parts_mib) if config.gpus == "auto" else None
+        several = "balanced" if limits is None else "sequential"
+        placed = {"auto": whole if len(context.devices) == 1 else several, "cpu": "cpu"}
         return {
             "name": context.model,
             "path": str(config.path),
@@ -77,6 +79,7 @@ class Language(Kind):
             "dtype": config.dtype,
             "quantization": config.quantization,
             "device_map": placed[config.device_map] if isinstance(config.device_map, str) else dict(config.device_map),
+            "max_memory": limits,
             "attention": config.attention,
             "n_ctx": _context(config, folder),
             "prefill_tokens": config.prefill_tokens,
@@ -113,11 +116,11 @@ class Language(Kind):
         parts = {
             "weights": weights,
             "KV cache": cache,
-            "activations": activations * config.gpus,  # each GPU has its own of these
-            "program": PROGRAM_MIB * MIB * config.gpus,
+            "activations": activations * config.equal_gpus,  # each GPU has its own of these
+            "program": PROGRAM_MIB * MIB * config.equal_gpus,
         }
         note = f"{folder.config.model_type}, {config.parallel} requests of {context} tokens"
-        found = Estimate.of(parts, note)
+        found = Estimate.of(parts, note, each=activations + PROGRAM_MIB * MIB)
         return found if folder.weights.exact else dataclasses.replace(found, source="file_size")
 
     def sized(self, config: TransformersConfig, room: Room | None) -> tuple[TransformersConfig, Sizing | None]:
@@ -207,12 +210,29 @@ def _problems(config: TransformersConfig) -> Iterator[str]:
 
 
 def _device_problems(config: TransformersConfig) -> Iterator[str]:
-    if config.device_map == "cpu" and config.gpus > 1:
+    if config.device_map != "auto" and config.gpus == "auto":
+        yield "gpus: auto, but device_map says where the model goes; remove one of the two"
+    elif config.device_map == "cpu" and config.equal_gpus > 1:
         yield f"gpus: {config.gpus} GPUs, but device_map puts the model on the processor; remove one of the two"
     elif isinstance(config.device_map, dict):
         for module, place in config.device_map.items():
-            if place != "cpu" and place >= config.gpus:
+            if place != "cpu" and place >= config.equal_gpus:
                 yield f"device_map: {module or 'all'} is put on GPU {place}, and the worker has {config.gpus}, from 0 on; set gpus"
+
+
+def _limits(
+    config: TransformersConfig, folder: checkpoints.Folder, parts_mib: tuple[int, ...]
+) -> list[JsonValue] | None:
+    """Bytes of weights that each GPU takes at most, filled in order: in proportion to its part. None: there is only one.
+
+    Layers aren't divided, so half a layer more may go to each. The last one takes what is left.
+    """
+    if len(parts_mib) < 2:
+        return None
+    weights = _weight_bytes(config, folder)
+    extra = weights // max(1, folder.config.layers) // 2
+    first = [weights * mib // sum(parts_mib) + extra for mib in parts_mib[:-1]]
+    return [*first, parts_mib[-1] * MIB]
 
 
 def _decodes(folder: checkpoints.Folder) -> bool:

@@ -307,7 +307,7 @@ def _key_problems(config: VllmServeConfig) -> Iterator[str]:
         and (config.kv_cache_memory_bytes or config.vram_mib) is None
     ):
         yield "gpu_memory_utilization: a share sizes no memory here; set kv_cache_memory_bytes, or vram_mib for all of it"
-    if config.tensor_parallel_size is not None and config.gpus not in (1, config.tensor_parallel_size):
+    if config.tensor_parallel_size is not None and config.equal_gpus not in (1, config.tensor_parallel_size):
         yield f"gpus: {config.gpus}, but tensor_parallel_size is {config.tensor_parallel_size}; remove one of the two"
     if config.max_num_batched_tokens < config.max_num_seqs:
         yield f"max_num_batched_tokens: must be at least max_num_seqs, {config.max_num_seqs}"

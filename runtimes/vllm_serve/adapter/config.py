@@ -154,7 +154,7 @@ class VllmServeConfig(ModelConfig):
     @property
     def processes(self) -> int:
         """Executors; each layer is divided among them."""
-        return self.tensor_parallel_size or self.gpus
+        return self.tensor_parallel_size or self.equal_gpus
 
 
 SPECULATIVE: Final = MappingProxyType(

@@ -7,7 +7,8 @@ import pytest
 from runtimes.base import Endpoint
 from runtimes.sizing import Room
 from supervisor.catalog import Rewrite, check_devices
-from supervisor.catalog.catalog import NOTHING_LEARNED, Learned, memory_warnings
+from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
+from supervisor.catalog.fitting import memory_warnings
 from supervisor.catalog.overrides import overridden
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.types import DeviceSpec, Eviction, Footprint, FootprintSource, Limits

@@ -6,16 +6,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, combinations
 
-import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from supervisor.core import spreading
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.device_sets import Spread
 from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, DeviceView, Evict, EvictionBlock, LoadDemand, Option, Refuse, Resident, Snapshot, Wait
-from supervisor.core.types import DeviceId, Eviction, ModelId, Policy, RejectCode
+from supervisor.core.plans import (
+    Admit,
+    DeviceView,
+    Evict,
+    EvictionBlock,
+    LoadDemand,
+    Refuse,
+    Resident,
+    Snapshot,
+)
+from supervisor.core.types import DeviceId, Eviction, ModelId, Policy
 
 MARGIN = 2
 
@@ -79,7 +86,9 @@ class Oracle:
         allowed = [r for r in self.snapshot.residents if r.block not in {"pinned", "stopping"}]
         if rule in {2, 4}:
             yields = {"young", "held"}
-            allowed = [r for r in allowed if r.block == "none" or (r.block in yields and r.priority < self.demand.priority)]
+            allowed = [
+                r for r in allowed if r.block == "none" or (r.block in yields and r.priority < self.demand.priority)
+            ]
         if rule in {2, 3}:
             allowed = [r for r in allowed if r.priority <= self.demand.priority]
         return allowed
@@ -129,7 +138,10 @@ class TestOracle:
         assert min(answer.need_mib) > 0
         if isinstance(answer, Admit):
             assert len(answer.devices) == oracle.fits_somewhere([], blocked=False), "as few devices as suffice"
-            assert all(mib <= oracle.room(by_id[device], []) for device, mib in zip(answer.devices, answer.need_mib, strict=True))
+            assert all(
+                mib <= oracle.room(by_id[device], [])
+                for device, mib in zip(answer.devices, answer.need_mib, strict=True)
+            )
         if isinstance(answer, Evict):
             assert rule in {2, 4}
             gone = [*(residents[model] for model in answer.victims), *oracle.coming()]

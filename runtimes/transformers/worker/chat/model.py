@@ -37,6 +37,7 @@ class Options:
     dtype: str
     quantization: str
     device_map: Any  # a word or a mapping of modules
+    max_memory: list[int] | None  # bytes of weights for each GPU; None: as device_map has it
     attention: str
     n_ctx: int
     prefill_tokens: int
@@ -113,6 +114,8 @@ def _arguments(options: Options, config: Any) -> dict[str, Any]:
         arguments["attn_implementation"] = options.attention
     if options.device == "cuda":
         arguments["device_map"] = options.device_map
+        if options.max_memory is not None:
+            arguments["max_memory"] = dict(enumerate(options.max_memory))
     if (quantization := _quantization(options, config)) is not None:
         arguments["quantization_config"] = quantization
     return arguments

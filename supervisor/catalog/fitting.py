@@ -1,0 +1,97 @@
+"""Whether the configured models fit the devices that there are: known once the devices are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from supervisor.catalog.catalog import Catalog, CatalogModel
+from supervisor.catalog.document import Problem, Trail
+from supervisor.core.device_sets import MAX_DEVICE_SETS, count_device_sets, device_sets, fits, spread
+from supervisor.core.messages import listed
+from supervisor.core.types import DeviceSpec, ModelSpec
+
+TOO_LARGE = "vram_mib"
+"""The key that `misplaced` names for a model that is larger than its devices."""
+
+
+def check_devices(catalog: Catalog, devices: Sequence[DeviceSpec], specs: Sequence[ModelSpec]) -> tuple[str, ...]:
+    """Problems that show only once the devices are known: unknown devices, and too few of them. `specs`: from `model_specs()`.
+
+    A model that is too large is none of them: the others can be served. See `memory_warnings`.
+    """
+    problems: list[Problem] = []
+    for spec in specs:
+        found = misplaced(spec, devices)
+        if found is not None and found[0] != TOO_LARGE:
+            key, message = found
+            at: Trail = ("models", spec.id, key)
+            at = at if at in catalog.origins else at[:2]
+            problems.append(Problem(catalog.origins[at], at, message))
+    return tuple(str(problem) for problem in problems)
+
+
+def memory_warnings(model: CatalogModel, spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, ...]:
+    """What is wrong with a model's memory, in sentences: it is larger than its devices, or than `vram_mib` says.
+
+    `spec`: what the core knows about it now, with what was measured. Blocks on the model's files, once.
+    """
+    found: list[str] = []
+    problem = misplaced(spec, devices)
+    if problem is not None and problem[0] == TOO_LARGE:
+        found.append(f"{problem[1]}; choose a smaller quantisation or context, or other devices")
+    given = model.config.vram_mib
+    if given is not None and (raised := [(device, mib) for device, mib in spec.raised.items() if mib > given]):
+        device, mib = max(raised, key=lambda one: one[1])
+        found.append(
+            f"vram_mib is {given}, but a load with less than {mib} MiB ran out of memory on {device}; raise or remove it"
+        )
+    elif given is not None and not spec.remote:
+        parts = {device.id: 1 if device.takes_whole else spec.gpus for device in devices}
+        taken = [parts[device] * footprint.mib for device, footprint in spec.learned.items() if device in parts]
+        measured = max(taken, default=None)
+        if measured is not None and given < measured:
+            found.append(f"vram_mib is {given}, but {measured} MiB were measured; raise or remove it")
+        elif measured is None and (computed := model.estimate) is not None and given < computed.mib:
+            found.append(
+                f"vram_mib is {given}, but its files need {computed.mib} MiB ({computed.detail}); raise or remove it, or "
+                "choose a smaller context"
+            )
+    return tuple(found)
+
+
+def misplaced(spec: ModelSpec, devices: Sequence[DeviceSpec]) -> tuple[str, str] | None:
+    """The key that keeps it off all of these devices, and why; None when it fits somewhere."""
+    known = {device.id: device for device in devices}
+    for name in spec.devices:
+        if name not in known:
+            return "devices", f"no device {name} here; there is: {', '.join(known) or 'none'}"
+    if count_device_sets(spec, devices) > MAX_DEVICE_SETS:
+        return (
+            "devices",
+            f"{count_device_sets(spec, devices)} ways to choose {spec.gpus} GPUs; name those that it may run on",
+        )
+    ways = device_sets(spec, devices)
+    if not ways and spec.gpus > 1:
+        there = sum(not device.takes_whole for device in devices if device.id in (spec.devices or known))
+        return "gpus", f"{spec.gpus} GPUs share the model, and it may run on {there}"
+    together = spread(spec, devices)
+    if not ways or any(fits(spec, way) for way in ways):
+        return None
+    if together is not None and together.fits(known[device].usable_mib for device in together.devices):
+        return None
+    mine = sorted({device.id: device for way in ways for device in way}.values(), key=lambda device: device.id)
+    roomiest = min(mine, key=lambda device: device.need(spec).mib - device.usable_mib)
+    need = roomiest.need(spec)
+    if enough := [device.id for device in mine if fits(spec, (device,))]:
+        part = f"{need.mib} MiB ({need.source}: {need.detail})"
+        return TOO_LARGE, f"{spec.gpus} GPUs share the model; its part, {part}, fits on {listed(enough)} only"
+    if together is not None:
+        most = sum(max(0, known[device].usable_mib - together.margin_mib) for device in together.devices)
+        return TOO_LARGE, (
+            f"takes {together.whole_mib} MiB ({need.source}: {need.detail}), more than {listed(together.devices)} together, "
+            f"which have {most} MiB after their margins, less {together.margin_mib} MiB each"
+        )
+    return TOO_LARGE, (
+        f"takes {need.mib} MiB ({need.source}: {need.detail}), more than any device it may run on; "
+        f"{roomiest.id} has {max(0, roomiest.usable_mib)} MiB after its margin"
+    )
