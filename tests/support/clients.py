@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -106,10 +107,10 @@ def code(response: httpx.Response) -> str:
 
 
 class Gpu:
-    """A scripted driver with 16 GiB GPUs for one daemon, and models that take what they are told."""
+    """A scripted driver with 16 GiB GPUs for one daemon, or those of `totals`, and models that take what they are told."""
 
-    def __init__(self, folder: Path, *, count: int = 1) -> None:
-        self.count = count
+    def __init__(self, folder: Path, *, count: int = 1, totals: Sequence[int] = ()) -> None:
+        self.totals = totals or (16384,) * count
         self.script = folder / "nvml.json"
         self.world = str(folder)
         self.env = {"LLMUX_NVML_MODULE": fake_nvml.__file__, "LLMUX_FAKE_NVML": str(self.script)}
@@ -117,8 +118,8 @@ class Gpu:
 
     def write(self, *, gpu: dict[str, object] | None = None, **keys: object) -> None:
         """The driver's world from now on; `gpu` are further keys of each GPU."""
-        card = {"total_mib": 16384, "name": "NVIDIA Fake 16 GiB", **(gpu or {})}
-        fake_nvml.write_script(self.script, gpus=[card] * self.count, world=self.world, **keys)
+        cards = [{"total_mib": mib, "name": f"NVIDIA Fake {mib // 1024} GiB", **(gpu or {})} for mib in self.totals]
+        fake_nvml.write_script(self.script, gpus=cards, world=self.world, **keys)
 
     def takes(self, mib: int) -> dict[str, str]:
         """Environment of a worker that takes `mib` on each of its GPUs while it lives."""

@@ -16,7 +16,8 @@ script is a machine without a driver. The script is read again at every call, so
       list          "ok" | "empty" | "no_sizes" (usedGpuMemory None) | "host_pids" (our pids shifted) | "error"
 
 Real processes take memory too: a process tree whose environment says FAKE_VRAM_MIB=n takes n MiB while it lives, on each
-GPU that its CUDA_VISIBLE_DEVICES names by uuid or index (else the first). Where several tests run on one machine at
+GPU that its CUDA_VISIBLE_DEVICES names by uuid or index (else the first); FAKE_VRAM_MIB=n,m takes n of the first of these
+and m of the second. Where several tests run on one machine at
 once, FAKE_VRAM_WORLD in that environment and `world` in the script keep them apart.
 """
 
@@ -141,7 +142,7 @@ def nvmlDeviceGetMemoryInfo(handle, version=None):
     gpu = _gpu("nvmlDeviceGetMemoryInfo", handle)
     total, reserved = gpu.get("total_mib", 16384), gpu.get("reserved_mib", 0)
     used = sum(p["mib"] or 0 for p in gpu.get("processes", ()))
-    used += sum(_real(handle).values()) + sum(mib for _, mib, indices in _state.dead.values() if handle in indices)
+    used += sum(_real(handle).values()) + sum(taken.get(handle, 0) for _, taken in _state.dead.values())
     free = max(0, total - reserved - used)
     if version is None:
         return SimpleNamespace(total=total * MIB, free=free * MIB, used=(total - free) * MIB)
@@ -186,13 +187,19 @@ def _real(handle):
     for pid, environ in environs.items():
         # One for the whole tree, however many processes inherited the variable: the topmost that has it.
         if "FAKE_VRAM_MIB" in environ and "FAKE_VRAM_MIB" not in environs.get(_parent(pid), {}):
-            alive[pid] = (int(environ["FAKE_VRAM_MIB"]), _chosen(script, environ.get("CUDA_VISIBLE_DEVICES", "0")))
+            alive[pid] = _taken(environ["FAKE_VRAM_MIB"], _chosen(script, environ.get("CUDA_VISIBLE_DEVICES", "0")))
     after = script.get("return_after_s", 0)
     for pid in _state.seen.keys() - alive.keys():
-        _state.dead[pid] = (now, *_state.seen[pid])
+        _state.dead[pid] = (now, _state.seen[pid])
     _state.seen = alive
     _state.dead = {pid: d for pid, d in _state.dead.items() if after is None or now - d[0] < after}
-    return {pid: mib for pid, (mib, indices) in alive.items() if handle in indices}
+    return {pid: taken[handle] for pid, taken in alive.items() if handle in taken}
+
+
+def _taken(mib, indices):
+    """MiB by GPU: as much of each, or one part for each."""
+    parts = [int(part) for part in mib.split(",")]
+    return dict(zip(indices, parts * len(indices) if len(parts) == 1 else parts, strict=False))
 
 
 def _chosen(script, visible):

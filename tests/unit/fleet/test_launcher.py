@@ -61,7 +61,7 @@ def launcher(tmp_path, instance):
 
 
 async def start(launcher: LocalLauncher, model: CatalogModel, worker: WorkerKey = A) -> Started:
-    return await launcher.start(worker, model, launcher.place(worker, (DEVICE,)))
+    return await launcher.start(worker, model, launcher.place(worker, (DEVICE,), (100,)))
 
 
 async def gone(started: Started) -> None:
@@ -89,7 +89,7 @@ class TestEveryLauncher:
         return launcher if request.param == "local" else ScriptedLauncher(tmp_path)
 
     async def test_from_place_to_gone(self, any_launcher):
-        context = any_launcher.place(A, (DEVICE,))
+        context = any_launcher.place(A, (DEVICE,), (100,))
         assert context.model == A[0]
         assert dict(any_launcher.list()) == {}
         started = await any_launcher.start(A, model(), context)
@@ -99,7 +99,7 @@ class TestEveryLauncher:
         await gone(started)
         assert started.leader_ended.is_set()
         assert dict(any_launcher.list()) == {}
-        again = await any_launcher.start(B, model(), any_launcher.place(B, (DEVICE,)))
+        again = await any_launcher.start(B, model(), any_launcher.place(B, (DEVICE,), (100,)))
         await any_launcher.stop(B, kill=True)
         await gone(again)
 
@@ -107,25 +107,25 @@ class TestEveryLauncher:
         if isinstance(any_launcher, ScriptedLauncher):
             any_launcher.refuse_start = ModelUnusableError("no")
         with pytest.raises(ModelUnusableError):
-            await any_launcher.start(A, model(cmd=["/nowhere"]), any_launcher.place(A, (DEVICE,)))
+            await any_launcher.start(A, model(cmd=["/nowhere"]), any_launcher.place(A, (DEVICE,), (100,)))
         assert dict(any_launcher.list()) == {}
-        any_launcher.place(B, (DEVICE,))
+        any_launcher.place(B, (DEVICE,), (100,))
 
 
 class TestPlace:
     """An address is held until the worker is gone, or its start has failed."""
 
     async def test_held(self, launcher):
-        context = launcher.place(A, (DEVICE,))
+        context = launcher.place(A, (DEVICE,), (100,))
         assert (context.host, context.port) == (HOST, launcher.ports.first)
         assert [device.id for device in context.devices] == [DEVICE]
         with pytest.raises(UnavailableError):
-            launcher.place(B, (DEVICE,))
+            launcher.place(B, (DEVICE,), (100,))
         started = await launcher.start(A, model(), context)
         with pytest.raises(UnavailableError):
-            launcher.place(B, (DEVICE,))
+            launcher.place(B, (DEVICE,), (100,))
         await killed(launcher, started)
-        assert launcher.place(B, (DEVICE,)).key != context.key
+        assert launcher.place(B, (DEVICE,), (100,)).key != context.key
 
     async def test_free_after_a_mistake_of_the_adapters(self, launcher, monkeypatch):
         monkeypatch.setattr(CommandAdapter, "launch", lambda *_: 1 / 0)
