@@ -19,7 +19,9 @@ from tests.contract.conftest import Question, Subject, Worker
 from tests.support import environments, hearing, minilm, tiny_language
 
 WITHIN = 0.3
-PROGRAM_MIB = 15  # more or less: how much of a program's file is in memory is the kernel's choice, and the builds differ
+PROGRAM_MIB = (
+    15  # more or less: how much of a program's file is in memory is the kernel's choice, and the builds differ
+)
 
 
 def told(path: str, body: dict[str, object]) -> Question:

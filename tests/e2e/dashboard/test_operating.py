@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from supervisor.http.watch import RESTARTED
 from tests.e2e.dashboard.conftest import KEY, row
-from tests.support.daemon import Daemon, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 
 
 def ended(page: Page) -> list[str]:
@@ -107,7 +107,7 @@ class TestTasks:
     """Whom a task's request would go to, and the guard against cloud fallbacks."""
 
     def test_follow_the_models_and_the_guard(self, tmp_path, open_page):
-        cloud = {"runtime": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "model": "large"}
+        cloud = {"runtime": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "upstream_model": "large"}
         config = {
             "models": {"first": fake(), "second": fake(), "cloud": cloud},
             "tasks": {"titles": {"candidates": ["first", "second", "cloud"]}},
