@@ -19,6 +19,9 @@ from tests.contract.conftest import Question, Subject, Worker
 from tests.support import environments, hearing, minilm, tiny_language
 
 WITHIN = 0.3
+PROGRAM_MIB = (
+    15  # more or less: how much of a program's file is in memory is the kernel's choice, and the builds differ
+)
 
 
 def told(path: str, body: dict[str, object]) -> Question:
@@ -117,4 +120,4 @@ def test_estimate(measured, start, request, record_property):
     print(f"\n{request.node.callspec.id}: {figures} MiB ({off}); {estimate.detail}")
     assert loaded * (1 - WITHIN) <= estimate.mib, "it is never less than what a worker takes before its first request"
     for mib in (alone, *beside):
-        assert abs(estimate.mib - mib) <= WITHIN * mib, estimate.detail
+        assert abs(estimate.mib - mib) <= max(WITHIN * mib, PROGRAM_MIB), estimate.detail

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from supervisor.http.watch import RESTARTED
 from tests.e2e.dashboard.conftest import KEY, row
-from tests.support.daemon import Daemon, wait_until
+from tests.support.daemon import Daemon, fake, running, wait_until
 
 
 def ended(page: Page) -> list[str]:
@@ -101,6 +101,29 @@ class TestClients:
         amy.get_by_role("button", name="Resume amy").click()
         expect(amy).not_to_contain_text("pauses")
         assert empty.post("/v1/chat/completions", json=body, headers=said).status_code == 200
+
+
+class TestTasks:
+    """Whom a task's request would go to, and the guard against cloud fallbacks."""
+
+    def test_follow_the_models_and_the_guard(self, tmp_path, open_page):
+        cloud = {"runtime": "openai_remote", "base_url": "http://127.0.0.1:9/v1", "upstream_model": "large"}
+        config = {
+            "models": {"first": fake(), "second": fake(), "cloud": cloud},
+            "tasks": {"titles": {"candidates": ["first", "second", "cloud"]}},
+        }
+        with running(tmp_path, config) as daemon:
+            page = open_page(daemon)
+            task = page.locator(".tasks-table tbody tr", has_text="titles")
+            expect(task.locator("li", has_text="next")).to_contain_text("first")
+            daemon.post("/v1/admin/models/second/load").raise_for_status()
+            expect(task.locator("li", has_text="next")).to_contain_text("second")
+            expect(task).to_contain_text("second is ready, and first, which would come first, is not.")
+            guard = page.get_by_label("Remote models may answer")
+            expect(guard).to_be_checked()
+            guard.uncheck()
+            expect(task.locator("li.muted")).to_contain_text("cloud")
+            assert daemon.get("/api/v1/config").json() == {"allowCloudFallback": False}
 
 
 class TestUnload:

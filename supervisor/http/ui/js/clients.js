@@ -1,24 +1,12 @@
 // Who asks: what each client did, its profile, and its pause, which the operator may begin and end.
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
-import { get, send } from "./api.js";
+import { html } from "../vendor/htm-preact.js";
+import { send } from "./api.js";
 import { duration, now } from "./format.js";
-import { notify, state } from "./state.js";
+import { useRead } from "./read.js";
+import { notify } from "./state.js";
 
-const AGAIN_MS = 3000;
 const PAUSE_S = 60;
-
-/** `[clients, read again]`: while the page shows them. */
-function useClients() {
-  const [clients, setClients] = useState([]);
-  const read = () => get("/v1/admin/clients").then(({ data }) => setClients(data), () => {}); // what is wrong is told elsewhere
-  useEffect(() => {
-    read();
-    const timer = setInterval(() => document.hidden || read(), AGAIN_MS);
-    return () => clearInterval(timer);
-  }, [state.link]);
-  return [clients, read];
-}
 
 const about = (profile) => profile && ([profile.model, profile.priority != null && `priority ${profile.priority}`].filter(Boolean).join(" · ") || "yes");
 
@@ -41,11 +29,12 @@ function Row({ client, read }) {
 }
 
 export function Clients() {
-  const [clients, read] = useClients();
-  if (!clients.length) return null;
+  const [told, read] = useRead("/v1/admin/clients");
+  if (!told?.data.length) return null;
+  const clients = told.data;
   return html`<section class="panel" aria-labelledby="clients-title">
     <h2 id="clients-title">Clients <small>${clients.length}</small></h2>
-    <div class="scrolls"><table class="clients-table">
+    <div class="scrolls"><table class="listing clients-table">
       <thead><tr><th>Client</th><th class="num">Now</th><th class="num">Requests</th><th class="num">Errors</th><th class="num">Refused</th><th class="num">Tokens</th><th class="num">Last seen</th><th>Profile</th><th>Pause</th></tr></thead>
       <tbody>${clients.map((client) => html`<${Row} key=${client.id} client=${client} read=${read} />`)}</tbody>
     </table></div>

@@ -7,6 +7,7 @@ import { state } from "./live.js";
 import { Memory } from "./memory.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
+import { Tasks } from "./tasks.js";
 
 const SPEED_POINTS = 5; // what "now" means for tokens/s: ten seconds
 
@@ -34,6 +35,7 @@ export const Overview = () => html`
   <${Numbers} />
   <${Memory} />
   <${Models} />
+  <${Tasks} />
   <${History} />
   <div class="columns"><${Requests} /><${RecentDecisions} /></div>
 `;

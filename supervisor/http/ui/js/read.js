@@ -1,0 +1,19 @@
+// What the stream of events doesn't tell: read when it is shown, and again every few seconds.
+
+import { useEffect, useState } from "../vendor/htm-preact.js";
+import { get } from "./api.js";
+import { state } from "./state.js";
+
+const AGAIN_MS = 3000;
+
+/** `[what this path answers, read again]`; null until it has answered. */
+export function useRead(path) {
+  const [told, setTold] = useState(null);
+  const read = () => get(path).then(setTold, () => {}); // what is wrong is told elsewhere
+  useEffect(() => {
+    read();
+    const timer = setInterval(() => document.hidden || read(), AGAIN_MS);
+    return () => clearInterval(timer);
+  }, [path, state.link]);
+  return [told, read];
+}
