@@ -16,7 +16,7 @@ from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import finish_stop, forget, stop_worker
-from supervisor.core.types import ASKED, Generation, RejectCode, StopCause, WorkerState, on_each
+from supervisor.core.types import ASKED, DeviceId, Generation, RejectCode, StopCause, WorkerState, on_each
 
 REMOTE_RETRY_S = 10.0
 
@@ -113,7 +113,7 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
     for worker in event.workers:
         if worker.used_mib is not None and worker.device not in stale:
             state.ledger.measure((worker.model, worker.generation), worker.device, worker.used_mib)
-            _learn(state, step, worker, worker.used_mib, event)
+            _learn(state, step, worker, worker.used_mib, event.taken_at)
     back = [model_id for device in event.devices for model_id in state.ledger.sample(device, event.taken_at)]
     for model_id in dict.fromkeys(back):
         model = state.models[model_id]
@@ -122,7 +122,7 @@ def sampled(state: SchedulerState, step: Step, event: MemorySampled) -> None:
             forget(state, step, model)
 
 
-def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, event: MemorySampled) -> None:
+def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: int, taken_at: float) -> None:
     """Keep the most it was seen to take, from readings that show all of it: begun after it was ready, and not empty.
 
     Of a model in unequal parts, which differ from load to load, keep what all of them took together.
@@ -130,20 +130,26 @@ def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: in
     model = state.current(worker.model, worker.generation)
     if model is None or model.state is not WorkerState.READY or model.partner is not None:
         return
-    if used_mib <= 0 or event.taken_at <= model.ready_at:
+    if used_mib <= 0 or taken_at <= model.ready_at:
         return
-    if model.spec.spreads and len(model.devices) > 1:
-        stale = {device.id for device in event.devices if device.stale}
-        parts = [
-            w.used_mib or 0 for w in event.workers if (w.model, w.generation) == model.holder and w.device not in stale
-        ]
-        if len(parts) < len(model.devices) or 0 in parts:
-            return
-        used_mib = sum(parts)
-    known = model.spec.learned.get(worker.device)
+    if not model.spec.spreads:
+        _keep(step, model, worker.device, used_mib)
+        return
+    parts = {
+        lease.device: lease.measured_mib or 0
+        for lease in state.ledger.leases_of(model.holder)
+        if not state.ledger.hides_loaded(lease.device)  # its last reading may be of a time when it still loaded
+    } | {worker.device: used_mib}
+    if all(parts.get(device) for device in model.devices):
+        for device in model.devices:
+            _keep(step, model, device, sum(parts.values()))
+
+
+def _keep(step: Step, model: ModelState, device: DeviceId, used_mib: int) -> None:
+    known = model.spec.learned.get(device)
     if known is None or used_mib > known.mib * LEARN_STEP:
-        model.learn(worker.device, used_mib)
-        step.emit(Learn(model.id, worker.device, model.spec.footprint_key, used_mib))
+        model.learn(device, used_mib)
+        step.emit(Learn(model.id, device, model.spec.footprint_key, used_mib))
 
 
 def watch_memory(state: SchedulerState, step: Step) -> None:

@@ -104,7 +104,8 @@ def _sizing(model: CatalogModel) -> Json | None:
 
 
 def _held(status: ModelStatus) -> Json:
-    return {"lease_mib": status.lease_mib, "measured_mib": status.measured_mib}
+    parts: Json = {lease.device: lease.mib for lease in status.leases}
+    return {"lease_mib": status.lease_mib, "measured_mib": status.measured_mib, "parts": parts}
 
 
 def _replica(status: ModelStatus, worker: Json | None) -> Json:

@@ -116,9 +116,12 @@ class Gpu:
         self.env = {"LLMUX_NVML_MODULE": fake_nvml.__file__, "LLMUX_FAKE_NVML": str(self.script)}
         self.write()
 
-    def write(self, *, gpu: dict[str, object] | None = None, **keys: object) -> None:
-        """The driver's world from now on; `gpu` are further keys of each GPU."""
+    def write(
+        self, *, gpu: dict[str, object] | None = None, first: dict[str, object] | None = None, **keys: object
+    ) -> None:
+        """The driver's world from now on; `gpu` are further keys of each GPU, `first` of the first one."""
         cards = [{"total_mib": mib, "name": f"NVIDIA Fake {mib // 1024} GiB", **(gpu or {})} for mib in self.totals]
+        cards[0] |= first or {}
         fake_nvml.write_script(self.script, gpus=cards, world=self.world, **keys)
 
     def takes(self, mib: int) -> dict[str, str]:

@@ -87,13 +87,21 @@ def _row(model: Json) -> output.Row:
     return (
         str(model.get("name")),
         output.state(str(model.get("state"))),
-        output.text(model.get("device")),
+        _device(model),
         " / ".join(map(output.mib, amounts)) if amounts != (None, None) else "-",
         output.text(model.get("in_flight")),
         output.text(model.get("queued")),
         output.duration(model.get("idle_s")),
         output.duration(worker.get("uptime_s")),
     )
+
+
+def _device(model: Json) -> str:
+    """Where it is; of several devices, with its part on each."""
+    parts = client.part(client.part(model, "memory"), "parts")
+    if len(parts) < 2:
+        return output.text(model.get("device"))
+    return " + ".join(f"{device} {output.mib(mib)}" for device, mib in parts.items())
 
 
 def _wide(model: Json) -> output.Row:

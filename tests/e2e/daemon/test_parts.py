@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.support import tiny
-from tests.support.clients import Gpu
-from tests.support.daemon import FAKE_WORKER, REPOSITORY, Daemon, fake, running, wait_until
-from tests.support.limits import LIMIT_S
-from tests.support.shell import llmux
+from tests.support.clients import Call, Gpu
+from tests.support.daemon import FAKE_WORKER, Daemon, fake, running, wait_until
+from tests.support.shell import Shell
 
 LARGE_MIB = 14 * 1024
 TO_FAKE = """
@@ -79,11 +76,8 @@ class TestParts:
             wait_until(lambda: daemon.model("large")["memory"]["measured_mib"] == LARGE_MIB)
             model = daemon.model("large")
             assert (model["device"], model["memory"]["lease_mib"]) == ("gpu0 + gpu1", LARGE_MIB)
-            assert model["memory"]["parts"] == [
-                {"device": "gpu0", "lease_mib": 5576, "measured_mib": 5576},
-                {"device": "gpu1", "lease_mib": 8760, "measured_mib": 8760},
-            ]
-            assert "gpu0 + gpu1" in llmux("ps", url=daemon.url)
+            assert model["memory"]["parts"] == {"gpu0": 5576, "gpu1": 8760}
+            assert "gpu0 5576 MiB + gpu1 8760 MiB" in Shell(tmp_path, daemon.url)("ps", "--wide").stdout
 
     def test_one_that_fits_on_one_gpu_is_not_divided(self, tmp_path, cards):
         with running(tmp_path, site(cards, small=fake(vram_mib=9000, gpus="auto")), env=cards.env) as daemon:
@@ -104,7 +98,7 @@ class TestParts:
             wanted = {"vram_mib": 3000, "holder": "job", "device": "gpu1"}
             assert daemon.post("/v1/admin/leases", json=wanted).status_code == 201
             assert daemon.chat("large").status_code == 200
-            assert parts(daemon) == {"gpu0": 6662, "gpu1": 7674}
+            assert parts(daemon) == {"gpu0": 6659, "gpu1": 7677}
 
     def test_memory_that_goes_between_plan_and_start_changes_them(self, tmp_path, cards):
         """While the evicted model's memory comes back, somebody else takes 1000 MiB of the first GPU."""
@@ -112,13 +106,12 @@ class TestParts:
         idle = fake(vram_mib=6000, env=cards.takes(6000))
         with running(tmp_path, site(cards, idle=idle), env=cards.env) as daemon:
             assert daemon.chat("idle").status_code == 200
-            loading = daemon.post("/v1/admin/models/large/load", json={"wait": False})
-            assert loading.status_code == 202, loading.text
+            loading = Call(daemon, "large")
             wait_until(lambda: daemon.model("idle")["state"] == "stopping")
             cards.write(return_after_s=2.0, first={"processes": [{"pid": 1, "mib": 1000}]})
-            wait_until(lambda: daemon.model("large")["state"] == "ready")
+            assert loading.result().status == 200
             assert "5576 MiB on gpu0" in why(daemon, "evict")
-            assert parts(daemon) == {"gpu0": 5072, "gpu1": 9264}
+            assert parts(daemon) == {"gpu0": 5073, "gpu1": 9263}
 
     def test_out_of_memory_raises_the_whole(self, tmp_path, cards):
         """And the next try has so much more on each of them."""
@@ -168,5 +161,5 @@ class TestConfiguration:
         model = {"runtime": "vllm_serve", "path": str(tmp_path), "gpus": "auto"}
         with pytest.raises(AssertionError) as told:
             Daemon(tmp_path, {"devices": "auto", "models": {"m": model}}, cards.env).start()
-        problem = "gpus: vllm_serve divides a model equally: say by how many GPUs. With auto these work: command, "
+        problem = "gpus: vllm_serve divides a model equally: say by how many GPUs. With auto these work: llama_server, "
         assert problem in str(told.value)

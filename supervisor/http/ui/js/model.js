@@ -29,7 +29,7 @@ function Facts({ model }) {
     ["Estimate", model.remote ? "" : `${mib(memory.estimate.mib)}, ${memory.estimate.source}: ${memory.estimate.detail}`],
     ["Learned", Object.entries(memory.learned).map(([device, size]) => `${mib(size)} on ${device}`).join(", ")],
     ["Raised", Object.entries(memory.raised ?? {}).map(([device, size]) => `${mib(size)} on ${device}: a load with less ran out of memory`).join(", ")],
-    ["Lease", memory.lease_mib === null ? "" : `${mib(memory.lease_mib)} on ${model.device}, ${mib(memory.measured_mib)} measured`],
+    ["Lease", memory.lease_mib === null ? "" : `${Object.entries(memory.parts).map(([device, size]) => `${mib(size)} on ${device}`).join(" + ")}, ${mib(memory.measured_mib)} measured`],
     ["Address", worker?.address ? `${worker.address}, as ${worker.upstream_model}, ${plural(worker.connections, "connection")}` : ""],
     ["Worker", worker?.pid ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
     ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
