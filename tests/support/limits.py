@@ -3,4 +3,4 @@
 Long enough for a machine that is busy with others; shorter only where something is promised within a time.
 """
 
-LIMIT_S = 15.0
+LIMIT_S = 240.0

@@ -81,6 +81,7 @@ class Scheduling(RuleBasedStateMachine):
         return_s=st.sampled_from([0.0, 0.1, 1.5, 6.0, 45.0]),
         at_exit=st.booleans(),
         two=st.booleans(),
+        in_parts=st.booleans(),
         strict=st.booleans(),
         limit=st.sampled_from([{}, {"llm": 1}, {"llm": 2, "asr": 1}]),
         gradual=st.booleans(),
@@ -91,6 +92,7 @@ class Scheduling(RuleBasedStateMachine):
         return_s: float,
         at_exit: bool,
         two: bool,
+        in_parts: bool,
         strict: bool,
         limit: dict[str, int],
         gradual: bool,
@@ -100,6 +102,7 @@ class Scheduling(RuleBasedStateMachine):
         self.world = World(
             totals=totals, returns_at_exit=at_exit, return_s=return_s, gradual=gradual, blind=blind and not at_exit
         )
+        self.in_parts = in_parts
         self.policy = Policy(Eviction.STRICT if strict else Eviction.LAST_RESORT, limit)
         self.limits = Limits(queue_per_model=8, queue_total=20, queue_wait_s=PATIENCE_S)
         self.changed = 0
@@ -111,7 +114,8 @@ class Scheduling(RuleBasedStateMachine):
         self.configure()
 
     def configure(self, *without: str) -> None:
-        spread = [model("spread", 10000, gpus=2)] if GPU1 in self.world.totals else []
+        shared = model("spread", 18000, spreads=True) if self.in_parts else model("spread", 10000, gpus=2)
+        spread = [shared] if GPU1 in self.world.totals else []
         specs = [spec for spec in [*models(self.changed), *spread] if spec.id not in without]
         self.world.configure(*specs, limits=self.limits, policy=self.policy)
 

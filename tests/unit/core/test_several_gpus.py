@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.events import MemorySampled, UnloadAsked
-from supervisor.core.types import Crash, CrashClass, DeviceId, ModelId, WorkerState
+from supervisor.core.events import Configured, MemorySampled, UnloadAsked, WorkerAdopted
+from supervisor.core.scheduler import Scheduler
+from supervisor.core.types import Crash, CrashClass, DeviceId, DeviceSpec, Limits, ModelId, Policy, WorkerState
 from tests.support.simulation import GPU, World, guessed, load, model, record
 
 GPU1 = DeviceId("gpu1")
@@ -78,3 +79,83 @@ class TestOutOfMemory:
         assert world.starts == ["spread", "spread"]
         leases = world.scheduler.state.ledger.leases()
         assert [(lease.device, lease.mib) for lease in leases] == [(GPU, 11488), (GPU1, 11488)]
+
+
+class TestInParts:
+    """`gpus: auto`: what it needs is one sum, and its parts follow what is free."""
+
+    def leased(self, world, name: str = "apart") -> dict[DeviceId, int]:
+        leases = world.scheduler.state.ledger.leases_of(record(world, name).holder)
+        return {lease.device: lease.mib for lease in leases}
+
+    def test_whole_where_one_has_room(self, world):
+        world.configure(model("apart", 20000, spreads=True))
+        load(world, "apart")
+        assert self.leased(world) == {GPU: 20000}
+
+    def test_in_proportion_where_none_has(self, world):
+        world.configure(model("apart", 30000, spreads=True))
+        load(world, "apart")
+        assert self.leased(world) == {GPU: 20302, GPU1: 9698}
+
+    def test_in_proportion_where_a_partner_has_a_part_of_the_only_one_that_is_large_enough(self, world):
+        world.configure(model("apart", 20000, spreads=True))
+        world.lease("job", 8000, devices=(GPU,))
+        world.run(1)
+        load(world, "apart")
+        assert self.leased(world) == {GPU: 11542, GPU1: 8458}
+
+    def test_others_see_its_parts(self, world):
+        """What it leaves of the large card is enough for another; the small card is full."""
+        world.configure(model("apart", 30000, spreads=True), model("small", 3000))
+        load(world, "apart")
+        load(world, "small")
+        assert world.loaded() == {"apart", "small"}
+        assert self.leased(world, "small") == {GPU: 3000}
+
+    def test_two_that_do_not_fit_together_take_turns(self, world):
+        world.configure(model("apart", 30000, spreads=True), model("whole", 20000))
+        for name in ("apart", "whole", "apart"):
+            load(world, name)
+            assert name in world.loaded()
+        assert self.leased(world) == {GPU: 20302, GPU1: 9698}
+
+    def test_what_is_measured_is_of_all_parts_and_not_limited_to_one_device(self, world):
+        world.beyond = {("apart", GPU): 300, ("apart", GPU1): 200}
+        world.configure(guessed("apart", 30000, spreads=True))
+        load(world, "apart")
+        learned = {device: footprint.mib for device, footprint in record(world, "apart").spec.learned.items()}
+        assert learned == {GPU: 30500, GPU1: 30500}
+        world.post(UnloadAsked(ModelId("apart")))
+        world.run(2)
+        load(world, "apart")
+        assert sum(self.leased(world).values()) == 30500
+
+    def test_out_of_memory_raises_all_of_it_as_far_as_the_cards_go(self, world):
+        crashes = [Crash(CrashClass.OUT_OF_MEMORY, "no memory left")]
+        world.crash_on_start = lambda _model: crashes.pop() if crashes else None
+        world.configure(model("apart", 30000, spreads=True))
+        ticket = world.request("apart")
+        world.run(8)
+        assert ticket in world.dispatched
+        assert record(world, "apart").spec.raised == {GPU: 37500, GPU1: 37500}
+        assert self.leased(world) == {GPU: 22976, GPU1: 10976}  # all but the margins
+
+    def test_one_that_ran_out_of_memory_on_one_card_gets_two(self, world):
+        crashes = [Crash(CrashClass.OUT_OF_MEMORY, "no memory left")]
+        world.crash_on_start = lambda _model: crashes.pop() if crashes else None
+        world.configure(model("apart", 20000, spreads=True))
+        ticket = world.request("apart")
+        world.run(8)
+        assert ticket in world.dispatched
+        assert sum(self.leased(world).values()) == 25000
+
+    def test_a_successor_knows_the_parts(self, world):
+        world.configure(model("apart", 30000, spreads=True))
+        load(world, "apart")
+        before, successor = record(world, "apart"), Scheduler()
+        parts = tuple(self.leased(world).values())
+        devices = tuple(DeviceSpec(device, total, world.margin) for device, total in world.totals.items())
+        successor.handle(Configured((before.spec,), devices, Limits(), Policy()), world.now)
+        successor.handle(WorkerAdopted(before.spec, before.generation, before.devices, parts), world.now)
+        assert {lease.device: lease.mib for lease in successor.state.ledger.leases()} == self.leased(world)
