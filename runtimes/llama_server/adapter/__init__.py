@@ -127,8 +127,6 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
         kind, program = _find(config, context.environment(self.name))
         parts = context.parts_mib if config.gpus == "auto" else (1,) * len(context.devices)
         if kind == "embedded":
-            if len(context.devices) > 1 and config.gpus == "auto":
-                values["tensor_split"] = list(parts)
             words = ["-I", str(HERE / "worker" / "launcher.py"), json.dumps(values)]
         else:
             split = ["--tensor-split", ",".join(map(str, parts))] if len(context.devices) > 1 else []

@@ -88,8 +88,6 @@ def apply(params: Any, key: str, value: Any) -> None:
             params.hostnames = [value]
         case "alias":
             params.model_alias = {value}
-        case "tensor_split":
-            params.tensor_split = [float(part) for part in value] + [0.0] * (len(params.tensor_split) - len(value))
         case _ if key in ENUMS:
             attribute, enum, prefix = ENUMS[key]
             setattr(params, attribute, member(enum, prefix, value))
