@@ -225,14 +225,26 @@ def _limits(
 ) -> list[JsonValue] | None:
     """Bytes of weights that each GPU takes at most, filled in order: in proportion to its part. None: there is only one.
 
-    Layers aren't divided, so half a layer more may go to each. The last one takes what is left.
+    Layers aren't divided, so half a layer more may go to each; the last one takes what is left. Of the first one's limit
+    accelerate keeps as much free as the largest layer takes, or the output layer where that is another table than the embedding.
     """
     if len(parts_mib) < 2:
         return None
     weights = _weight_bytes(config, folder)
-    extra = weights // max(1, folder.config.layers) // 2
-    first = [weights * mib // sum(parts_mib) + extra for mib in parts_mib[:-1]]
-    return [*first, parts_mib[-1] * MIB]
+    layer = weights // max(1, folder.config.layers)
+    limits = [weights * mib // sum(parts_mib) + layer // 2 for mib in parts_mib[:-1]]
+    limits[0] += layer if _is_tied(folder) else max(layer, _table_bytes(config, folder))
+    return [*limits, parts_mib[-1] * MIB]
+
+
+def _is_tied(folder: checkpoints.Folder) -> bool:
+    """Is the output layer the embedding's table?"""
+    values = folder.config.values
+    return bool(folder.config.text.get("tie_word_embeddings", values.get("tie_word_embeddings")))
+
+
+def _table_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int:
+    return folder.config.vocabulary * folder.config.width * _value_bytes(config, folder)
 
 
 def _decodes(folder: checkpoints.Folder) -> bool:
@@ -276,10 +288,9 @@ def _weight_bytes(config: TransformersConfig, folder: checkpoints.Folder) -> int
     if config.quantization == "none" and stored is not None:
         return int(size * 16 / stored)
     if config.quantization in SHRUNK_BITS and folder.config.quantization is None:
-        width, model = _value_bytes(config, folder), folder.config
-        tables = 1 if model.text.get("tie_word_embeddings", model.values.get("tie_word_embeddings")) else 2
-        whole = min(size, tables * model.vocabulary * model.width * width)  # embeddings and output aren't quantised
-        return whole + int((size - whole) * SHRUNK_BITS[config.quantization] / (8 * width))
+        tables = (1 if _is_tied(folder) else 2) * _table_bytes(config, folder)
+        whole = min(size, tables)  # embeddings and output aren't quantised
+        return whole + int((size - whole) * SHRUNK_BITS[config.quantization] / (8 * _value_bytes(config, folder)))
     return size
 
 

@@ -131,7 +131,23 @@ class TestLaunch:
         by_hand = {"model": 1, "lm_head": 0}
         assert json.loads(ADAPTER.launch(config(gpus=2, device_map=by_hand), two).argv[-1])["device_map"] == by_hand
 
+    def test_several_gpus_by_their_parts(self):
+        """Filled in order: the first gets its part of the weights at most, beside what accelerate keeps free there."""
+        second = replace(GPU, id="gpu1", index=1, uuid="GPU-2")
+        two = replace(context(GPU), devices=(GPU, second), parts_mib=(3000, 9000))
+        told = json.loads(ADAPTER.launch(config(gpus="auto"), two).argv[-1])
+        assert told["device_map"] == "sequential"
+        first, last = told["max_memory"]
+        weights = sum(path.stat().st_size for path in tiny_language.model().glob("*.safetensors"))
+        assert weights / 4 < first < weights
+        assert last == 9000 * 2**20
+        one = json.loads(ADAPTER.launch(config(gpus="auto"), replace(context(GPU), parts_mib=(3000,))).argv[-1])
+        assert (one["device_map"], one["max_memory"]) == ({"": 0}, None)
+
     def test_gpus_that_are_not_there(self):
+        assert problems(device_map={"model": 0}, gpus="auto") == (
+            "gpus: auto, but device_map says where the model goes; remove one of the two",
+        )
         assert problems(device_map={"model": 0, "lm_head": 1}) == (
             "device_map: lm_head is put on GPU 1, and the worker has 1, from 0 on; set gpus",
         )

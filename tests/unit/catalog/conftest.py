@@ -31,6 +31,7 @@ class StubAdapter(Adapter[StubConfig]):
     summary = "for tests"
     config = StubConfig
     spreads = True
+    divides = True
     overridable_keys = ("layers",)
 
     def __init__(self, name: str) -> None:

@@ -11,7 +11,8 @@ from supervisor.catalog.catalog import NOTHING_LEARNED, Learned
 from supervisor.catalog.fitting import memory_warnings
 from supervisor.catalog.overrides import overridden
 from supervisor.catalog.sections import LimitsConfig
-from supervisor.core.types import DeviceSpec, Eviction, Footprint, FootprintSource, Limits
+from supervisor.core.device_sets import Spread, need_mib, spread
+from supervisor.core.types import DeviceId, DeviceSpec, Eviction, Footprint, FootprintSource, Limits
 from supervisor.proxy.json_body import open_object
 
 TWO = """\
@@ -81,6 +82,19 @@ class TestSpecs:
         assert [gpu.need(m).mib, replace(gpu, id="gpu1").need(m).mib, host.need(m).mib] == [34, 40, 100]
         assert gpu.need(m).detail == "one of 3 parts of 100 MiB: as told"
         assert [gpu.need(n).mib, host.need(n).mib] == [35, 70]
+
+    def test_in_parts(self, folder):
+        """Everything is of the whole: what was measured counts on whichever devices it was, and never makes it too large."""
+        catalog = folder.load("models: {m: {cmd: x, gpus: auto, estimated_mib: 3000}}")
+        key, (guess,) = catalog.models["m"].footprint_key, catalog.model_specs()
+        cards = [DeviceSpec(DeviceId(f"gpu{i}"), 2000, 100) for i in range(3)]
+        assert spread(guess, cards) == Spread(("gpu0", "gpu1", "gpu2"), 3000)
+        (measured,) = catalog.model_specs(Learned({(key, "gpu0"): 2500, (key, "gpu1"): 2600}))
+        assert spread(measured, cards).whole_mib == 2600
+        assert need_mib(measured, cards[:1], alone=False) == 2500  # so it doesn't fit there alone
+        (raised,) = catalog.model_specs(Learned(raised={(key, "gpu0"): 9000}))
+        assert spread(raised, cards).whole_mib == 3 * (1900 - 512)
+        assert spread(guess, cards[:1]) is None
 
     def test_the_load_time_is_that_of_the_same_settings(self, folder):
         catalog = folder.load("models: {m: {cmd: x}, n: {cmd: x, n_ctx: 1}}")
@@ -200,6 +214,9 @@ class TestSized:
             (", devices: [gpu0]", (SMALL, LARGE), Room(8000, "gpu0")),
             (", gpus: 2", (SMALL, LARGE, HOST), Room(16000, "gpu1 and gpu0")),
             (", gpus: 3", (SMALL, LARGE, HOST), Room(64000, "host", accelerates=False)),
+            (", gpus: auto", (SMALL, LARGE, HOST), Room(16000, "gpu1")),
+            (", gpus: auto, estimated_mib: 16001", (SMALL, LARGE, HOST), Room(22976, "its GPUs together")),
+            (", gpus: auto, estimated_mib: 16001", (LARGE, HOST), Room(16000, "gpu1")),
             (", vram_mib: 5000", (SMALL,), Room(5000, "vram_mib", is_own=True)),
             (", vram_mib: 9000", (SMALL,), Room(8000, "gpu0")),
         ],

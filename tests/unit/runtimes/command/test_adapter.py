@@ -57,6 +57,16 @@ class TestCommand:
         with pytest.raises(ValidationError, match=complaint):
             config(cmd=cmd)
 
+    def test_its_parts_of_the_devices(self):
+        cards = tuple(DeviceAssignment(f"gpu{i}", device_kind.CUDA, i) for i in range(2))
+        context = LaunchContext("m", "127.0.0.1", 1, "secret", cards, Path("/nonexistent"), (5576, 8760))
+        cmd = [sys.executable, "--port=${port}", "--tensor-split", "${parts}"]
+        assert ADAPTER.launch(config(cmd=cmd, gpus="auto"), context).argv[1:] == (
+            "--port=1",
+            "--tensor-split",
+            "5576,8760",
+        )
+
     def test_placeholders_work_in_the_environment(self):
         env = launch(env={"PORT": "${port}", "PLAIN": "x"}).env
         assert (env["PORT"], env["PLAIN"]) == ("18100", "x")

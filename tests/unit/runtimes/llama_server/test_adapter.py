@@ -148,6 +148,20 @@ class TestArguments:
         assert option(spec, "--tensor-split") == "1,1"
         assert "--tensor-split" not in launch(installed, device=CARD).argv
 
+    def test_several_cards_share_them_by_their_parts(self, path_with, installed):
+        path_with("llama-server")
+        second = replace(CARD, id="gpu2", index=2, uuid="GPU-5678")
+        context = LaunchContext("qwen", "127.0.0.1", 18100, "secret", (CARD, second), installed, (5576, 8760))
+        assert option(ADAPTER.launch(config(gpus="auto"), context), "--tensor-split") == "5576,8760"
+        assert option(ADAPTER.launch(config(gpus=2), context), "--tensor-split") == "1,1"
+
+    def test_what_each_further_card_takes_besides(self):
+        """As much as a second equal share adds."""
+        one, auto, two = (ADAPTER.estimate(config(gpus=gpus)) for gpus in (1, "auto", 2))
+        assert auto.mib == one.mib
+        assert auto.each_mib > 0
+        assert abs(one.mib + auto.each_mib - two.mib) <= 1
+
     def test_no_layers_or_no_card_means_no_gpu_at_all(self, path_with, installed):
         path_with("llama-server")
         for spec in (launch(installed, device=CARD, n_gpu_layers=0), launch(installed, n_gpu_layers=12)):
