@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import Final
 
 from supervisor.core.types import Devices, DeviceSpec, FootprintSource, ModelSpec
@@ -42,7 +42,8 @@ class Spread:
     def fits(self, room: Iterable[int]) -> bool:
         """Would all devices together have room for it? `room`: of each device."""
         left = sorted((mib - self.margin_mib for mib in room if mib > self.margin_mib), reverse=True)[:MOST_PARTS]
-        return any(sum(left[:parts]) >= self.total_mib(parts) for parts in range(2, len(left) + 1))
+        together = accumulate(left)
+        return any(mib >= self.total_mib(parts) for parts, mib in enumerate(together, 1) if parts > 1)
 
 
 def device_sets(model: ModelSpec, devices: Sequence[DeviceSpec]) -> list[tuple[DeviceSpec, ...]]:

@@ -14,6 +14,7 @@ The planner makes the space for these parts as for any others (docs/adr/0020-par
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
@@ -21,7 +22,7 @@ from supervisor.core.device_sets import MOST_PARTS, Spread
 from supervisor.core.messages import listed
 from supervisor.core.places import DeviceSet
 from supervisor.core.plans import DeviceView, Option, Resident
-from supervisor.core.types import DeviceId
+from supervisor.core.types import DeviceId, Devices
 
 Room = dict[DeviceId, int]
 """What can be had of each device."""
@@ -83,18 +84,8 @@ class Apart:
             if self._suffices(room):
                 break
             group = [resident for resident in members if not room.keys().isdisjoint(resident.devices)]
-            if not self._suffices(_with(room, group)):
-                chosen = group
-            else:
-                chosen = []
-                while not self._suffices(_with(room, chosen)):
-                    now = _with(room, chosen)
-                    best = max(group, key=lambda resident: self._gain(now, resident))
-                    group.remove(best)
-                    chosen.append(best)
-            gone += chosen
-            for resident in chosen:
-                _add(room, resident)
+            if group:
+                gone += self._take_all(room, group) or self._take_largest(room, group)
         if not self._suffices(room):
             return False
         order = {id(resident): number for number, resident in enumerate(pool)}
@@ -103,6 +94,29 @@ class Apart:
             if not self._suffices(room):
                 _add(room, resident)
         return True
+
+    def _take_all(self, room: Room, group: Sequence[Resident]) -> Sequence[Resident]:
+        """Add what the whole class returns, unless a part of it suffices: then nobody."""
+        after = dict(room)
+        for resident in group:
+            _add(after, resident)
+        if self._suffices(after):
+            return ()
+        room.update(after)
+        return group
+
+    def _take_largest(self, room: Room, group: Sequence[Resident]) -> Sequence[Resident]:
+        """Add what a part of a class returns, those first that add the most, until it suffices. All of it must suffice."""
+        by_place: defaultdict[Devices, list[Resident]] = defaultdict(list)
+        for _, resident in sorted(enumerate(group), key=lambda one: (sum(one[1].held_mib), -one[0])):
+            by_place[resident.devices].append(resident)  # the last one is taken first
+        taken: list[Resident] = []
+        while not self._suffices(room):
+            best = max((there[-1] for there in by_place.values() if there), key=lambda one: self._gain(room, one))
+            by_place[best.devices].pop()
+            taken.append(best)
+            _add(room, best)
+        return taken
 
     def _gain(self, room: Room, resident: Resident) -> tuple[int, int]:
         """What it adds to the sum; and, where that is nothing yet, what it returns."""
@@ -149,13 +163,6 @@ def in_proportion(total: int, room: Sequence[int]) -> tuple[int, ...]:
             parts[number] += step
         number = (number + 1) % len(parts)
     return tuple(parts)
-
-
-def _with(room: Room, residents: Iterable[Resident]) -> Room:
-    after = dict(room)
-    for resident in residents:
-        _add(after, resident)
-    return after
 
 
 def _add(room: Room, resident: Resident, sign: int = 1) -> None:
