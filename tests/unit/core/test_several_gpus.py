@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.events import Configured, MemorySampled, UnloadAsked, WorkerAdopted
+from supervisor.core import placement
+from supervisor.core.events import Configured, Event, MemorySampled, UnloadAsked, WorkerAdopted
 from supervisor.core.scheduler import Scheduler
 from supervisor.core.types import Crash, CrashClass, DeviceId, DeviceSpec, Limits, ModelId, Policy, WorkerState
 from tests.support.simulation import GPU, World, guessed, load, model, record
@@ -159,3 +160,34 @@ class TestInParts:
         successor.handle(Configured((before.spec,), devices, Limits(), Policy()), world.now)
         successor.handle(WorkerAdopted(before.spec, before.generation, before.devices, parts), world.now)
         assert {lease.device: lease.mib for lease in successor.state.ledger.leases()} == self.leased(world)
+
+
+class TestSixteenCards:
+    """However many ways there are to choose among them, a decision makes a few plans."""
+
+    def test_each_event_of_an_eviction(self, monkeypatch):
+        plans: list[object] = []
+        real = placement.plan
+        monkeypatch.setattr(placement, "plan", lambda *asked: plans.append(asked) or real(*asked))
+        world = World(totals={DeviceId(f"gpu{i:02}"): 8000 for i in range(16)}, load_s=0.5)
+        world.configure(model("apart", 60000, spreads=True), *(model(f"m{i}", 5000) for i in range(16)))
+        for i in range(16):
+            load(world, f"m{i}")
+        assert len(world.loaded()) == 16
+        plans.clear()
+        ticket = world.request("apart")
+        assert len(plans) <= 3
+        most, post = 0, world.post
+
+        def counted(event: Event) -> None:
+            nonlocal most
+            plans.clear()
+            post(event)
+            most = max(most, len(plans))
+
+        monkeypatch.setattr(world, "post", counted)
+        world.run(5)
+        assert ticket in world.dispatched
+        assert most <= 6
+        leases = world.scheduler.state.ledger.leases_of(record(world, "apart").holder)
+        assert sum(lease.mib for lease in leases) == 60000
