@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ModelType = Literal["llm", "asr", "tts", "image", "embedding"]
 Modality = Literal["text", "image", "audio"]
 
 PLACEMENT = (
     *("priority", "pin", "preload", "keep_alive_s", "hold_s", "drain_s", "vram_mib", "devices", "target_inflight"),
-    "max_queue",
+    *("max_queue", "replicas", "replica_max"),
     *("public", "enabled", "source"),
 )
 """Keys of every model that say when and where its worker runs, and who finds it; they don't change what it takes."""
@@ -94,6 +94,20 @@ class ModelConfig(BaseModel):
         ge=0,
         description="Requests one worker gets at once; 0: no limit. Default: what the runtime serves.",
     )
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description="Workers that are loaded when one is, where memory is free. They share one queue.",
+        examples=[2],
+    )
+    replica_max: int | None = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="Workers at most: further ones are loaded while requests wait and memory is free. Default: `replicas`.",
+        examples=[4],
+    )
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="Requests that may wait for it. Default: `limits.queue_per_model`.", examples=[8]
     )
@@ -128,3 +142,9 @@ class ModelConfig(BaseModel):
     def equal_gpus(self) -> int:
         """GPUs that share it equally; 1 where it takes as many as it needs."""
         return 1 if self.gpus == "auto" else self.gpus
+
+    @model_validator(mode="after")
+    def _replicas(self) -> Self:
+        if self.replica_max is not None and self.replica_max < self.replicas:
+            raise ValueError(f"replica_max is {self.replica_max}, and replicas is {self.replicas}: make it no smaller")
+        return self

@@ -38,6 +38,8 @@ _FOR_PROCESSES: Final = (
     "env",
     "keep_alive_s",
     "hold_s",
+    "replicas",
+    "replica_max",
     "startup_timeout_s",
     "startup_limit_s",
     "grace_s",

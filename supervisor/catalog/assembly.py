@@ -27,7 +27,7 @@ from supervisor.catalog.public_names import PublicNames
 from supervisor.catalog.rewrite import Rewrite
 from supervisor.catalog.sections import DeviceConfig, LimitsConfig, ServerConfig, models_dir, runtimes_dir
 from supervisor.catalog.staying import VISION, default_problems, with_keep_alives
-from supervisor.core.types import DEFAULT_PRIORITY, ModelId
+from supervisor.core.types import DEFAULT_PRIORITY, REPLICA, ModelId
 from supervisor.errors import ConfigError
 
 SECTIONS = ("models", "virtual_models", "tasks", "clients", "devices", "limits", "server")
@@ -214,6 +214,8 @@ class Assembly(PublicNames):
     def _check_name(self, name: str, node: Node, trail: Trail) -> None:
         if not is_name(name):
             self._problem(node, trail, f"not a name: {NAME_RULE}")
+        elif REPLICA.search(name):
+            self._problem(node, trail, 'names that end with "#" and a number are those of replicas')
         elif name.startswith(TASK):
             self._problem(node, trail, f'names that begin with "{TASK}" are those of tasks')
 

@@ -179,6 +179,8 @@ class CatalogModel:
             keep_alive_s=self.keep_alive_s,
             hold_s=config.hold_s,
             target_inflight=self.adapter.target_inflight(config),
+            replicas=config.replicas,
+            replica_max=config.replica_max or config.replicas,
             max_queue=config.max_queue,
             drain_s=drain_seconds(config.drain_s),
             remote=remote,

@@ -33,6 +33,8 @@ _KEYS: Final[Mapping[str, str]] = {
     "kill_cmd": "cmd_kill",
     "upstream_model served_model_name alias": "use_model_name served_model_name",
     "target_inflight concurrency": "concurrency_limit max_concurrency",
+    "replicas": "num_workers workers num_replicas min_replicas",
+    "replica_max": "max_replicas replicas_max max_workers",
     "request_rate": "requests_per_minute rate_limit rate_limits max_requests_per_minute rpm rpm_limit",
     "token_rate": "tokens_per_minute max_tokens_per_minute tpm tpm_limit",
     "concurrency": "max_parallel_requests concurrent_requests max_concurrent_requests",
@@ -93,7 +95,6 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
     _IMPORT.format("llm-pool"): "service engine",
     _IMPORT.format("the first llmux"): "physical_models",
     "limits.connect_s, limits.first_byte_s and limits.stream_idle_s are for all models": "timeouts timeout",
-    "a model has one worker, whose slots serve several requests at once": "replicas replica_max num_workers",
     "llmux gives each worker its devices: gpus says how many, devices which (gpu0, gpu1)": (
         "tensor_split ts split_mode sm main_gpu mg device dev cuda_visible_devices tensor_parallel_size tp gpu num_gpus"
         " pipeline_parallel_size pp"

@@ -188,6 +188,11 @@ class LimitsConfig(StayingConfig, OrderConfig, Section):
         "most this long.",
     )
     loads_per_device: int = Field(default=1, ge=1, le=64, description="Models that may load on one device at once.")
+    replica_idle_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="A worker beyond the `replicas` of its model goes when it has been idle this long.",
+    )
     drain_s: Annotated[float, Field(ge=0, le=86_400)] | Literal["never"] | None = Field(
         default=None,
         description="Time running requests get before their worker is stopped; `never`: none is cut for another model. "

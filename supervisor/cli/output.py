@@ -99,8 +99,8 @@ def clean(text: str) -> str:
     return text.translate(_NOTHING)
 
 
-def state(word: str) -> Styled:
-    return word, COLOURS.get(word, "")
+def state(word: str, shown: str | None = None) -> Styled:
+    return shown or word, COLOURS.get(word, "")
 
 
 def dim(text: str) -> Styled:

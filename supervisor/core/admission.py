@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Rank = tuple[float, ...]
 """A sort key; the smallest comes first. Ties end in the order of arrival, or in the model's id."""
 
+UNASKED: Rank = (math.inf, math.inf, 0.0)
+"""Of models that nobody asks for; among them the priority counts."""
+
 MOST_AHEAD_S = 60.0
 """So much later at most comes a model that is asked for by a tenant who has had more than others."""
 

@@ -30,15 +30,22 @@ def expected(state: SchedulerState, model: ModelState, demand: Demand, now: floa
     """What is known of how long a request that arrives now will take."""
     answers = demand.answers
     if answers is None:
-        return Expected(_load_s(model, now))
-    places = model.spec.target_inflight
-    ahead = state.queue.ahead(model.id, demand) + len(model.in_flight)
+        return Expected(_load_s(state, model, now))
+    ready = [each for each in state.replicas(model) if each.state is WorkerState.READY]
+    places = model.spec.target_inflight * max(1, len(ready))
+    ahead = state.queue.ahead(model.id, demand) + sum(len(each.in_flight) for each in ready or [model])
     queue_s = ahead // places * answers.mean_s if places > 0 else 0.0
-    return Expected(_load_s(model, now), queue_s, answers.p99_s)
+    return Expected(_load_s(state, model, now), queue_s, answers.p99_s)
 
 
-def _load_s(model: ModelState, now: float) -> float:
-    """The rest of its load by the time that the last one took."""
+def _load_s(state: SchedulerState, model: ModelState, now: float) -> float:
+    """The rest of its load by the time that the last one took: of the replica that is ready first."""
+    if model.line in state.groups:
+        return min(_rest_s(each, now) for each in state.replicas(model))
+    return _rest_s(model, now)
+
+
+def _rest_s(model: ModelState, now: float) -> float:
     match model.state:
         case WorkerState.READY | WorkerState.DRAINING:  # a draining worker may stay after all
             return 0.0

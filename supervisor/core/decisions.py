@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from supervisor.core.effects import Decided, Effect
-from supervisor.core.types import ModelId
+from supervisor.core.types import ModelId, base_of
 
 DECISIONS = 2000
 DECISIONS_PER_MODEL = 50
@@ -41,11 +41,13 @@ class DecisionLog:
                 decision = Decision(self.last_seq, now, effect.kind, effect.model, effect.reason)
                 self._decisions.append(decision)
                 if decision.model is not None:
-                    self._by_model.setdefault(decision.model, deque(maxlen=DECISIONS_PER_MODEL)).append(decision)
+                    self._by_model.setdefault(base_of(decision.model), deque(maxlen=DECISIONS_PER_MODEL)).append(
+                        decision
+                    )
 
     def last(self, model: ModelId | None = None, *, limit: int = DECISIONS) -> list[Decision]:
-        """The last decisions, oldest first; those about one model if named (kept even when others were many)."""
-        kept = self._decisions if model is None else self._by_model.get(model, deque())
+        """The last decisions, oldest first; those about one model and its replicas if named (kept even when others were many)."""
+        kept = self._decisions if model is None else self._by_model.get(base_of(model), deque())
         return list(kept)[-limit:]
 
     def since(self, seq: int) -> list[Decision]:

@@ -50,7 +50,7 @@ def may_evict(state: SchedulerState, step: Step, model: ModelState, answer: Plan
 
 def spared(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snapshot:
     """`snapshot` as it counts for `model`: for one that only comes back as a default model, the other default models stay."""
-    if model.wish != Wish(default=True) or state.queue.count(model.id):
+    if model.wish != Wish(default=True) or state.waiting_for(model):
         return snapshot
     names = state.admission.policy.default_models
     residents = (
@@ -67,7 +67,7 @@ def _quiet_at(state: SchedulerState, step: Step) -> float:
     if len(state.queue):
         return step.now + state.limits.default_after_s
     names = state.admission.policy.default_models
-    others = (model for model in state.models.values() if model.id not in names and not model.spec.remote)
+    others = (model for model in state.models.values() if model.line not in names and not model.spec.remote)
     return max((state.admission.quiet_at(other, step.now) for other in others), default=-math.inf)
 
 

@@ -48,6 +48,9 @@ class Demand:
     keep_alive_s: float | None = None  # its model stays at least this long after it; None: it doesn't say
     budget_s: float | None = None  # from now until its answer has ended; None: as long as it takes
     answers: AnswerTimes | None = None  # set iff any was measured; only looked at where there is a budget
+    prefix: int | None = (
+        None  # fingerprint of how its conversation begins; None: its model has one replica, or nobody knows
+    )
     weight: float = 1.0  # of its tenant among others of its class: twice as much gets twice the worker-seconds
 
 

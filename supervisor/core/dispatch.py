@@ -11,6 +11,9 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.types import ModelId, RejectCode, TicketId, WorkerState
 
+MOST_PREFIXES = 4096
+"""So many conversations of a model are remembered, each with its replica."""
+
 
 def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
     """Send queued requests to the worker, as many as it takes and its state allows."""
@@ -18,7 +21,7 @@ def dispatch(state: SchedulerState, step: Step, model: ModelState) -> None:
         model.state is WorkerState.READY
         and model.answering
         and not state.admission.is_full(model)
-        and (waiting := state.queue.pop(model.id)) is not None
+        and (waiting := state.queue.pop(model.line)) is not None
     ):
         assign(state, step, model, waiting.ticket, waiting.demand, waiting.arrived_at)
 
@@ -27,16 +30,26 @@ def assign(
     state: SchedulerState, step: Step, model: ModelState, ticket: TicketId, demand: Demand, arrived_at: float
 ) -> None:
     """Give the worker this ticket now."""
-    state.queue.recent.note(model.id, step.now - arrived_at, step.now)
+    state.queue.recent.note(model.line, step.now - arrived_at, step.now)
     if not model.in_flight:
         state.touch(model)
     model.in_flight[ticket] = demand
     state.admission.shares.began(ticket, model.id, demand, step.now)
     if claimants := state.wanted.claimants(model.id):
         _overtake(state, model, claimants[0][1], arrived_at)
+    if demand.prefix is not None and model.line in state.groups:
+        _remember(state.models[model.line], demand.prefix, model.id)
     model.last_used = step.now
     state.tickets[ticket] = model.id
     step.emit(Dispatch(ticket, model.id, model.generation))
+
+
+def _remember(model: ModelState, prefix: int, replica: ModelId) -> None:
+    """Its conversation goes on at this replica."""
+    model.prefixes[prefix] = replica
+    model.prefixes.move_to_end(prefix)
+    if len(model.prefixes) > MOST_PREFIXES:
+        model.prefixes.popitem(last=False)
 
 
 def _overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
@@ -56,9 +69,10 @@ def reject_all(
     *,
     retry_after_s: float | None = None,
 ) -> None:
-    """Every queued request of the model gets this answer; nobody wants the model any more."""
-    for waiting in state.queue.clear(model.id):
-        step.emit(Reject(waiting.ticket, code, message, retry_after_s))
+    """Every queued request that only this model could serve gets this answer; nobody wants it any more."""
+    if state.waiting_for(model):
+        for waiting in state.queue.clear(model.id):
+            step.emit(Reject(waiting.ticket, code, message, retry_after_s))
     model.wish = None
 
 

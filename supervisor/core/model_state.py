@@ -6,7 +6,7 @@ What belongs together is one frozen value. A comment beside each field names the
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -148,6 +148,10 @@ class ModelState:
     stopped_at: float = float("-inf")  # when its worker was last told to stop
     load_s: float | None = None  # set iff it was loaded before as it is specified now: how long the last load took
     last_plan: str = ""  # kind and models of the last plan, so that each is told only once
+    wished_at: float = float("-inf")  # when it was last wanted as a further replica
+    prefixes: OrderedDict[int, ModelId] = field(
+        default_factory=OrderedDict
+    )  # of conversations, the last one last: its replica
     known_options: tuple[ModelSpec, tuple[DeviceSpec, ...], dict[Devices, Option], Spread | None] | None = None
 
     UNRECORDED: ClassVar = ("known_options",)  # made anew when needed
@@ -155,6 +159,16 @@ class ModelState:
     @property
     def id(self) -> ModelId:
         return self.spec.id
+
+    @property
+    def line(self) -> ModelId:
+        """In whose name its requests wait: its own, or that of the model that it is a replica of."""
+        return self.spec.replica_of or self.spec.id
+
+    @property
+    def serves(self) -> bool:
+        """Is a worker there, or about to be, that takes requests?"""
+        return self.life.state is WorkerState.READY or self.life.state is WorkerState.STARTING
 
     @property
     def state(self) -> WorkerState:

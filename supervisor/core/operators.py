@@ -7,7 +7,7 @@ its new specification if it was in use.
 
 from __future__ import annotations
 
-from supervisor.core import default_models
+from supervisor.core import default_models, replicas
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
 from supervisor.core.events import Configured, LoadAsked, PinAsked, Respecified, UnloadAsked
 from supervisor.core.lifecycle import TABLE, Trigger, advance
@@ -25,6 +25,8 @@ def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
     _reset(step, model, "reset by an operator")
     if model.drain is not None and model.drain.is_ordered and model.change is None:
         resume(state, step, model, "an operator asked for it again")
+    elif state.is_served_elsewhere(model):
+        model.want_back()
     elif model.state is not WorkerState.READY:
         since = model.ask(step.now)
         state.wake(state.admission.gives_up_at(since), model.id)
@@ -41,13 +43,18 @@ def unload(state: SchedulerState, step: Step, event: UnloadAsked) -> None:
     model = state.models.get(event.model)
     if model is None:
         return
+    for each in reversed(state.replicas(model)):  # the first one last: then nobody else serves its line
+        _unload(state, step, each, force=event.force)
+
+
+def _unload(state: SchedulerState, step: Step, model: ModelState, *, force: bool) -> None:
     model.wish = None
     model.dismissed = True
     reason = "llmux is shutting down" if state.shutting_down else "unloaded by an operator"
-    if event.force or model.state not in SERVES:
+    if force or model.state not in SERVES:
         message = f"{ASKED} was unloaded by an operator."
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
-    stop_worker(state, step, model, StopCause.OPERATOR, reason, force=event.force)
+    stop_worker(state, step, model, StopCause.OPERATOR, reason, force=force)
     _reset(step, model, reason)
     state.update_wanted(model)
 
@@ -57,19 +64,21 @@ def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
     model = state.models.get(event.model)
     if model is None:
         return
-    model.pin = event.pin
     step.decide("pin" if event.pin else "unpin", model.id, "asked by an operator")
-    state.touch(model)
+    for each in state.replicas(model):
+        each.pin = event.pin
+        state.touch(each)
+        arm_keep_alive(state, each)
     state.wanted.plan_all_again()
-    arm_keep_alive(state, model)
 
 
 def respecify(state: SchedulerState, step: Step, event: Respecified) -> None:
     """The model runs with other settings from now on."""
     model = state.models.get(event.spec.id)
     if model is not None and not model.removed:
-        _specify(state, step, event.spec, "an operator loads it with other settings")
-        state.touch(model)
+        for spec in replicas.expanded((event.spec,), state.limits):
+            _specify(state, step, spec, "an operator loads it with other settings")
+            state.touch(state.models[spec.id])
         state.wanted.give_up_places()  # it may not run there any more
 
 
@@ -77,8 +86,10 @@ def configure(state: SchedulerState, step: Step, event: Configured) -> None:
     """The whole configuration, at boot or after a reload."""
     state.admission.configure(event.limits, event.policy)
     state.ledger.configure(event.devices, event.limits)
-    named = {spec.id for spec in event.models}
-    for spec in event.models:
+    specs = tuple(replicas.expanded(event.models, event.limits))
+    named = {spec.id for spec in specs}
+    state.groups = replicas.groups(specs)
+    for spec in specs:
         _specify(state, step, spec, "its configuration changed")
     for model in list(state.models.values()):
         if model.id not in named and model.partner is None:

@@ -152,7 +152,7 @@ class _Round:
         need_mib = model.least_mib(device, self.state.ledger.devices())
         if need_mib is None:
             return False
-        is_unasked = _is_unasked(self.state, model)
+        is_unasked = not self.state.is_asked(model)
         if place is None and not is_full and not is_unasked:
             return True
         now_mib, later_mib, _ = self._room(key, device, there)
@@ -199,8 +199,13 @@ class _Round:
         chosen = list(options.values())
         if len(chosen) > EXACT and not self.is_limited:
             chosen = self._near(model, key, options, before, offered)
-        apart = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
-        demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), apart)
+        alone = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
+        demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), alone)
+        if apart := self._apart(model, chosen):
+            answer, seen = self._ask(replace(demand, options=tuple(apart), spread=None), key)
+            if isinstance(answer, Admit):
+                self._carry_out(model, key, answer, seen, options)
+                return
         answer, seen = self._ask(demand, key)
         if len(chosen) < len(options):
             if isinstance(answer, Wait) and before is not None and not _is_as_good(answer, seen, before):
@@ -220,6 +225,14 @@ class _Round:
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
             return  # nothing better there: it stays where it is
         self._carry_out(model, key, answer, seen, options)
+
+    def _apart(self, model: ModelState, options: list[Option]) -> list[Option]:
+        """Those of the device sets where no other replica of the model is, if some are and some aren't."""
+        if model.line not in self.state.groups:
+            return []
+        taken = {device for each in self.state.replicas(model) for device in each.devices}
+        apart = [option for option in options if taken.isdisjoint(option.devices)]
+        return apart if len(apart) < len(options) else []
 
     def _ask(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
         devices = self.state.ledger.device_ids() if self.is_limited else demand.devices
@@ -310,7 +323,7 @@ class _Round:
     ) -> None:
         state, step = self.state, self.step
         is_settled = isinstance(answer, Admit) or default_models.may_evict(state, step, model, answer)
-        if _is_unasked(state, model) and not is_settled:
+        if not state.is_asked(model) and not is_settled:
             self._postpone(model, answer, options)
             return
         _note(step, model, answer)
@@ -348,10 +361,6 @@ class _Round:
         else:
             devices = answer.devices if isinstance(answer, Wait) else next(iter(options))
             self.wanted.give(model.id, Place(devices))
-
-
-def _is_unasked(state: SchedulerState, model: ModelState) -> bool:
-    return model.asked_at is None and state.queue.count(model.id) == 0
 
 
 def _is_sure(answer: Wait, seen: Snapshot) -> bool:

@@ -10,6 +10,7 @@ from supervisor.core.effects import Reject
 from supervisor.core.events import RequestArrived, RequestFinished
 from supervisor.core.messages import seconds
 from supervisor.core.model_state import ModelState
+from supervisor.core.replicas import chosen
 from supervisor.core.reports import REMOTE_RETRY_S
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import failed, stop_now
@@ -27,12 +28,13 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         message = "llmux is shutting down; try again in a moment."
         step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
         return
-    if model.stuck:
+    is_served_elsewhere = state.is_served_elsewhere(model)
+    if model.stuck and not is_served_elsewhere:
         device = model.devices[0]
         message = f"{ASKED} can't be loaded: {device} is {state.ledger.blocked(device, model.id)}"
         step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
         return
-    if model.state is WorkerState.FAILED:
+    if model.state is WorkerState.FAILED and not is_served_elsewhere:
         refused = failed(model, step.now)
         step.emit(Reject(event.ticket, RejectCode.MODEL_FAILED, refused.message, refused.retry_after_s))
         return
@@ -47,11 +49,16 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     if accounts and _is_over(state, step, event):
         return
     # 2.
-    if can_answer and state.queue.count(model.id) == 0 and not state.admission.is_full(model):
+    worker: ModelState | None = model
+    if model.id in state.groups:
+        worker = chosen(state, model, event.demand)
+    elif not can_answer or state.admission.is_full(model):
+        worker = None
+    if worker is not None and state.queue.count(model.id) == 0:
         if accounts:
             state.admission.accounts.admit(event.ticket, accounts, step.now)
         state.admission.shares.arrived(event.demand)
-        assign(state, step, model, event.ticket, event.demand, step.now)
+        assign(state, step, worker, event.ticket, event.demand, step.now)
         return
     # 3.
     full = state.queue.push(event.ticket, event.model, event.demand, step.now, model.spec.max_queue)
@@ -105,7 +112,7 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     model.last_used = step.now
     if keep_alive_s is not None:
         model.kept_until = max(model.kept_until, step.now + keep_alive_s)
-    if state.queue.count(model_id) > 0:
+    if state.queue.count(model.line) > 0:
         dispatch(state, step, model)
     if model.in_flight:
         return
@@ -153,7 +160,7 @@ def _left(state: SchedulerState, step: Step, model: ModelState) -> None:
     if model.has_worker and state.queue.count(model.id) == 0:
         state.touch(model)
     state.update_wanted(model)
-    is_wanted = model.wish is not None or state.queue.count(model.id) > 0
+    is_wanted = model.wish is not None or state.queue.count(model.line) > 0
     if model.state is not WorkerState.STARTING or is_wanted:
         return
     if model.load_s is not None and step.now - model.life.since > model.load_s / 2:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from supervisor.core import draining, operators, partners, reports, requests, termination, timers
+from supervisor.core import draining, operators, partners, replicas, reports, requests, termination, timers
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.effects import Effect, Reject
 from supervisor.core.events import (
@@ -68,7 +68,11 @@ class Scheduler:
         timers.fire(self.state, step)
         if isinstance(event, Tick) or self.state.ledger.has_changed():
             reports.watch_memory(self.state, step)
+        if self.state.groups:
+            replicas.balance(self.state, step)
         place_wanted(self.state, step)
+        if self.state.groups and replicas.balance(self.state, step):
+            place_wanted(self.state, step)
         for effect in step.effects:
             if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing
                 self.state.admission.accounts.refused(effect.ticket, now)

@@ -184,7 +184,7 @@ def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBloc
 
 def _keeps_place_until(state: SchedulerState, now: float, model: ModelState) -> float:
     """Until when an idle worker keeps its place. Whoever wants it looks again then."""
-    until = state.admission.keeps_place_until(model, state.queue.count(model.id), now)
+    until = state.admission.keeps_place_until(model, state.queue.count(model.line), now)
     if until > now:
         state.wake(until, model.id)
     return until

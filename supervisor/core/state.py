@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from supervisor.core.admission import AdmissionPolicy
+from supervisor.core.admission import UNASKED, AdmissionPolicy
 from supervisor.core.effects import Decided, Effect
 from supervisor.core.ledger import Ledger
 from supervisor.core.model_state import NEVER_STARTED, ModelState
@@ -48,6 +48,9 @@ class SchedulerState:
     wanted: Waiters = field(default_factory=Waiters)  # models to be loaded as soon as there is room
     timers: list[tuple[float, ModelId]] = field(default_factory=list)  # a heap
     armed: set[tuple[float, ModelId]] = field(default_factory=set)  # what is in it: plans arm the same timer repeatedly
+    groups: dict[ModelId, tuple[ModelId, ...]] = field(
+        default_factory=dict
+    )  # of models with several replicas: all of them, the first one first
     last_forgotten: Generation = NEVER_STARTED  # no generation of a forgotten model was later
     shutting_down: bool = False
     handing_over: bool = False  # a successor is to get the workers: no plans are made
@@ -85,15 +88,40 @@ class SchedulerState:
         model = self.models.get(model_id)
         return model if model is not None and model.generation == generation and model.has_worker else None
 
-    def update_wanted(self, model: ModelState) -> None:
-        """Keep `wanted` up to date: this model isn't loaded, may be loaded, and somebody waits for it."""
-        if (
+    def replicas(self, model: ModelState) -> list[ModelState]:
+        """The workers of its model, the first one first."""
+        names = self.groups.get(model.line)
+        return [model] if names is None else [self.models[name] for name in names if name in self.models]
+
+    def is_served_elsewhere(self, model: ModelState) -> bool:
+        """Does another replica take its requests?"""
+        return model.line in self.groups and any(each.serves for each in self.replicas(model) if each is not model)
+
+    def waiting_for(self, model: ModelState) -> int:
+        """How many requests only its load can serve."""
+        queued = self.queue.count(model.id)
+        return 0 if queued and self.is_served_elsewhere(model) else queued
+
+    def is_asked(self, model: ModelState) -> bool:
+        """Does an operator or a request ask for it?"""
+        return model.asked_at is not None or self.waiting_for(model) > 0
+
+    def is_wanted(self, model: ModelState) -> bool:
+        """It isn't loaded, may be loaded, and somebody waits for it."""
+        return (
             model.life.state is WorkerState.STOPPED
             and not model.removed
             and not self.shutting_down
-            and (model.wish is not None or self.queue.count(model.id) > 0)
-        ):
-            lost = self.wanted.put(model.id, self.admission.rank_model(model, self.queue))
+            and (model.wish is not None or self.waiting_for(model) > 0)
+        )
+
+    def update_wanted(self, model: ModelState) -> None:
+        """Keep `wanted` up to date."""
+        if self.is_wanted(model):
+            is_asked = self.is_asked(model)
+            unasked = (*UNASKED, -model.spec.priority)
+            rank = self.admission.rank_model(model, self.queue) if is_asked else unasked
+            lost = self.wanted.put(model.id, rank)
         else:
             lost = self.wanted.remove(model.id)
         for device in lost:
@@ -128,14 +156,13 @@ class SchedulerState:
                 assert holds, f"{model.id} is {model.state}: {law}; {model}; story:\n{model.life.story()}"
 
     def _check_model(self, model: ModelState) -> Iterator[tuple[bool, str]]:
-        state, queued = model.state, self.queue.count(model.id)
+        state, queued = model.state, self.waiting_for(model)
         if state is WorkerState.READY:
-            served = not (model.answering and queued) or self.admission.is_full(model)
+            served = not (model.answering and self.queue.count(model.line)) or self.admission.is_full(model)
             yield served, "a queued request could be served"
         if state is WorkerState.FAILED or model.removed or model.stuck or self.shutting_down:
             yield not queued, "a request waits for what can't come"
-        may = state is WorkerState.STOPPED and not model.removed and not self.shutting_down
-        yield (model.id in self.wanted) == (may and bool(queued or model.wish)), "wanted iff it is to be loaded"
+        yield (model.id in self.wanted) == self.is_wanted(model), "wanted iff it is to be loaded"
         yield not (self.claims(model.id) and self.handing_over), "claims although a successor plans"
         if model.claimed_by is not None:
             yield model.id in self.claims(model.claimed_by), "claimed by a model that does not wait for it"

@@ -67,7 +67,7 @@ def _end_keep_alive(state: SchedulerState, step: Step, model: ModelState) -> Non
     model.keep_alive_at = None
     if model.in_flight:
         return  # the end of its last request sets it again
-    if state.queue.count(model.id) > 0:
+    if state.queue.count(model.line) > 0:
         model.last_used = step.now
     if step.now < state.admission.stays_until(model):
         arm_keep_alive(state, model)

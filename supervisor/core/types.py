@@ -7,6 +7,7 @@ every start, so a late message about an older process is recognised and dropped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -97,12 +98,24 @@ class ModelSpec:
     keep_alive_s: float | None = None  # it stays this long after its last use; None: until its memory is needed
     hold_s: float = 0.0  # no model of equal or lower priority takes its place this long after its last use
     target_inflight: int = 0  # requests one worker gets at once; 0: no limit
+    replicas: int = 1  # so many workers are loaded when one is, where memory is free
+    replica_max: int = 1  # so many workers at most, as many as the queue needs
+    replica_of: ModelId | None = None  # set iff it is a further replica of that model
     max_queue: int | None = None  # overrides the limit queue_per_model
     drain_s: float | None = None  # overrides the limit of this name
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted
     definition: str = ""  # fingerprint of all that determines how the worker runs
     footprint_key: str = ""  # fingerprint of all that determines its memory; what is learned is stored under it
     load_s: float | None = None  # how long its last load took, if an earlier daemon measured it
+
+
+REPLICA = re.compile(r"#[1-9][0-9]*$")
+"""So end the names of further replicas, after that of their model."""
+
+
+def base_of(model: ModelId) -> ModelId:
+    """The model as it is configured, of which this may be a replica."""
+    return ModelId(REPLICA.sub("", model)) if "#" in model else model
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +169,7 @@ class Limits:
     linger_s: float = 0.25  # the longest that a model counts as in demand after a request; see the admission policy
     default_after_s: float = 300.0  # nothing else was asked for during this time: a default model comes back
     loads_per_device: int = 1
+    replica_idle_s: float = 60.0  # a replica beyond `replicas` goes when it has been idle for so long
     drain_s: float | None = None  # infinite: no request is cut for another model; None: as the admission policy has it
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0

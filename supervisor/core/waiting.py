@@ -64,6 +64,7 @@ _OWN_MEMORY: Final = Awaited(WaitKind.MEMORY, "the memory of its last worker to 
 
 def awaited(state: SchedulerState, model: ModelState) -> Awaited:
     """What its queued requests wait for now."""
+    model = first_to_serve(state, model)
     match model.state:
         case WorkerState.STARTING:
             return Awaited(WaitKind.LOAD, "the model to load")
@@ -81,6 +82,12 @@ def awaited(state: SchedulerState, model: ModelState) -> Awaited:
             return Awaited(WaitKind.CRASH, "the next try after a crash")
         case _:
             return _room(state, model)
+
+
+def first_to_serve(state: SchedulerState, model: ModelState) -> ModelState:
+    """The replica that takes its requests first: one that is ready, else one that loads, else itself."""
+    serving = [each for each in state.replicas(model) if each.serves]
+    return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=model)
 
 
 def _own_drain(model: ModelState) -> Awaited:
@@ -140,6 +147,7 @@ def _ids(models: Iterable[ModelState]) -> tuple[ModelId, ...]:
 
 def forecast(state: SchedulerState, model: ModelState, now: float) -> Forecast:
     """How long until it is loaded."""
+    model = first_to_serve(state, model)
     load_s = model.load_s
     if model.state is WorkerState.STARTING:
         loading_s = now - model.life.since

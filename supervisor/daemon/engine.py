@@ -42,19 +42,18 @@ from supervisor.core.events import (
     RequestFinished,
     ShutdownAsked,
     Tick,
-    UnloadAsked,
     WorkerExited,
     WorkerReady,
 )
 from supervisor.core.scheduler import Scheduler
-from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId, WorkerState
-from supervisor.daemon.leasing import Leasing
+from supervisor.core.types import Crash, CrashClass, ModelId, RejectCode, TicketId
 from supervisor.daemon.leaving import HandedOverError
+from supervisor.daemon.operating import Operating
 from supervisor.daemon.recording import Recording
 from supervisor.daemon.sampling import Sampling
 from supervisor.daemon.ticket import Ticket, held_up, rejection
 from supervisor.daemon.waits import Wait, Waits
-from supervisor.errors import NotFoundError, UnavailableError
+from supervisor.errors import UnavailableError
 from supervisor.fleet.fleet import Fleet
 from supervisor.io.memory import MemorySampler
 from supervisor.proxy.disconnect import CancelOnDisconnect
@@ -67,7 +66,7 @@ Observer = Callable[[Event, Sequence[Effect]], None]
 """Returns at once, posts nothing and raises nothing."""
 
 
-class Engine(Leasing):
+class Engine(Operating):
     """Owns all scheduling state. Use from the event loop's thread only."""
 
     def __init__(
@@ -234,7 +233,7 @@ class Engine(Leasing):
 
     def _dispatch(self, effect: Dispatch) -> None:
         ticket = self._tickets[effect.ticket]
-        ticket.generation = effect.generation
+        ticket.model, ticket.generation = effect.model, effect.generation
         ticket.upstream = self._fleet.upstream(effect.model, effect.generation)
         ticket.admitted = self.clock()
         ticket.wake()
@@ -317,52 +316,6 @@ class Engine(Leasing):
         if len(self._recordings) >= MOST_RECORDINGS:
             raise UnavailableError(f"{len(self._recordings)} recordings are made already; end one.", retry_after_s=10.0)
         return Recording(self._scheduler, self.clock(), self._recordings)
-
-    # ------------------------------------------------------------------------------------------------------ operators
-
-    async def load(self, model: ModelId, asked: str | None = None) -> None:
-        """Load `model` and return when it is ready. Raises UnavailableError when it can't be. Cancelling stops waiting only.
-
-        Errors name the model as it was `asked` for.
-        """
-        name = asked or model
-        self.post(LoadAsked(model))
-        while True:
-            self._check_handed_over()
-            found = self._scheduler.state.models.get(model)
-            if found is None:
-                raise NotFoundError(f"There is no model {name!r}.", code="model_not_found", param="model")
-            if found.state is WorkerState.READY:
-                if found.answering:
-                    return
-                if found.spec.remote:
-                    raise UnavailableError(f"{name}: {found.life.reason}", code="remote_unavailable")
-            self._check_quarantine(found, name)
-            if found.state is WorkerState.FAILED or (
-                found.state in {WorkerState.STOPPED, WorkerState.BACKOFF} and found.asked_at is None
-            ):
-                crash = found.crash or Crash(CrashClass.UNKNOWN, "")
-                code = "runtime_not_installed" if crash.kind is CrashClass.NOT_INSTALLED else "load_failed"
-                message = f"{name} was not loaded: {found.life.reason}"
-                raise UnavailableError(message, code=code, detail=crash.log_tail)
-            await self._change()
-
-    async def unload(self, model: ModelId, asked: str | None = None, *, force: bool = False) -> None:
-        """Unload `model` and return when its memory is back. Requests may load it again. Cancelling stops waiting only.
-
-        Raises UnavailableError when it can't be killed, or its memory has not come back for too long. Errors name the model
-        as it was `asked` for.
-        """
-        models = self._scheduler.state.models
-        before = models[model].generation if model in models else None
-        self.post(UnloadAsked(model, force))
-        while True:
-            self._check_handed_over()
-            found = models.get(model)
-            if found is None or found.generation != before or not found.has_worker or found.state is WorkerState.READY:
-                return
-            self._check_quarantine(found, asked or model)
-            await self._change()
 
     # ---------------------------------------------------------------------------------------------------------- life
 

@@ -119,4 +119,5 @@ class Feed:
 
 def _told(status: ModelStatus) -> ModelStatus:
     """What makes a difference to somebody who looks at the model: not that time passes, nor what memory it takes."""
-    return replace(status, since_s=0.0, idle_s=None, eta_s=None, leases=())
+    replicas = tuple(_told(each) for each in status.replicas)
+    return replace(status, since_s=0.0, idle_s=None, eta_s=None, leases=(), replicas=replicas)

@@ -78,7 +78,8 @@ class Leaving:
 
     def dismissed(self) -> tuple[ModelId, ...]:
         """The models that stay away because an operator unloaded them."""
-        return tuple(model.id for model in self._scheduler.state.models.values() if model.dismissed)
+        models = self._scheduler.state.models.values()
+        return tuple(model.id for model in models if model.dismissed and model.spec.replica_of is None)
 
     def leave(self, finished: Callable[[TicketId], None]) -> None:
         """A successor schedules from now on: decide nothing any more, and tell `finished` of each request that ends.

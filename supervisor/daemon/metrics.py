@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from supervisor.core.effects import Decided, Effect, Reject, StopWorker
 from supervisor.core.events import Event, WorkerExited, WorkerReady
-from supervisor.core.types import CrashClass, RejectCode, StopCause
+from supervisor.core.types import CrashClass, RejectCode, StopCause, base_of
 from supervisor.daemon.counters import FastCounter, FastHistogram
 from supervisor.daemon.requests import RequestContext
 from supervisor.io.distribution import version
@@ -113,21 +113,21 @@ class Metrics:
         """See `engine.Observer`."""
         for effect in effects:
             if type(effect) is StopWorker:
-                self._stops.labels(effect.model, effect.cause.value).inc()
+                self._stops.labels(base_of(effect.model), effect.cause.value).inc()
             elif type(effect) is Decided:
                 self._decision.observe(self._daemon.engine.last_decision_s)
                 if effect.kind == "evict" and effect.model is not None:
-                    self._swaps.labels(effect.model).inc()
+                    self._swaps.labels(base_of(effect.model)).inc()
             elif type(effect) is Reject:
                 self._refusals.add((effect.code.value,))
         if type(event) is WorkerExited and event.crash is not None:
-            self._crashes.labels(event.model, event.crash.kind.value).inc()
+            self._crashes.labels(base_of(event.model), event.crash.kind.value).inc()
         elif type(event) is WorkerReady and any(
             type(effect) is Decided and effect.kind == "ready" for effect in effects
         ):
             status = self._daemon.engine.model(event.model)
             if status is not None and status.load_s is not None:
-                self._load.observe(event.model, status.load_s)
+                self._load.observe(base_of(event.model), status.load_s)
 
     def finished(self, context: RequestContext, total_s: float) -> None:
         """A request ended. Unknown model names are not counted by name: clients could make up any number of them."""

@@ -309,6 +309,8 @@ class Pipeline:
     def _demand(self, context: RequestContext, target: Target) -> Demand:
         """What it asks of this model now. Raises BudgetError when its time is over."""
         demand = context.demand
+        if target.prefix is not None:
+            demand = replace(demand, prefix=target.prefix)
         if target.ladder is not None:
             times = (demand.keep_alive_s, target.ladder.task.config.keep_alive_s)
             longest_s = max((time_s for time_s in times if time_s is not None), default=None)

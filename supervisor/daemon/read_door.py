@@ -37,9 +37,10 @@ class ReadDoor:
         return None if found is None else model_status(state, found, self.clock())
 
     def models(self) -> tuple[ModelStatus, ...]:
-        """Every model, in the order of the configuration."""
+        """Every model, in the order of the configuration; each with its replicas."""
         state, now = self._scheduler.state, self.clock()
-        return tuple(model_status(state, found, now) for found in state.models.values() if found.partner is None)
+        models = (found for found in state.models.values() if found.partner is None and found.spec.replica_of is None)
+        return tuple(model_status(state, found, now) for found in models)
 
     def partners(self) -> tuple[PartnerStatus, ...]:
         """The leases of partners, oldest first, also those that are waited for."""

@@ -29,7 +29,8 @@ from supervisor.catalog.keys import Keyring, load_keys, refuse_exposed, without_
 from supervisor.core.admission import AdmissionPolicy
 from supervisor.core.events import Configured
 from supervisor.core.operators import may_keep_worker
-from supervisor.core.types import ModelId, ModelSpec, WorkerState
+from supervisor.core.replicas import expanded
+from supervisor.core.types import ModelId, ModelSpec, WorkerState, base_of
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.sizes import Warnings, tell_sizes, warnings_of
 from supervisor.daemon.views import Json
@@ -307,13 +308,15 @@ class Reloader:
     def _stops(self, prepared: _Prepared) -> Iterator[Stop]:
         """The workers that can't go on as they are."""
         before, after = self._daemon.catalog.models, prepared.catalog.models
-        admission = AdmissionPolicy(prepared.catalog.limits.limits())
-        specs = {spec.id: spec for spec in prepared.specs}
-        for status in self._daemon.engine.models():
-            if not status.has_worker or status.state is WorkerState.STOPPING or status.id not in before:
+        limits = prepared.catalog.limits.limits()
+        admission = AdmissionPolicy(limits)
+        specs = {spec.id: spec for spec in expanded(prepared.specs, limits)}
+        for status in (each for model in self._daemon.engine.models() for each in model.replicas):
+            model = base_of(status.id)
+            if status.state is WorkerState.STOPPING or model not in before:
                 continue
-            if status.id in after and (
-                after[status.id].config == before[status.id].config
+            if status.id in specs and (
+                after[model].config == before[model].config
                 or may_keep_worker(status.spec, status.devices, specs[status.id])
             ):
                 continue

@@ -7,7 +7,7 @@ that decides something reads within the engine's turn instead.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
@@ -23,6 +23,7 @@ from supervisor.core.types import (
     Partner,
     WorkerState,
 )
+from supervisor.core.waiting import first_to_serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class ModelStatus:
     load_s: float | None  # how long its last load took
     crash: Crash | None  # why it is in BACKOFF or FAILED
     retry_s: float | None  # until it is tried again by itself after a crash; None: it isn't
+    worker: ModelId  # the replica that the rest is about: the one that answers first
+    replicas: tuple[ModelStatus, ...] = ()  # of the model: each that has a worker
 
     @property
     def id(self) -> ModelId:
@@ -122,7 +125,34 @@ class WaitFigures:
 
 
 def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelStatus:
-    """See ModelStatus."""
+    """See ModelStatus. Of a model with replicas: its best one, with what all of them hold and do."""
+    replicas = state.replicas(model)
+    if len(replicas) == 1 or model.spec.replica_of is not None:
+        status = _worker_status(state, model, now)
+        return replace(status, replicas=(status,)) if status.has_worker else status
+    best = first_to_serve(state, model)
+    if not best.serves and not best.has_worker:
+        best = next((each for each in replicas if each.has_worker), best)
+    known = tuple(_worker_status(state, each, now) for each in replicas)
+    status = next(each for each in known if each.id == best.id)
+    with_worker = tuple(each for each in known if each.has_worker)
+    in_flight = sum(each.in_flight for each in known)
+    return replace(
+        status,
+        spec=model.spec,
+        has_worker=bool(with_worker),
+        devices=tuple(dict.fromkeys(device for each in with_worker for device in each.devices)),
+        leases=tuple(lease for each in with_worker for lease in each.leases),
+        is_wanted=known[0].is_wanted,
+        waits_for=known[0].waits_for,
+        in_flight=in_flight,
+        queued=known[0].queued,
+        idle_s=None if in_flight else min((each.idle_s for each in known if each.idle_s is not None), default=None),
+        replicas=with_worker,
+    )
+
+
+def _worker_status(state: SchedulerState, model: ModelState, now: float) -> ModelStatus:
     leases = state.ledger.leases_of(model.holder)
     queued = state.queue.count(model.id)
     since_s = now - model.life.since
@@ -149,6 +179,7 @@ def model_status(state: SchedulerState, model: ModelState, now: float) -> ModelS
         load_s=model.load_s,
         crash=model.crash,
         retry_s=None if model.crashes.retry_at is None else max(0.0, model.crashes.retry_at - now),
+        worker=model.id,
     )
 
 

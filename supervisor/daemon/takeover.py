@@ -18,7 +18,7 @@ import structlog
 
 from supervisor.catalog.overrides import Override, overridden
 from supervisor.core.events import Configured, PinAsked, RequestFinished, UnloadAsked, WorkerAdopted
-from supervisor.core.types import DeviceSpec, ModelSpec, TicketId
+from supervisor.core.types import DeviceSpec, ModelSpec, TicketId, base_of
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.estate import (
     VERSION,
@@ -109,7 +109,7 @@ class Takeover:
             key = adopted.model, adopted.generation
             started = launcher.adopt(key, process, worker.spec)
             daemon.fleet.adopt(
-                key, daemon.fleet.models.get(adopted.model), adopted.devices, started, daemon.engine.post
+                key, daemon.fleet.models.get(base_of(adopted.model)), adopted.devices, started, daemon.engine.post
             )
             daemon.engine.post(adopted)
             self._processes.append(process)

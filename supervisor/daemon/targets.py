@@ -48,6 +48,7 @@ class Target:
     completion: StreamTranslation | None = None  # of what it lacks
     is_known: bool = True  # so that the form of a stream is known before the worker answers
     ladder: Ladder | None = None  # set iff a task was asked: who is asked next
+    prefix: int | None = None  # of its conversation, where several replicas could answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,9 @@ class Targets:
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
         self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
+        self._with_replicas = {
+            model.id for model in catalog.models.values() if (model.config.replica_max or model.config.replicas) > 1
+        }
         self.table = endpoint_table(catalog)
 
     async def find(
@@ -138,7 +142,8 @@ class Targets:
             rewritten = HeldBody(self._bodies)
             rewritten.keep(data)
         is_known = translation is not None or endpoint.meaning is not OTHER
-        return Target(model, path, rewritten, translation, names, completion, is_known, ladder)
+        prefix = body.prefix() if model in self._with_replicas else None
+        return Target(model, path, rewritten, translation, names, completion, is_known, ladder, prefix)
 
     def _refuse_load(self, query: bytes, name: str, model: ModelId) -> None:
         """llama.cpp's `?autoload=false`: raises InvalidRequestError unless the model is loaded, or is being loaded."""

@@ -32,7 +32,7 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         return None
     effective = daemon.fleet.effective(model)
     override = daemon.fleet.override_of(model)
-    worker = daemon.fleet.facts(model, status.generation)
+    worker = daemon.fleet.facts(status.worker, status.generation)
     return {
         "name": model,
         "virtual_models": [name for name, virtual in daemon.catalog.virtual.items() if virtual.model.id == model],
@@ -60,7 +60,8 @@ def model_view(daemon: Daemon, model: ModelId) -> Json | None:
         "sizing": _sizing(effective),
         "warnings": list(memory_warnings(effective, status.spec, [one.spec for one in daemon.sampler.devices()])),
         "worker": worker,
-        "replicas": [_replica(status, worker)] if status.has_worker else [],
+        "replicas": [_replica(each, daemon.fleet.facts(each.id, each.generation)) for each in status.replicas],
+        "replica_max": status.spec.replica_max,
         "generation": status.generation,
         "load_s": _rounded(status.load_s, 3),
         "crash": _crash(status),

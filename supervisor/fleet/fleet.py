@@ -14,7 +14,7 @@ from supervisor.catalog.overrides import Override
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.effects import StartWorker, StopWorker
 from supervisor.core.events import WorkerExited
-from supervisor.core.types import REMOTE, Crash, CrashClass, Devices, Generation, ModelId
+from supervisor.core.types import REMOTE, Crash, CrashClass, Devices, Generation, ModelId, base_of
 from supervisor.fleet.launcher import Launcher, Started
 from supervisor.fleet.remote import Remote
 from supervisor.fleet.replica import Post, Replica
@@ -62,7 +62,8 @@ class Fleet:
         return self._overrides.get(model)
 
     def effective(self, model: ModelId) -> CatalogModel:
-        """The model as its next worker will be started. Raises KeyError."""
+        """The model as its next worker will be started, also that of a replica. Raises KeyError."""
+        model = base_of(model)
         override = self._overrides.get(model)
         return self._models[model] if override is None else override.model
 

@@ -21,7 +21,7 @@ import structlog
 from runtimes.base import LaunchContext, LaunchSpec
 from runtimes.device_kind import DeviceAssignment
 from supervisor.catalog import CatalogModel
-from supervisor.core.types import DeviceId, Devices, ModelId, Parts
+from supervisor.core.types import DeviceId, Devices, ModelId, Parts, base_of
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io import remains
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
@@ -70,7 +70,7 @@ class LocalLauncher:
     def place(self, worker: WorkerKey, devices: Devices, parts_mib: Parts) -> LaunchContext:
         assigned = tuple(self.devices[device] for device in devices)
         return LaunchContext(
-            model=worker[0],
+            model=base_of(worker[0]),
             host=self.ports.host,
             port=self.ports.lease(worker),
             key=secrets.token_urlsafe(32),

@@ -23,7 +23,7 @@ from runtimes.base import LaunchSpec, ModelUnusableError, RuntimeNotInstalledErr
 from supervisor.catalog import CatalogModel
 from supervisor.catalog.sections import LimitsConfig
 from supervisor.core.events import WorkerReady, WorkerUnkillable, WorkerUnready
-from supervisor.core.types import Crash, CrashClass, Devices, Parts
+from supervisor.core.types import Crash, CrashClass, Devices, Parts, base_of
 from supervisor.errors import LlmuxError
 from supervisor.fleet.launcher import Launcher, Look, Started
 from supervisor.fleet.replica import Post
@@ -279,7 +279,7 @@ class Worker:
         asked = self._model.adapter.smallest_request(self._model.config)
         assert asked is not None, "the catalog has checked that"
         path, request = asked
-        name = self._model.adapter.upstream_model(self._model.config) or self._key[0]
+        name = self._model.adapter.upstream_model(self._model.config) or base_of(self._key[0])
         body = json.dumps({"model": name, **request}).encode()
         limits, clock = self._limits, upstream.loop.time
         liveness = Liveness()

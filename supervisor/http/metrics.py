@@ -32,7 +32,8 @@ def route(daemon: Daemon) -> Route:
     async def answer(_request: Request) -> Response:
         own = generate_latest(daemon.metrics.registry)
         taken = set(_NAMES.findall(own.decode()))
-        ready = [model for model in daemon.engine.models() if model.state is WorkerState.READY and model.answering]
+        running = (worker for model in daemon.engine.models() for worker in model.replicas)
+        ready = [worker for worker in running if worker.state is WorkerState.READY and worker.answering]
         texts = await asyncio.gather(*(_worker(daemon, model.id, model.generation) for model in ready))
         workers = together(zip((model.id for model in ready), texts, strict=True), taken)
         return Response(own + workers, media_type=CONTENT_TYPE)

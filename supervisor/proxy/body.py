@@ -72,6 +72,10 @@ class Body:
     async def check(self, name: str, inputs: frozenset[Modality] | None, endpoint: Endpoint) -> None:
         """Raises InvalidRequestError for content that no model, or not this one, may get, and for what must be there."""
 
+    def prefix(self) -> int | None:
+        """A fingerprint of how its conversation begins, the same for all of its turns; None where it has no prompt."""
+        return None
+
     async def rewritten(self, rewrite: Rewrite, endpoint: Endpoint) -> Bytes:
         """What the worker gets; it may be asked for each of several. Raises InvalidRequestError where it can't be had."""
         return b""

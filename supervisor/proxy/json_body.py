@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 from pydantic import JsonValue
@@ -34,12 +35,22 @@ _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 _text: Final = msgspec.json.Decoder(str).decode
 _fields: Final = msgspec.json.Decoder(Fields).decode
+_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _KEY: Final = re.compile(rb'[\s,]*("[^"\\]*+(?:\\.[^"\\]*+)*+")\s*:\s*')
 _END: Final = re.compile(rb"\s*\}\s*")
 _COUNTED: Final = 1 << 16
 _MOST_FIELDS: Final = 1000
+PREFIX_BYTES: Final = 1024
+"""So much of a prompt tells which conversation it continues."""
 _LIST_OR_NULL: Final = b"[n"
 _WITH_MESSAGES: Final = frozenset({"messages", "system"})  # where the system prompt is, in APIs of messages
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+
+
+_role: Final = msgspec.json.Decoder(_Message).decode
 
 
 class JsonBody(Body):
@@ -84,6 +95,21 @@ class JsonBody(Body):
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise _refusal(raw, error) from error
         return None if value == "" else value
+
+    def prefix(self) -> int | None:
+        """See Body: up to and with the first message of the user, or the beginning of a prompt."""
+        messages, prompt = self._fields.get("messages"), self._fields.get("prompt")
+        if messages is None:
+            return None if prompt is None else crc32(bytes(prompt)[:PREFIX_BYTES])
+        found = 0
+        try:
+            for message in _items(messages):
+                found = crc32(message, found)
+                if _role(message).role == "user":
+                    break
+        except msgspec.MsgspecError:  # the worker will say what is wrong
+            return None
+        return found
 
     def translate(self, translation: Translation) -> None:
         """See Body."""

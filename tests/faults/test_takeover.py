@@ -261,6 +261,20 @@ class TestNobodyNotices:
         assert daemon.model("a")["overrides"] == before[0]["overrides"]
         assert daemon.model("b")["pin"] is True
 
+    def test_replicas_go_on_as_one_model(self, make):
+        daemon = make({"pair": fake(replicas=2), "few": fake(replicas=2)})
+        for name in ("pair", "few"):
+            daemon.post(f"/v1/admin/models/{name}/load").raise_for_status()
+            wait_until(lambda name=name: len(daemon.model(name)["replicas"]) == 2)
+        wait_until(lambda: all(each["answering"] for each in daemon.model("few")["replicas"]))
+        before = {name: [each["pid"] for each in daemon.model(name)["replicas"]] for name in ("pair", "few")}
+        daemon.config["models"]["few"]["replicas"] = 1
+        daemon.config_path.write_text(yaml.safe_dump(daemon.config))
+        daemon.upgrade()
+        assert [each["pid"] for each in daemon.model("pair")["replicas"]] == before["pair"]
+        assert daemon.chat("pair").status_code == 200
+        wait_until(lambda: [each["pid"] for each in daemon.model("few")["replicas"]] == before["few"][:1])
+
     def test_a_keep_alive_stays_in_force_and_an_unloaded_default_model_away(self, make):
         """Also that of a request which still runs at the hand-over."""
         limits = {"default_model": "home", "default_after_s": 1}

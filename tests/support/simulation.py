@@ -270,6 +270,7 @@ class World:
             case Dispatch(ticket, name, generation):
                 assert ticket in self.open
                 assert ticket not in self.dispatched, "an upstream sees each request once"
+                assert self.open[ticket] == self.scheduler.state.models[name].line
                 assert (name, generation) in self.alive
                 assert (name, generation) not in self.stopping
                 self.dispatched[ticket] = (name, generation)
@@ -355,7 +356,8 @@ class World:
         }:  # what they wait for can be told, and is another's doing
             model = state.models[waiting]
             assert waiting not in awaited(state, model).others
-            assert forecast(state, model, self.now).told or model.state is WorkerState.READY
+            ready = any(replica.state is WorkerState.READY for replica in state.replicas(model))
+            assert forecast(state, model, self.now).told or ready
         assert set(self.alive) == {
             m.holder for m in state.models.values() if m.has_worker and not m.exited and m.partner is None
         }
@@ -373,7 +375,7 @@ class World:
             seen = snapshot(state, self.now, state.ledger.device_ids(), key)
             spread = model.spread(devices)
             answer = plan(LoadDemand(model_id, model.spec.type, model.spec.priority, options, spread), seen)
-            unasked = model.asked_at is None and not state.queue.count(model_id)
+            unasked = model.asked_at is None and not state.waiting_for(model)
             going = {each.model for each in seen.residents if each.block is EvictionBlock.STOPPING}
             assert not isinstance(answer, Admit), (
                 f"{model_id} could start: {answer}; it has {state.wanted.place(model_id)}"

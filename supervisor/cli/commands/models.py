@@ -86,7 +86,7 @@ def _row(model: Json) -> output.Row:
     amounts = (memory.get("lease_mib"), memory.get("measured_mib"))
     return (
         str(model.get("name")),
-        output.state(str(model.get("state"))),
+        _state(model),
         _device(model),
         " / ".join(map(output.mib, amounts)) if amounts != (None, None) else "-",
         output.text(model.get("in_flight")),
@@ -102,6 +102,17 @@ def _device(model: Json) -> str:
     if len(parts) < 2:
         return output.text(model.get("device"))
     return " + ".join(f"{device} {output.mib(mib)}" for device, mib in parts.items())
+
+
+def _state(model: Json) -> output.Styled:
+    """With the number of its replicas in this state, where there are several."""
+    word, replicas = str(model.get("state")), model.get("replicas")
+    same = (
+        [one for one in replicas if isinstance(one, dict) and one.get("state") == word]
+        if isinstance(replicas, list)
+        else []
+    )
+    return output.state(word, f"{word} ×{len(same)}" if len(same) > 1 else word)
 
 
 def _wide(model: Json) -> output.Row:

@@ -19,7 +19,9 @@ from supervisor.cli.importers.llama_options import Options
 from supervisor.cli.importers.vllm_options import VllmOptions
 from supervisor.errors import ConfigError
 
-_COMMON: Final = frozenset({"backend", "model_path", "enabled", "target_inflight", "modalities", "enable_thinking"})
+_KEPT: Final = ("target_inflight", "modalities")
+_REPLICAS: Final = ("replicas", "replica_max")
+_COMMON: Final = frozenset({"backend", "model_path", "enabled", *_KEPT, *_REPLICAS, "enable_thinking"})
 _DECODING: Final = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "stop")},
     "repetition_penalty": "repeat_penalty",
@@ -27,8 +29,6 @@ _DECODING: Final = {
 _REMOTE_DECODING: Final = ("temperature", "top_p", "max_tokens", "stop")
 _OTHERWISE: Final = {
     "prompt_format": "the model's own chat template is used",
-    "replicas": "a model has one worker; its slots serve several requests at once (parallel)",
-    "replica_max": "a model has one worker",
 }
 _RENAMED: Final = {
     "mmproj_path": "mmproj",
@@ -110,8 +110,13 @@ def _model(draft: Draft, theirs: str, values: Values, usual: str) -> None:
     name = draft.name(theirs)
     model = draft.models[name] = {}
     convert_backend(draft, name, where, values)
-    for key in ("target_inflight", "modalities"):
+    for key in _KEPT:
         if values.get(key) is not None:
+            model[key] = values[key]
+    for key in _REPLICAS:
+        if values.get(key) not in (None, 1) and convert_backend is _remote:
+            draft.lose(f"{where}.{key}", "others run it", model=name)
+        elif values.get(key) is not None and values[key] != 1:
             model[key] = values[key]
     if values.get("enabled") is False:
         model["enabled"] = False

@@ -126,6 +126,26 @@ class TestTasks:
             assert daemon.get("/api/v1/config").json() == {"allowCloudFallback": False}
 
 
+class TestReplicas:
+    """One row for a model; its replicas are told in it, in the memory and in the decisions."""
+
+    def test_are_one_model(self, tmp_path, open_page):
+        with running(tmp_path, {"models": {"pair": fake("--take-mib", "20", replicas=2)}}) as daemon:
+            page = open_page(daemon)
+            row(page, "pair").get_by_role("button", name="Load").click()
+            expect(row(page, "pair")).to_contain_text("ready ×2")
+            expect(page.locator("tr[data-model]")).to_have_count(1)
+            page.locator(".legend a", has_text="pair#2").click()
+            dialog = page.get_by_role("dialog", name="pair")
+            expect(dialog.locator(".decisions")).to_contain_text("pair#2")
+            dialog.get_by_role("link", name="About").click()
+            expect(dialog.locator(".facts")).to_contain_text(re.compile(r"pair#2:\d+: ready on host"))
+            page.keyboard.press("Escape")
+            row(page, "pair").get_by_role("button", name="Unload").click()
+            expect(row(page, "pair")).to_contain_text("stopped")
+            expect(page.locator(".segment")).to_have_count(0)
+
+
 class TestUnload:
     """It says first for whom it matters."""
 

@@ -97,7 +97,7 @@ def same(loaded: Loaded, *, pictures: bool) -> dict[str, list[list[int]]]:
 
 
 def answered(folder: str, what: str) -> object:
-    loaded = load(Options("tiny", folder, "cpu", "float32", "auto", "auto", "auto", 4096, 16, "auto", None, None))
+    loaded = load(Options("tiny", folder, "cpu", "float32", "auto", "auto", None, "auto", 4096, 16, "auto", None, None))
     match what:
         case "leave":
             return leave(Decoder(loaded.model, width=3, chunk=16))

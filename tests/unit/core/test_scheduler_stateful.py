@@ -64,12 +64,19 @@ partners = st.sampled_from(["job", "other job"])
 RESTS = {WorkerState.STOPPED, WorkerState.READY, WorkerState.BACKOFF, WorkerState.FAILED}
 
 
+def small(changed: int, mib: int = 4000, definition: str | None = None) -> ModelSpec:
+    """One worker of it, always two, up to three, or two to three."""
+    few, most = [(1, 1), (2, 2), (1, 3), (2, 3)][changed % 4]
+    definition = definition or f"small {changed % 2}"
+    return model("small", mib, target_inflight=1 + changed % 3, replicas=few, replica_max=most, definition=definition)
+
+
 def models(changed: int) -> tuple[ModelSpec, ...]:
     guess = model("guess", 3000, "embedding", definition=f"guess {changed % 2}")
     return (
         model("asr", 4000, "asr"),
         model("tts", 2000, "tts", keep_alive_s=5.0 if changed % 3 else 20.0),
-        model("small", 4000, target_inflight=1 + changed % 3, definition=f"small {changed % 2}"),
+        small(changed),
         model("medium", 9000, preload=True, devices=(GPU,) if changed % 4 else ()),
         model("large", 13000, hold_s=10.0 if changed % 2 else 0.0),
         replace(guess, footprint=Footprint(3000, FootprintSource.COMPUTED)),
@@ -313,7 +320,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(mib=st.sampled_from([3000, 5000]), load=st.booleans())
     def respecify(self, mib: int, load: bool) -> None:
-        self.world.post(Respecified(model("small", mib, definition=f"small with {mib}")))
+        self.world.post(Respecified(small(self.changed, mib, f"small with {mib}")))
         if load:
             self.world.post(LoadAsked(ModelId("small")))
 

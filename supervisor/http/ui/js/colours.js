@@ -1,7 +1,7 @@
 // Each model's colour, the same wherever it is shown. Only models that hold memory, or did so within the charts, have one:
 // so no two loaded ones look alike, up to twelve of them, however many are configured.
 
-import { state, subscribe } from "./state.js";
+import { baseOf, state, subscribe } from "./state.js";
 
 const COLOURS = 12; // --hue-0 and so on
 const STEP = 5; // neighbours in the row of colours look alike, those so far apart don't
@@ -11,7 +11,7 @@ const taken = new Map(); // names of models, their colours
 
 /** The physical model behind a public name. */
 export function physical(name) {
-  return state.models.get(name) ?? [...state.models.values()].find((model) => model.virtual_models.includes(name));
+  return state.models.get(baseOf(name)) ?? [...state.models.values()].find((model) => model.virtual_models.includes(name));
 }
 
 /** The colour that the name itself leads to, so that it mostly stays the same from visit to visit. */

@@ -6,7 +6,7 @@ import { hue } from "./colours.js";
 import { time } from "./format.js";
 import { Empty, Select } from "./parts.js";
 import { go, href } from "./route.js";
-import { notify, state } from "./state.js";
+import { baseOf, notify, state } from "./state.js";
 
 const TONES = { crash: "bad", failed: "bad", refuse: "bad", quarantine: "bad", give_up: "bad", unready: "bad", evicted: "busy", drain: "busy", stop: "busy", wait: "busy", ready: "good", resume: "good" };
 
@@ -32,7 +32,7 @@ function Line({ decision, seqs, named, chosen }) {
   return html`<li ref=${place} class=${`${decision.model ? hue(decision.model) : ""} ${here ? "here" : ""}`} aria-current=${here ? "true" : null}>
     <time class="num" datetime=${new Date(decision.at * 1000).toISOString()}>${time(decision.at)}</time>
     <span><span class=${`badge ${tone(decision.kind)}`}>${decision.kind}</span></span>
-    ${named && (decision.model ? html`<a href=${href("models", decision.model)}>${decision.model}</a>` : html`<span class="muted">all</span>`)}
+    ${named && (decision.model ? html`<a href=${href("models", baseOf(decision.model))}>${decision.model}</a>` : html`<span class="muted">all</span>`)}
     <span class="text">${decision.reason}${seqs.length > 1 && html` <small class="num">× ${seqs.length}</small>`}</span>
   </li>`;
 }

@@ -21,14 +21,25 @@ export function keepModel(view) {
   state.models.set(view.name, view);
 }
 
+/** What all of these hold; what was never measured counts nothing. */
+function total(parts) {
+  const measured = parts.filter(({ measured_mib }) => measured_mib !== null);
+  const sum = (all, field) => all.reduce((count, part) => count + part[field], 0);
+  return { lease_mib: sum(parts, "lease_mib"), measured_mib: measured.length ? sum(measured, "measured_mib") : null };
+}
+
 /** Take in the devices. Models are told when their state changes, memory more often: what is measured is theirs, too. */
 function keepDevices(devices) {
   state.devices = devices;
-  for (const { leases } of devices) {
-    for (const { model, generation, lease_mib, measured_mib } of leases) {
-      const view = state.models.get(model);
-      if (view?.generation === generation) Object.assign(view.memory, { lease_mib, measured_mib });
-    }
+  const held = new Map(); // by worker, on all of its devices
+  for (const { model, generation, ...lease } of devices.flatMap(({ leases }) => leases)) {
+    const worker = `${model}:${generation}`;
+    held.set(worker, [...(held.get(worker) ?? []), lease]);
+  }
+  for (const { memory, replicas } of state.models.values()) {
+    const known = (replicas ?? []).filter(({ worker }) => held.has(worker));
+    for (const replica of known) Object.assign(replica, total(held.get(replica.worker)));
+    if (known.length) Object.assign(memory, total(known));
   }
 }
 

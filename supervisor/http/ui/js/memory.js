@@ -5,6 +5,7 @@ import { mib } from "./format.js";
 import { state } from "./live.js";
 import { hue } from "./colours.js";
 import { href } from "./route.js";
+import { baseOf } from "./state.js";
 
 const share = (part, whole) => `${whole ? Math.min(100, Math.max(0, (100 * part) / whole)) : 0}%`;
 
@@ -43,7 +44,7 @@ function Device({ device }) {
     <ul class="legend">
       ${device.leases.map(
         (lease) => html`<li key=${`${lease.model}:${lease.generation}`} class=${hue(lease.model)}>
-          <i class="swatch" />${lease.partner ? lease.model : html`<a href=${href("models", lease.model)}>${lease.model}</a>`}
+          <i class="swatch" />${lease.partner ? lease.model : html`<a href=${href("models", baseOf(lease.model))}>${lease.model}</a>`}
           <span class="num">${lease.measured_mib === null ? "" : html`<b>${mib(lease.measured_mib)}</b> of `}${mib(lease.lease_mib)}</span>
           ${lease.phase !== "held" && html`<span class="muted">${lease.phase}</span>`}
         </li>`,

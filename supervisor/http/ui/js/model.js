@@ -16,10 +16,13 @@ function Why({ model }) {
     ${model.crash && html`<div class="crash"><p><span class="badge bad">${model.crash.class}</span> ${model.crash.summary}</p>
       ${model.crash.log_tail.length > 0 && html`<pre role="group" tabindex="0" aria-label="Last words of the worker">${model.crash.log_tail.join("\n")}</pre>`}</div>`}
     ${model.waits_for.length > 0 && html`<p>Waits for the memory of ${model.waits_for.map((claim) => (Array.isArray(claim) ? claim[0] : claim)).join(", ")}.</p>`}
-    <${Decisions} decisions=${decisions} named=${false} />
+    <${Decisions} decisions=${decisions} named=${model.replica_max > 1} />
     ${decisions.length === 0 && html`<${Empty}>Nothing was decided about it yet.<//>`}
   `;
 }
+
+const replica = ({ worker, state, device, lease_mib, in_flight, pid, port }) =>
+  `${worker}: ${state} on ${device}, ${mib(lease_mib)}, ${in_flight} in flight, pid ${pid}, port ${port}`;
 
 function Facts({ model }) {
   const { memory, worker } = model;
@@ -31,7 +34,8 @@ function Facts({ model }) {
     ["Raised", Object.entries(memory.raised ?? {}).map(([device, size]) => `${mib(size)} on ${device}: a load with less ran out of memory`).join(", ")],
     ["Lease", memory.lease_mib === null ? "" : `${Object.entries(memory.parts).map(([device, size]) => `${mib(size)} on ${device}`).join(" + ")}, ${mib(memory.measured_mib)} measured`],
     ["Address", worker?.address ? `${worker.address}, as ${worker.upstream_model}, ${plural(worker.connections, "connection")}` : ""],
-    ["Worker", worker?.pid ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
+    ["Worker", worker?.pid && model.replicas.length < 2 ? `pid ${worker.pid}, port ${worker.port}, up ${duration(state.at - model.startedAt)}` : ""],
+    ["Replicas", model.replicas?.length > 1 ? model.replicas.map(replica).join("\n") : ""],
     ["Load time", model.load_s === null ? "" : `${model.load_s.toFixed(1)} s`],
     ["Context", model.sizing?.text.replace(/^context /, "") ?? (model.capabilities?.context ? `${model.capabilities.context} tokens` : "")],
     ["Overrides", Object.entries(model.overrides ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],

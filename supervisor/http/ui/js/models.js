@@ -16,7 +16,8 @@ const WARNED = 3; // so many warnings are shown at first
 
 export function StateBadge({ model }) {
   const tone = model.state === "ready" ? "good" : model.state === "failed" || model.state === "backoff" ? "bad" : model.state === "stopped" ? "" : "busy";
-  return html`<span class=${`badge ${tone}`}>${model.state}</span>`;
+  const same = model.replicas?.filter(({ state }) => state === model.state).length;
+  return html`<span class=${`badge ${tone}`}>${model.state}${same > 1 && ` ×${same}`}</span>`;
 }
 
 export function Actions({ model }) {

@@ -1,0 +1,126 @@
+"""Replicas: several workers of one model, which share its queue.
+
+The configured model is the first replica; `name#2`, `name#3` … are models of their own in the scheduler, with leases,
+crashes and evictions of their own. All requests wait in the first one's line, whoever is loaded, and whichever replica has a
+place takes the next.
+
+A request that needs not wait goes to the replica that answered the beginning of its conversation last, as long as that has
+a place: a prompt that it has in its cache costs nothing. Else it goes to the one with the fewest requests.
+
+While none of them is loaded, the first is loaded as any model is. The others never evict anybody: `replicas` of them are
+loaded when memory is free, and further ones, up to `replica_max`, while at least as many requests wait as one more would
+take. Those go when they have been idle for `replica_idle_s`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from supervisor.core.demand import Demand
+from supervisor.core.dispatch import reject_all
+from supervisor.core.model_state import ModelState
+from supervisor.core.state import SchedulerState, Step
+from supervisor.core.termination import failed
+from supervisor.core.types import Limits, ModelId, ModelSpec, RejectCode, WorkerState
+
+RETRY_S = 30.0
+"""So long after it found no place a further replica is tried again."""
+
+
+def expanded(specs: tuple[ModelSpec, ...], limits: Limits) -> Iterator[ModelSpec]:
+    """These models and their further replicas."""
+    for spec in specs:
+        yield spec
+        yield from further(spec, limits)
+
+
+def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
+    """All replicas of the model but the first."""
+    for number in range(2, spec.replica_max + 1):
+        stays = number <= spec.replicas
+        keep_alive_s = spec.keep_alive_s
+        if not stays:
+            keep_alive_s = min(limits.replica_idle_s, math.inf if keep_alive_s is None else keep_alive_s)
+        yield replace(
+            spec,
+            id=ModelId(f"{spec.id}#{number}"),
+            replica_of=spec.id,
+            pin=spec.pin and stays,
+            preload=spec.preload and stays,
+            keep_alive_s=keep_alive_s,
+            replica_max=1,
+        )
+
+
+def groups(specs: tuple[ModelSpec, ...]) -> dict[ModelId, tuple[ModelId, ...]]:
+    """The models with several replicas: all of them, the first one first. `specs`: `expanded`."""
+    found: dict[ModelId, tuple[ModelId, ...]] = {}
+    for spec in specs:
+        if spec.replica_of is not None:
+            found[spec.replica_of] = (*found.get(spec.replica_of, (spec.replica_of,)), spec.id)
+    return found
+
+
+def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelState | None:
+    """The replica that takes this request now; None: none has a place."""
+    open_ = [
+        each
+        for each in state.replicas(model)
+        if each.state is WorkerState.READY and each.answering and not state.admission.is_full(each)
+    ]
+    if demand.prefix is not None and (known := model.prefixes.get(demand.prefix)) is not None:
+        for each in open_:
+            if each.id == known:
+                return each
+    return min(open_, key=lambda each: (len(each.in_flight), _is_further(each, model), each.last_used), default=None)
+
+
+def _is_further(replica: ModelState, model: ModelState) -> bool:
+    """Is it one that goes when it is idle? Then the others are preferred, so that it can."""
+    return replica.spec.keep_alive_s != model.spec.keep_alive_s
+
+
+def balance(state: SchedulerState, step: Step) -> bool:
+    """Want as many replicas as are to be loaded now. True if anything has changed for the plans."""
+    changed = False
+    for line in state.groups:
+        model = state.models.get(line)
+        if model is not None and not state.shutting_down:
+            changed |= _balance(state, step, model)
+    return changed
+
+
+def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
+    replicas, queued = state.replicas(model), state.queue.count(model.id)
+    loaded = [each for each in replicas if each.serves]
+    if not loaded and queued and (model.stuck or model.state is WorkerState.FAILED):
+        refused = failed(model, step.now)
+        reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
+    if (model.id in state.wanted) != state.is_wanted(model):
+        state.update_wanted(model)
+    if not model.removed and any(each.state is WorkerState.READY for each in loaded):
+        _want_more(state, step, model, len(loaded))
+    return state.wanted.has_unplanned()
+
+
+def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:
+    replicas, queued = state.replicas(model), state.queue.count(model.id)
+    coming = sum(each.wish is not None and not each.has_worker for each in replicas)
+    few, why = replicas[: model.spec.replicas], f"{model.spec.replicas} are to be loaded"
+    missing = len(few) - loaded - coming
+    if missing <= 0 and queued >= max(1, model.spec.target_inflight) and not coming:
+        is_full = all(each.state is not WorkerState.STARTING for each in replicas)
+        few, why, missing = replicas, f"{queued} requests wait", int(is_full)
+    for each in few:
+        if missing <= 0:
+            break
+        if each.state is WorkerState.STOPPED and each.wish is None and step.now >= each.wished_at + RETRY_S:
+            each.wished_at = step.now
+            each.want_back()
+            state.update_wanted(each)
+            step.decide(
+                "replica", each.id, f"{loaded} of {model.id} {'is' if loaded == 1 else 'are'} loaded, and {why}"
+            )
+            missing -= 1
