@@ -157,6 +157,9 @@ def in_order(inputs: Collection[Modality]) -> tuple[Modality, ...]:
     return tuple(modality for modality in get_args(Modality) if modality in inputs)
 
 
+_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth")
+
+
 class RuntimeNotInstalledError(Exception):
     """The runtime's program isn't there; `remedy` is the command that installs it."""
 
@@ -214,6 +217,13 @@ class Adapter(abc.ABC, Generic[C]):
     def estimate(self, config: C) -> Estimate | None:
         """Memory it will take, from metadata or file sizes; None when nothing can be told."""
         return None
+
+    def weights(self, config: C) -> tuple[Path, ...]:
+        """The files of its weights, which a load reads; empty: unknown. Blocks on looking at folders."""
+        path = getattr(config, "path", None)
+        if not isinstance(path, Path) or not path.is_dir():
+            return ()
+        return tuple(path.glob("*.safetensors")) or tuple(file for end in _WEIGHTS for file in path.glob(end))
 
     def sized(self, config: C, room: Room | None) -> tuple[C, Sizing | None]:
         """The configuration with the context and slots that it leaves open, and why; None: the runtime has neither.

@@ -215,6 +215,10 @@ class CommandAdapter(Adapter[CommandConfig]):
         files = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
         return Estimate(mib=-(-size_mib * 13 // 10), source="file_size", detail=f"{files} of {size_mib} MiB, times 1.3")
 
+    def weights(self, config: CommandConfig) -> tuple[Path, ...]:
+        """`files`."""
+        return tuple(config.files)
+
     def thinking(self, config: CommandConfig) -> Thinking | None:
         """By a chat template argument, if the configuration says that the program knows it."""
         return CHAT_TEMPLATE if config.thinking else None

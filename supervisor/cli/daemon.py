@@ -320,12 +320,12 @@ async def _assemble(
     )
     fleet = Fleet(launcher, catalog.models, catalog.limits)
     engine = Engine(fleet, opened.sampler, learn)
-    configured = Configured(models, specs, catalog.limits.limits(), catalog.policy)
     daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
+    daemon.loads.restore(state)
     if server.leases is not None:
         shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
         daemon.partners.shared, fleet.gate = shared, shared.gate
-    return daemon, launcher, configured
+    return daemon, launcher, Configured(models, specs, catalog.limits.limits(), catalog.policy)
 
 
 async def _until_stopped(

@@ -26,6 +26,7 @@ from supervisor.cli.commands.config import config, reload_
 from supervisor.cli.commands.doctor import doctor
 from supervisor.cli.commands.keys import keys
 from supervisor.cli.commands.lease import lease
+from supervisor.cli.commands.loads import loads
 from supervisor.cli.commands.models import load, ps, unload
 from supervisor.cli.commands.pull import pull
 from supervisor.cli.commands.record import record, replay
@@ -60,6 +61,7 @@ COMMANDS = (
     reload_,
     keys,
     clients,
+    loads,
     runtimes,
     pull,
     record,

@@ -17,8 +17,8 @@ from typing import Final, cast
 COLOURS: Final = (
     dict.fromkeys(("installed", "ready", "ok", "valid", "held"), "green")
     | dict.fromkeys(("outdated", "draining", "stopping", "backoff", "warn"), "yellow")
-    | dict.fromkeys(("broken", "failed", "fail", "expired"), "red")
-    | {"starting": "cyan"}
+    | dict.fromkeys(("broken", "failed", "fail", "expired", "interrupted"), "red")
+    | {"starting": "cyan", "loading": "cyan"}
 )
 # Control characters, line separators and characters that change the writing direction; not tab and newline.
 _ACTS: Final = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))

@@ -67,6 +67,13 @@ class UnloadAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadCancelled:
+    """An operator cancels the load of this model, or replica, wherever it stands. What is loaded stays loaded."""
+
+    model: ModelId
+
+
+@dataclass(frozen=True, slots=True)
 class PinAsked:
     """An operator pins or unpins a model until the daemon ends, whatever the configuration says."""
 
@@ -264,6 +271,7 @@ Event = (
     | RequestFinished
     | LoadAsked
     | UnloadAsked
+    | LoadCancelled
     | PinAsked
     | Respecified
     | WorkerReady

@@ -1,4 +1,4 @@
-"""What people ask for: load, unload, pin, other settings, another configuration, shutdown.
+"""What people ask for: load, unload, the end of a load, pin, other settings, another configuration, shutdown.
 
 A load ends in a loaded model or in a reason why not: one that got no place for as long as a request may wait is given
 up. A changed definition needs another worker: the running one ends after its requests, then the model comes back with
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from supervisor.core import default_models, replicas
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
-from supervisor.core.events import Configured, LoadAsked, PinAsked, Respecified, UnloadAsked
+from supervisor.core.events import Configured, LoadAsked, LoadCancelled, PinAsked, Respecified, UnloadAsked
 from supervisor.core.lifecycle import TABLE, Trigger, advance
 from supervisor.core.model_state import Change, Life, ModelState
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.termination import finish_stop, forget, remove, stop_worker
+from supervisor.core.termination import finish_stop, forget, remove, stop_now, stop_worker
 from supervisor.core.types import ASKED, SERVES, Devices, ModelSpec, RejectCode, StopCause, WorkerState
 
 
@@ -56,6 +56,27 @@ def _unload(state: SchedulerState, step: Step, model: ModelState, *, force: bool
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     stop_worker(state, step, model, StopCause.OPERATOR, reason, force=force)
     _reset(step, model, reason)
+    state.update_wanted(model)
+
+
+def cancel_load(state: SchedulerState, step: Step, event: LoadCancelled) -> None:
+    """Who waits for it is told, unless another replica serves them. Only a new request or a new load brings it back."""
+    model = state.models.get(event.model)
+    if model is None or model.partner is not None or model.state in {*SERVES, WorkerState.FAILED}:
+        return
+    if model.state is not WorkerState.STARTING and model.wish is None and not state.waiting_for(model):
+        return
+    reason = "cancelled by an operator"
+    model.wish = None
+    model.dismissed = True
+    step.decide("cancel", model.id, f"load {reason}")
+    if model.state is WorkerState.STARTING:
+        stop_now(state, step, model, StopCause.OPERATOR, f"its load was {reason}", force=True)
+    else:
+        _reset(step, model, f"its load was {reason}")
+    if not state.is_served_elsewhere(model):
+        message = f"The load of {ASKED} was {reason}."
+        reject_all(state, step, state.models[model.line], RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     state.update_wanted(model)
 
 

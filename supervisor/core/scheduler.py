@@ -37,6 +37,7 @@ from supervisor.core.events import (
     LeaseRestored,
     LeasesSeen,
     LoadAsked,
+    LoadCancelled,
     MemorySampled,
     PinAsked,
     RequestArrived,
@@ -110,6 +111,8 @@ class Scheduler:
                 operators.load(state, step, event)
             case UnloadAsked():
                 operators.unload(state, step, event)
+            case LoadCancelled():
+                operators.cancel_load(state, step, event)
             case PinAsked():
                 operators.pin(state, step, event)
             case Respecified():

@@ -16,6 +16,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
+from supervisor.daemon.loads import Loads
 from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.partners import Partners
 from supervisor.daemon.pipeline import Pipeline
@@ -49,6 +50,7 @@ class Daemon:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     answers: AnswerLog = field(init=False)
     partners: Partners = field(init=False)
+    loads: Loads = field(init=False)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
@@ -66,6 +68,7 @@ class Daemon:
         self.feed = Feed(self)
         self.metrics = Metrics(self)
         self.partners = Partners(self.engine, self.sampler)
+        self.loads = Loads(self)
         self.configure(self.catalog, self.keyring)
 
     def configure(self, catalog: Catalog, keyring: Keyring) -> None:

@@ -14,10 +14,12 @@ from supervisor.core.types import ModelId
 from supervisor.core.waiting import Forecast, forecast
 from supervisor.daemon.status import (
     DeviceStatus,
+    LoadStatus,
     ModelStatus,
     PartnerStatus,
     QueueStatus,
     WaitFigures,
+    load_status,
     model_status,
     partner_status,
 )
@@ -35,6 +37,12 @@ class ReadDoor:
         state = self._scheduler.state
         found = state.models.get(model)
         return None if found is None else model_status(state, found, self.clock())
+
+    def load_status(self, model: ModelId) -> LoadStatus | None:
+        """What there is to know of the load of a model or replica; None if it isn't configured."""
+        state = self._scheduler.state
+        found = state.models.get(model)
+        return None if found is None or found.partner is not None else load_status(state, found, self.clock())
 
     def models(self) -> tuple[ModelStatus, ...]:
         """Every model, in the order of the configuration; each with its replicas."""

@@ -13,6 +13,7 @@ from supervisor.core.device_ledger import DeviceTotals, Lease
 from supervisor.core.model_state import RELOAD_MIB_PER_S, ModelState
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import (
+    SERVES,
     Crash,
     DeviceId,
     Devices,
@@ -70,6 +71,23 @@ class ModelStatus:
         """What it was measured to take on all of its devices together."""
         measured = [lease.measured_mib for lease in self.leases if lease.measured_mib is not None]
         return sum(measured) if measured else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStatus:
+    """One model, or one replica, as far as its load is concerned."""
+
+    state: WorkerState
+    reason: str  # of the last change of state
+    since_s: float  # since then
+    generation: Generation  # of the last worker
+    is_wanted: bool  # it isn't loaded, and somebody waits for it
+    is_remote: bool
+    crash: Crash | None
+    load_s: float | None  # how long its last load took
+    devices: Devices
+    lease_mib: int | None
+    measured_mib: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +198,26 @@ def _worker_status(state: SchedulerState, model: ModelState, now: float) -> Mode
         crash=model.crash,
         retry_s=None if model.crashes.retry_at is None else max(0.0, model.crashes.retry_at - now),
         worker=model.id,
+    )
+
+
+def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadStatus:
+    """See LoadStatus. The model must be none that stands for a partner."""
+    is_away = model.state not in {WorkerState.STARTING, WorkerState.FAILED, *SERVES}
+    leases = state.ledger.leases_of(model.holder)
+    measured = [lease.measured_mib for lease in leases if lease.measured_mib is not None]
+    return LoadStatus(
+        state=model.state,
+        reason=model.life.reason,
+        since_s=now - model.life.since,
+        generation=model.generation,
+        is_wanted=is_away and not model.removed and (model.wish is not None or state.waiting_for(model) > 0),
+        is_remote=model.spec.remote,
+        crash=model.crash,
+        load_s=model.load_s,
+        devices=model.devices if model.has_worker else (),
+        lease_mib=sum(lease.mib for lease in leases) if leases else None,
+        measured_mib=sum(measured) if measured else None,
     )
 
 

@@ -20,6 +20,7 @@ from supervisor.fleet.remote import Remote
 from supervisor.fleet.replica import Post, Replica
 from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids, WorkerKey
+from supervisor.io.progress import Progress
 from supervisor.io.upstream import Upstream
 
 log = structlog.get_logger("llmux.worker")
@@ -135,6 +136,11 @@ class Fleet:
         """Pid, port and the like, for the admin API; None when there is no such replica."""
         replica = self._replicas.get((model, generation))
         return None if replica is None else replica.facts()
+
+    def progress(self, model: ModelId, generation: Generation) -> Progress | None:
+        """How far the replica's start has come; None where that isn't known."""
+        replica = self._replicas.get((model, generation))
+        return None if replica is None else replica.progress
 
     def metrics_source(self, model: ModelId, generation: Generation) -> tuple[Upstream, str] | None:
         """Where the replica's own metrics are; None where it has none, or isn't ready."""

@@ -17,8 +17,9 @@ from supervisor.catalog import CatalogModel
 from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership
-from supervisor.io.probe import ProbeResult, Progress
+from supervisor.io.probe import ProbeResult
 from supervisor.io.process import ProcessExit
+from supervisor.io.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from supervisor.io import remains
 from supervisor.io.env_lease import EnvironmentGoneError, EnvLease
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership, PortRange, exposed, owner_check
-from supervisor.io.probe import check_health, check_ready, read_progress
+from supervisor.io.probe import check_health, check_ready
 from supervisor.io.process import ProcessExit, WorkerProcess
+from supervisor.io.progress import read_progress
 from supervisor.io.spawn import SpawnOrder, spawn
 from supervisor.io.threads import in_thread
 from supervisor.io.venvs import give_back

@@ -41,6 +41,7 @@ class Remote:
     def __init__(self, key: WorkerKey, model: CatalogModel, limits: LimitsConfig, post: Post) -> None:
         self.upstream: RemotePool | None = None
         self.metrics: None = None
+        self.progress: None = None
         self._key = key
         self._model = model
         self._limits = limits

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from supervisor.core.events import Event
 from supervisor.core.types import Crash
 from supervisor.io.memory import HolderPids
+from supervisor.io.progress import Progress
 from supervisor.io.upstream import Upstream
 
 Post = Callable[[Event], None]
@@ -25,6 +26,10 @@ class Replica(Protocol):
     @property
     def metrics(self) -> tuple[Upstream, str] | None:
         """Where its own metrics are, and on which path; None where it has none, or isn't ready."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far its start has come, as last seen; None: it has not been looked at."""
 
     async def run(self) -> Crash | None:
         """Its whole life. None: it was stopped. A Crash: it ended, or had to be ended, unasked."""

@@ -32,6 +32,7 @@ from supervisor.io.memory import HolderPids, WorkerKey
 from supervisor.io.ports import Ownership
 from supervisor.io.probe import Liveness, Readiness, StartupPatience, check_inference, startup_delay_s
 from supervisor.io.process import HOST_TROUBLE, SpawnError, UnkillableError
+from supervisor.io.progress import Progress
 from supervisor.io.threads import in_thread
 from supervisor.io.upstream import UpstreamPool
 
@@ -64,6 +65,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.upstream: UpstreamPool | None = None
         self.metrics: tuple[UpstreamPool, str] | None = None
+        self.progress: Progress | None = None  # of its start
         self._key = key
         self._model = model
         self._grace_s = model.config.grace_s if model is not None else ADOPTED_GRACE_S
@@ -239,6 +241,7 @@ class Worker:
             if crash is not None:
                 return crash
             now = time.monotonic()
+            self.progress = look.progress or self.progress
             reason = patience.observe(look.progress, now) if look.progress is not None else None
             if reason is not None:
                 quote = f"{reason}; its health check says: {look.health.detail}"

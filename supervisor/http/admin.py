@@ -63,6 +63,15 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         await loading.unload(daemon, name, request.path_params["name"], force=flag(request, "force"))
         return await view(name)
 
+    async def loads(_request: Request) -> Response:
+        return JSONResponse(daemon.loads.views())
+
+    async def one_load(request: Request) -> Response:
+        return JSONResponse(daemon.loads.view(request.path_params["id"]))
+
+    async def cancel_load(request: Request) -> Response:
+        return JSONResponse(daemon.loads.cancel(request.path_params["id"]))
+
     async def pin(request: Request) -> Response:
         name = physical(request)
         wanted = (await json_object(request, ("pin",))).get("pin")
@@ -163,6 +172,9 @@ def routes(daemon: Daemon, reloader: Reloader, handover: Handover | None = None)
         Route("/v1/admin/models/{name:path}/unload", unload, methods=["POST"]),
         Route("/v1/admin/models/{name:path}/pin", pin, methods=["POST"]),
         Route("/v1/admin/models/{name:path}", model, methods=["GET"]),
+        Route("/v1/admin/loads", loads, methods=["GET"]),
+        Route("/v1/admin/loads/{id}", one_load, methods=["GET"]),
+        Route("/v1/admin/loads/{id}", cancel_load, methods=["DELETE"]),
         Route("/v1/admin/tasks", tasks, methods=["GET"]),
         Route("/v1/admin/tasks/{name:path}", task, methods=["GET"]),
         Route("/v1/admin/reload", reload, methods=["POST"]),

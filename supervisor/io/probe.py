@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from supervisor.errors import UpstreamError
 from supervisor.io import procfs
 from supervisor.io.memory import MIB
-from supervisor.io.procfs import ProcessTable, bytes_read, resident_quickly
+from supervisor.io.progress import Progress
 from supervisor.io.upstream import UpstreamPool, UpstreamResponse
 
 Address = tuple[str, int]
@@ -151,27 +150,6 @@ class Liveness:
         elif not result.inconclusive:
             self._failures += 1
         return self._failures >= LIVENESS_FAILURES
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a start has come, in bytes: its log, what its tree has read, what its tree has in memory."""
-
-    log_size: int = 0
-    bytes_read: int = 0
-    rss: int = 0
-
-
-def read_progress(roots: Iterable[int], log: Path) -> Progress:
-    """Look at a starting worker. Blocks for a few milliseconds. Raises OSError only when we are out of descriptors."""
-    tree = ProcessTable.scan().tree(roots)
-    try:
-        log_size = log.stat().st_size
-    except FileNotFoundError:
-        log_size = 0
-    return Progress(
-        log_size, sum(bytes_read(pid) for pid in tree), sum(resident_quickly(pid).total_bytes for pid in tree)
-    )
 
 
 class StartupPatience:

@@ -223,10 +223,10 @@ def resident_quickly(pid: int) -> Resident:
     return Resident(rss, int(statm[2]) * _PAGE, rss)
 
 
-def bytes_read(pid: int) -> int:
-    """Bytes it has read so far, by calls or through mapped files; 0 where unknown."""
+def bytes_read(pid: int) -> tuple[int, int]:
+    """Bytes it has read so far by calls, and from the disk, which is how it reads mapped files; 0 where unknown."""
     counters = numbers(read(f"/proc/{pid}/io"))
-    return counters.get(b"rchar", 0) + counters.get(b"read_bytes", 0)
+    return counters.get(b"rchar", 0), counters.get(b"read_bytes", 0)
 
 
 # -------------------------------------------------------------------------------------------------------------- machine

@@ -12,8 +12,9 @@ from supervisor.core.types import Devices, ModelId, Parts
 from supervisor.fleet.launcher import Look, Pids, Started
 from supervisor.io.memory import WorkerKey
 from supervisor.io.ports import Ownership
-from supervisor.io.probe import ProbeResult, Progress
+from supervisor.io.probe import ProbeResult
 from supervisor.io.process import ProcessExit
+from supervisor.io.progress import Progress
 
 HOST, PORT = "node-7", 7007
 PIDS = Pids(pid=71, shim_pid=70)

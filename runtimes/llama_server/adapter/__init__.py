@@ -223,9 +223,13 @@ class LlamaServerAdapter(Adapter[LlamaServerConfig]):
             context=context,
         )
 
+    def weights(self, config: LlamaServerConfig) -> tuple[Path, ...]:
+        """All parts of all of its models."""
+        return tuple(part for path in _models(config) for part in gguf_meta.parts(path))
+
     def memory_definition(self, config: LlamaServerConfig) -> str:
         """The configuration and the sizes of the files, since a replaced file takes other memory."""
-        sizes = [part.stat().st_size for path in _models(config) for part in gguf_meta.parts(path) if part.is_file()]
+        sizes = [part.stat().st_size for part in self.weights(config) if part.is_file()]
         return f"{super().memory_definition(config)} {sizes}"
 
 

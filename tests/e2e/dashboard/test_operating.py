@@ -346,3 +346,23 @@ class TestDaemon:
             expect(page.get_by_role("alert")).to_contain_text("1 mistake")
             expect(page.get_by_role("alert")).to_contain_text(said)
             expect(page.locator(".mistakes")).to_contain_text("no such runtime; did you mean")
+
+
+class TestLoads:
+    """What is being loaded, how far it is, and what came of the last ones."""
+
+    def test_one_is_followed_and_cancelled(self, tmp_path, open_page):
+        slow = fake("--start-delay", "120", "--log-text", "Loading shards:  40%|####      | 2/5")
+        with running(tmp_path, {"models": {"slow": slow, "quick": fake()}}) as daemon:
+            daemon.post("/v1/admin/models/quick/load").raise_for_status()
+            page = open_page(daemon)
+            loads = page.locator(".loads-table tbody tr")
+            expect(loads.filter(has_text="quick")).to_contain_text("ready")
+            row(page, "slow").get_by_role("button", name="Load").click()
+            slow_load = loads.filter(has_text="slow")
+            expect(slow_load).to_contain_text("40 %")
+            expect(slow_load).to_contain_text("Loading shards")
+            slow_load.get_by_role("button", name="Cancel the load of slow").click()
+            expect(slow_load).to_contain_text("cancelled by an operator")
+            expect(slow_load.get_by_role("button")).to_have_count(0)
+            expect(row(page, "slow")).to_contain_text("stopped")

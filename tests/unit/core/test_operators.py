@@ -2,11 +2,87 @@
 
 from __future__ import annotations
 
-from supervisor.core.events import LoadAsked, PinAsked, Respecified, UnloadAsked
-from supervisor.core.types import ModelId
+from supervisor.core.events import LoadAsked, LoadCancelled, PinAsked, Respecified, UnloadAsked
+from supervisor.core.types import ModelId, RejectCode
 from tests.support.simulation import World, model
 
 A = ModelId("a")
+
+
+class TestCancelledLoad:
+    """It ends wherever it stands, and who waited for it is told."""
+
+    def test_while_it_loads(self, world):
+        world.configure(model("a", 4000))
+        ticket = world.request("a")
+        assert world.state("a") == "starting"
+        world.post(LoadCancelled(A))
+        assert world.rejected[ticket].code is RejectCode.MODEL_UNLOADED
+        world.run(5)
+        assert world.state("a") == "stopped"
+        assert world.reasons("a")[-1] == ("cancel", "load cancelled by an operator")
+
+    def test_while_it_waits_for_room_nothing_goes_for_it(self, world):
+        world.configure(model("a", 10000), model("b", 10000))
+        running = world.request("b")
+        world.run(5)
+        waiting = world.request("a", priority=0)
+        world.post(LoadCancelled(A))
+        assert waiting in world.rejected
+        world.run(60)
+        assert running in world.open
+        assert world.state("b") == "ready"
+
+    def test_an_operators_own(self, world):
+        world.configure(model("a", 10000), model("b", 10000))
+        running = world.request("b")
+        world.run(5)
+        world.post(LoadAsked(A))
+        world.post(LoadCancelled(A))
+        world.finish(running)
+        world.run(60)
+        assert (world.state("a"), world.state("b")) == ("stopped", "ready")
+
+    def test_a_pause_after_a_crash(self, world):
+        world.configure(model("a", 4000))
+        ticket = world.request("a")
+        world.crash("a")
+        assert world.state("a") == "backoff"
+        world.post(LoadCancelled(A))
+        assert ticket in world.rejected
+        assert world.state("a") == "stopped"
+        world.run(600)
+        assert world.state("a") == "stopped"
+
+    def test_of_one_replica_leaves_the_others_their_requests(self, world):
+        world.configure(model("a", 4000, replicas=2, replica_max=2, target_inflight=1))
+        first = world.request("a")
+        waiting = world.request("a")
+        while world.state("a") != "ready":
+            world.run(0.1)
+        assert world.state("a#2") == "starting"
+        world.post(LoadCancelled(ModelId("a#2")))
+        assert waiting not in world.rejected
+        world.finish(first)
+        assert world.dispatched[waiting] == ("a", 1)
+
+    def test_of_what_is_loaded_or_not_wanted_is_nothing(self, world):
+        world.configure(model("a", 4000), model("b", 4000))
+        ticket = world.request("a")
+        world.run(5)
+        for name in ("a", "b", "unknown"):
+            world.post(LoadCancelled(ModelId(name)))
+        assert (world.state("a"), world.state("b")) == ("ready", "stopped")
+        assert ticket in world.dispatched
+        assert not world.reasons("b")
+
+    def test_the_next_request_loads_it_again(self, world):
+        world.configure(model("a", 4000))
+        world.request("a")
+        world.post(LoadCancelled(A))
+        ticket = world.request("a")
+        world.run(10)
+        assert ticket in world.dispatched
 
 
 class TestPin:

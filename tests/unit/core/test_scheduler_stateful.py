@@ -24,6 +24,7 @@ from supervisor.core.events import (
     LeaseRenewed,
     LeasesSeen,
     LoadAsked,
+    LoadCancelled,
     MemorySampled,
     PinAsked,
     RequestFinished,
@@ -308,6 +309,11 @@ class Scheduling(RuleBasedStateMachine):
     @rule(name=names)
     def load(self, name: str) -> None:
         self.world.post(LoadAsked(ModelId(name)))
+
+    @rule(data=st.data())
+    def cancel_load(self, data: st.DataObject) -> None:
+        if models := sorted(self.world.scheduler.state.models):  # and replicas, and partners
+            self.world.post(LoadCancelled(data.draw(st.sampled_from(models))))
 
     @rule(name=names, force=st.booleans())
     def unload(self, name: str, force: bool) -> None:

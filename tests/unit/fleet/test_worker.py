@@ -19,8 +19,8 @@ from supervisor.errors import UnavailableError
 from supervisor.fleet.worker import Worker
 from supervisor.io.memory import HolderPids
 from supervisor.io.ports import Ownership
-from supervisor.io.probe import Progress
 from supervisor.io.process import ProcessExit, SpawnError, UnkillableError
+from supervisor.io.progress import Progress
 from tests.support.limits import LIMIT_S
 from tests.support.scripted_launcher import PIDS, PORT, STRANGE, ScriptedLauncher, look
 

@@ -16,15 +16,14 @@ from supervisor.io.probe import (
     MIB,
     Liveness,
     ProbeResult,
-    Progress,
     Readiness,
     StartupPatience,
     check_health,
     check_inference,
     check_ready,
-    read_progress,
     startup_delay_s,
 )
+from supervisor.io.progress import Progress
 from supervisor.io.upstream_wire import Connection
 from tests.support.limits import LIMIT_S
 
@@ -342,14 +341,3 @@ class TestStartup:
         patience = StartupPatience(300, 1800, started_at=0)
         ends = [patience.observe(Progress(t), t) for t in range(1801)]
         assert ends[-2:] == [None, "not ready after 1800 s"]
-
-    def test_progress_of_a_real_process(self, spawn, tmp_path):
-        log = tmp_path / "log"
-        assert read_progress([], log) == Progress()
-        log.write_bytes(b"12345")
-        process = spawn("import sys; taken = bytearray(b'1') * (50 << 20); print(flush=True); sys.stdin.read()")
-        process.stdout.readline()
-        progress = read_progress([process.pid], log)
-        assert progress.log_size == 5
-        assert progress.rss >= 50 * MIB
-        assert progress.bytes_read > 1000

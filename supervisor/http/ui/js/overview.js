@@ -4,6 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { History } from "./history.js";
 import { RecentDecisions } from "./decisions.js";
 import { state } from "./live.js";
+import { Loads } from "./loads.js";
 import { Memory } from "./memory.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
@@ -35,6 +36,7 @@ export const Overview = () => html`
   <${Numbers} />
   <${Memory} />
   <${Models} />
+  <${Loads} />
   <${Tasks} />
   <${History} />
   <div class="columns"><${Requests} /><${RecentDecisions} /></div>

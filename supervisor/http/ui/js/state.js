@@ -16,8 +16,8 @@ export const state = {
   at: now(), // seconds; ticks, so that ages grow
 };
 
-/** The model as it is configured, of which this may be a replica: "chat" of "chat#2". */
-export const baseOf = (name) => name.replace(/#[1-9]\d*$/, "");
+/** The model as it is configured, of which this may be a replica: "chat" of "chat#2". None of none. */
+export const baseOf = (name) => name?.replace(/#[1-9]\d*$/, "");
 
 const listeners = new Set();
 let scheduled = false;

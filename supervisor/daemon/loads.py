@@ -1,0 +1,341 @@
+"""Loads as tasks: those that wait or run, with their progress, and the last that ended, kept over restarts.
+
+A load begins when a model is wanted that isn't loaded, whoever asked, and ends when it is loaded, has failed, or nobody
+wants it any more. Each try is a load of its own, and so is each replica. What was under way when the daemon ended was
+interrupted.
+
+Progress is the greatest of three shares: bytes read of the weights' size, memory taken of what is leased, and what the last
+line of the worker's log says. It never falls, and is below 1 until the model is loaded. The time left is the time that the
+model's last load took; before the first, and when that is over, it follows from the progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Final, Literal
+
+import structlog
+from pydantic import JsonValue
+
+from supervisor.catalog import CatalogModel
+from supervisor.core.effects import Decided, Dispatch, Effect
+from supervisor.core.events import Event, LoadAsked, LoadCancelled, RequestArrived, RequestFinished
+from supervisor.core.types import SERVES, ModelId, WorkerState, base_of
+from supervisor.daemon.status import LoadStatus
+from supervisor.errors import InvalidRequestError, NotFoundError
+from supervisor.io.store import Entry, NotSavedError, Store
+
+if TYPE_CHECKING:
+    from supervisor.daemon.daemon import Daemon
+
+log = structlog.get_logger("llmux.loads")
+
+KEPT: Final = 100
+"""So many loads that ended are kept."""
+LOOK_S: Final = 1.0
+MOST_SHARE: Final = 0.99
+"""Of a load that isn't over."""
+LEAST_SHARE: Final = 0.05
+"""From here on progress says how much time is left."""
+_COLLECTION: Final = "loads"
+_IN_VAIN: Final = frozenset({"refuse", "give_up"})  # decisions that end a load without a worker
+_INTERRUPTED: Final = "llmux ended, or another daemon took over, before the model was loaded"
+
+Json = dict[str, JsonValue]
+State = Literal["waiting", "loading", "ready", "failed", "cancelled", "interrupted"]
+
+
+@dataclass(slots=True)
+class Load:
+    """One load. Times are seconds since the epoch; None: not yet, or not known."""
+
+    id: str
+    worker: ModelId  # the model, or one of its replicas
+    asked_at: float
+    state: State = "waiting"
+    reason: str = ""  # why it waits, was begun, or ended
+    started_at: float | None = None
+    ended_at: float | None = None
+    generation: int | None = None
+    devices: tuple[str, ...] = ()
+    lease_mib: int | None = None
+    expected_s: float | None = None  # how long its last load took
+    took_s: float | None = None  # from the start of its worker to the end of the load
+    share: float = 0.0  # of it that is done
+    stage: str = ""  # the last line of its log
+    bytes_read: int | None = None
+    bytes_total: int | None = None
+    memory_mib: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Has it ended, one way or the other?"""
+        return self.state not in {"waiting", "loading"}
+
+    def eta_s(self, now: float) -> float | None:
+        """How much longer it takes; None: unknown."""
+        if self.state != "loading" or self.started_at is None:
+            return None
+        so_far_s = now - self.started_at
+        if self.expected_s is not None and so_far_s < self.expected_s:
+            return self.expected_s - so_far_s
+        return so_far_s * (1 / self.share - 1) if self.share >= LEAST_SHARE else None
+
+
+class Loads:
+    """One for each daemon. Use from the event loop's thread."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._store: Store | None = None
+        self._open: dict[ModelId, Load] = {}  # by worker
+        self._ended: deque[Load] = deque()  # oldest first
+        self._last = 0  # number of the newest
+        self._looking: asyncio.Task[None] | None = None  # set while any is open
+        self._tasks: set[asyncio.Task[None]] = set()
+        daemon.engine.observers.append(self.observe)
+
+    def restore(self, store: Store) -> None:
+        """Go on with the list that is kept there. Call it once, before the engine's first event."""
+        self._store = store
+        found = []
+        for name, kept in store.items(_COLLECTION).items():
+            try:
+                found.append(_restored(kept))
+            except (AssertionError, TypeError, ValueError) as error:
+                log.warning("load.unreadable", load=name, reason=repr(error))
+        changed: dict[Entry, JsonValue] = {}
+        for load in sorted(found, key=lambda load: int(load.id)):
+            if not load.is_over:
+                load.state, load.reason, load.ended_at = "interrupted", _INTERRUPTED, time.time()
+                changed[_COLLECTION, load.id] = _kept(load)
+            self._ended.append(load)
+            self._last = max(self._last, int(load.id))
+        self._save(changed)
+
+    # ------------------------------------------------------------------------------------------------------ what happens
+
+    def observe(self, event: Event, effects: Sequence[Effect]) -> None:
+        """See `engine.Observer`."""
+        about = {effect.model for effect in effects if type(effect) is Decided and effect.model is not None}
+        if type(event) is RequestArrived:
+            if not effects or type(effects[0]) is not Dispatch:
+                about.add(event.model)
+        elif type(event) is LoadAsked:
+            about.add(event.model)
+        if type(event) is not RequestArrived and type(event) is not RequestFinished:
+            about.update(self._open)
+        for model in about:
+            self._look_at(model)
+
+    def _look_at(self, model: ModelId) -> None:
+        """Take in what has become of its load."""
+        status, load = self._daemon.engine.load_status(model), self._open.get(model)
+        if load is not None and load.state == "loading" and (status is None or status.generation != load.generation):
+            self._end(load, status)
+            load = None
+        if status is None or status.is_remote:
+            return
+        if load is None:
+            if not (status.is_wanted or status.state is WorkerState.STARTING):
+                return
+            load = self._begin(model)
+        if status.state is WorkerState.STARTING:
+            if load.state == "waiting":
+                self._start(load, status)
+        elif load.state == "loading" or not status.is_wanted:
+            self._end(load, status)
+
+    def _begin(self, model: ModelId) -> Load:
+        self._last += 1
+        load = self._open[model] = Load(str(self._last), model, round(time.time(), 3), reason=self._decision(model)[1])
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="loads")
+        self._tell(load)
+        return load
+
+    def _start(self, load: Load, status: LoadStatus) -> None:
+        load.state, load.reason = "loading", self._decision(load.worker)[1]
+        load.started_at = round(time.time() - status.since_s, 3)
+        load.generation, load.devices = status.generation, status.devices
+        load.lease_mib, load.expected_s = status.lease_mib, status.load_s
+        self._tell(load)
+
+    def _end(self, load: Load, status: LoadStatus | None) -> None:
+        del self._open[load.worker]
+        load.ended_at = round(time.time(), 3)
+        is_same = status is not None and (load.state == "waiting" or status.generation == load.generation)
+        if status is not None and is_same and status.state in SERVES:
+            load.state, load.reason, load.share = "ready", status.reason, 1.0
+        elif self._daemon.engine.queue().is_stopping:
+            load.state, load.reason = "interrupted", "llmux is shutting down"
+        elif status is not None and is_same and status.crash is not None:
+            load.state, load.reason = "failed", f"{status.crash.kind}: {status.crash.told}"
+        else:
+            kind, load.reason = self._decision(load.worker)
+            load.state = "failed" if kind in _IN_VAIN else "cancelled"
+        if load.started_at is not None:
+            is_ready = load.state == "ready" and status is not None
+            load.took_s = status.load_s if is_ready and status is not None else load.ended_at - load.started_at
+        self._ended.append(load)
+        self._tell(load)
+
+    def _decision(self, model: ModelId) -> tuple[str, str]:
+        """Kind and reason of the last one about it."""
+        made = (made for made in reversed(self._daemon.engine.decisions(model)) if made.model == model)
+        return next(((one.kind, one.reason) for one in made), ("", ""))
+
+    # --------------------------------------------------------------------------------------------------------- progress
+
+    async def _look(self) -> None:
+        """Look at those that are under way, as long as there are some."""
+        while self._open:
+            for load in tuple(self._open.values()):
+                self._look_at(load.worker)
+                if load.state == "loading":
+                    await self._measure(load)
+            await asyncio.sleep(LOOK_S)
+        self._looking = None
+
+    async def _measure(self, load: Load) -> None:
+        fleet, before = self._daemon.fleet, load.share
+        status = self._daemon.engine.load_status(load.worker)
+        if status is None or load.generation is None:
+            return
+        if load.bytes_total is None:
+            try:
+                model = fleet.effective(load.worker)
+            except KeyError:
+                return
+            load.bytes_total = await asyncio.to_thread(_weights_bytes, model)
+        shares = [load.share]
+        if (progress := fleet.progress(load.worker, status.generation)) is not None:
+            load.stage, load.bytes_read = progress.stage, progress.file_bytes
+            shares += [progress.stage_share or 0.0]
+            if load.bytes_total:
+                shares += [progress.file_bytes / load.bytes_total]
+        if status.measured_mib is not None:
+            load.memory_mib = status.measured_mib
+            shares += [status.measured_mib / max(1, load.lease_mib or 0)]
+        if not load.is_over:
+            load.share = min(MOST_SHARE, max(shares))
+            if load.share != before:
+                self._publish(load)
+
+    # ------------------------------------------------------------------------------------------------------------- views
+
+    def views(self) -> Json:
+        """All of them, the newest first, and how good the estimates were."""
+        found = [*self._open.values(), *self._ended]
+        newest = sorted(found, key=lambda load: int(load.id), reverse=True)
+        return {"object": "list", "data": [self._view(load) for load in newest], "estimates": self._estimates()}
+
+    def view(self, number: str) -> Json:
+        """One of them. Raises NotFoundError."""
+        return self._view(self._found(number))
+
+    def cancel(self, number: str) -> Json:
+        """End it, wherever it stands; who waits for it is told. Raises NotFoundError, InvalidRequestError for one that has ended."""
+        load = self._found(number)
+        if load.is_over:
+            message = f"Load {load.id} of {load.worker} has ended: it is {load.state}."
+            raise InvalidRequestError(message, code="load_ended")
+        self._daemon.engine.post(LoadCancelled(load.worker))
+        return self._view(load)
+
+    def _found(self, number: str) -> Load:
+        for load in (*self._open.values(), *self._ended):
+            if load.id == number:
+                return load
+        raise NotFoundError(f"There is no load {number[:50]!r}; GET /v1/admin/loads lists them.", code="load_not_found")
+
+    def _view(self, load: Load) -> Json:
+        now = time.time()
+        eta_s = load.eta_s(now)
+        waits_s = max(0.0, (load.started_at or load.ended_at or now) - load.asked_at)
+        taken_s = load.took_s if load.started_at is None or load.is_over else now - load.started_at
+        return {
+            "id": load.id,
+            "model": base_of(load.worker),
+            "worker": load.worker if load.generation is None else f"{load.worker}:{load.generation}",
+            "state": load.state,
+            "reason": load.reason,
+            "asked_at": load.asked_at,
+            "started_at": load.started_at,
+            "ended_at": load.ended_at,
+            "waited_s": round(waits_s, 3),
+            "took_s": None if taken_s is None else round(taken_s, 3),
+            "expected_s": load.expected_s,
+            "eta_s": None if eta_s is None else round(eta_s, 1),
+            "progress": round(load.share, 3),
+            "stage": load.stage,
+            "bytes_read": load.bytes_read,
+            "bytes_total": load.bytes_total or None,
+            "memory_mib": load.memory_mib,
+            "lease_mib": load.lease_mib,
+            "devices": list(load.devices),
+        }
+
+    def _estimates(self) -> Json:
+        """How far the expected times were from those that came."""
+        came = [
+            (abs(load.took_s - load.expected_s), load.took_s)
+            for load in self._ended
+            if load.state == "ready" and load.expected_s is not None and load.took_s
+        ]
+        if not came:
+            return {"loads": 0, "mean_error_s": None, "mean_error": None}
+        return {
+            "loads": len(came),
+            "mean_error_s": round(sum(error for error, _ in came) / len(came), 3),
+            "mean_error": round(sum(error / took for error, took in came) / len(came), 3),
+        }
+
+    # -------------------------------------------------------------------------------------------------------------- kept
+
+    def _tell(self, load: Load) -> None:
+        """It has entered another state."""
+        changed: dict[Entry, JsonValue] = {(_COLLECTION, load.id): _kept(load)}
+        while len(self._ended) > KEPT:
+            changed[_COLLECTION, self._ended.popleft().id] = None
+        self._save(changed)
+        self._publish(load)
+
+    def _publish(self, load: Load) -> None:
+        if self._daemon.hub.wants("load"):
+            self._daemon.hub.publish("load", self._view(load))
+
+    def _save(self, changed: dict[Entry, JsonValue]) -> None:
+        if self._store is not None and changed:
+            self._tasks.add(task := asyncio.create_task(self._put(self._store, changed)))
+            task.add_done_callback(self._tasks.discard)
+
+    async def _put(self, store: Store, changed: dict[Entry, JsonValue]) -> None:
+        try:
+            async with store.transaction() as changes:
+                changes.update(changed)
+        except NotSavedError as error:
+            log.warning("load.not_saved", reason=error.message)
+
+
+def _weights_bytes(model: CatalogModel) -> int:
+    """Of all that a load reads; 0: unknown."""
+    return sum(file.stat().st_size for file in model.adapter.weights(model.config) if file.is_file())
+
+
+def _kept(load: Load) -> Json:
+    return {**asdict(load), "devices": list(load.devices)}
+
+
+def _restored(kept: JsonValue) -> Load:
+    """Raises AssertionError, TypeError or ValueError for what is none."""
+    assert isinstance(kept, dict)
+    known = {field.name for field in fields(Load)}
+    load = Load(**{name: value for name, value in kept.items() if name in known})  # type: ignore[arg-type]
+    int(load.id)
+    load.devices = tuple(load.devices)
+    return load
