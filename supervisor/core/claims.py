@@ -2,7 +2,8 @@
 
 A *claim* is how a waiter takes hold of a victim: an idle one is stopped at once; a busy one gets no new requests and is
 stopped when the running ones end, or when `draining` cuts them. A victim keeps its place for its minimum residency
-first. When nobody claims it any more it serves again.
+first, and for its own requests of a higher class than the waiter's, as many as may overtake. When nobody claims it any more
+it serves again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
 from supervisor.core.types import ModelId, StopCause, WorkerState
+from supervisor.core.waiters import Key
 
 
 def settle_claims(state: SchedulerState, step: Step) -> None:
@@ -50,17 +52,29 @@ def _settle(state: SchedulerState, step: Step, victim: ModelState) -> None:
 
 def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId | None:
     """The first waiter that may claim it now."""
-    for _, waiter_id in state.wanted.claimants(victim.id):
+    for key in state.wanted.claimants(victim.id):
+        waiter_id = key[1]
         if waiter_id == victim.id:  # it waits for the memory of its own last worker
             continue
         if victim.state is WorkerState.STOPPING:
             return waiter_id
+        if _serves_higher_first(state, victim, key):
+            continue
         waiter = state.models[waiter_id]
         claim_at = state.admission.may_claim_at(waiter, state.queue.most_urgent(waiter_id), victim)
         if step.now >= claim_at:
             return waiter_id
         state.wake(claim_at, waiter_id)
     return None
+
+
+def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key) -> bool:
+    """Does a request of a higher class than the waiter's wait for the victim itself, and may it still overtake?"""
+    queue, line = state.queue, state.models.get(victim.line)
+    if line is None or not queue.count(line.id) or queue.most_urgent(line.id) >= queue.most_urgent(waiter[1]):
+        return False
+    is_first = state.admission.rank_model(line, queue) < waiter[0]
+    return is_first and victim.overtakes < state.limits.overtakes
 
 
 def _is_urgent(state: SchedulerState, victim: ModelState) -> bool:
@@ -81,7 +95,9 @@ def _waiters(state: SchedulerState, victim: ModelState) -> Iterator[ModelState]:
 def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
     """Nobody claims it any more: it serves again, unless it has to go anyway."""
     if victim.drain is not None and not victim.drain.is_ordered:
-        resume(state, step, victim, "the model it was to make room for is not wanted any more")
+        is_wanted = state.queue.count(victim.line) > 0 and state.wanted.claimants(victim.id)
+        gone = "the model it was to make room for is not wanted any more"
+        resume(state, step, victim, "a request of a higher class waits for it" if is_wanted else gone)
         step.decide("resume", victim.id, victim.life.reason)
     elif victim.state is WorkerState.READY:
         keep_loaded(state, step, victim)

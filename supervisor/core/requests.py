@@ -70,6 +70,9 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         return
     if accounts:
         state.admission.accounts.admit(event.ticket, accounts, step.now)
+    for each in state.replicas(model):
+        if each.drain is not None and state.wanted.claimants(each.id):
+            state.wanted.settle_again(each.id)
     if model.drain is not None and state.queue.count(model.id) == 1:
         step.decide("queue", model.id, f"waits for its next worker: this one {model.drain.reason}")
     if model.has_worker and state.queue.count(model.id) == 1:

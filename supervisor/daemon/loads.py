@@ -160,7 +160,7 @@ class Loads:
 
     def _start(self, load: Load, status: LoadStatus) -> None:
         load.state, load.reason = "loading", self._decision(load.worker)[1]
-        load.started_at = round(time.time() - status.since_s, 3)
+        load.started_at = max(load.asked_at, round(time.time() - status.since_s, 3))
         load.generation, load.devices = status.generation, status.devices
         load.lease_mib, load.expected_s = status.lease_mib, status.load_s
         self._tell(load)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.daemon import Daemon, fake, gguf, running, wait_until
-from tests.support.shell import Shell
+from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running, wait_until
+from tests.support.shell import LLMUX, Shell
 
 SLOW = ("--start-delay", "60")
 NUMBERS = {"mean_error_s", "mean_error"}
@@ -232,3 +233,20 @@ class TestCommand:
         again = shell("loads", "cancel", load["id"])
         assert again.returncode != 0
         assert "it is cancelled" in again.stderr
+
+    def test_events_tell_of_them(self, site, tmp_path):
+        shell, out = Shell(tmp_path, site.url), tmp_path / "out"
+        with out.open("wb") as file:
+            command = [*LLMUX, "events", "--types", "load"]
+            listener = subprocess.Popen(command, env=shell.env(), cwd=REPOSITORY, stdout=file)
+        try:
+
+            def heard() -> bool:
+                site.post("/v1/admin/models/quick/load").raise_for_status()  # until it listens
+                site.post("/v1/admin/models/quick/unload").raise_for_status()
+                return "quick: ready  loaded in" in out.read_text()
+
+            wait_until(heard)
+        finally:
+            listener.kill()
+            listener.wait()

@@ -1,0 +1,161 @@
+"""What the order of requests promises, over simulated time and whatever comes: nobody starves, a higher class waits for one
+bounded drain at most, and no device idles while somebody waits for it.
+
+Fairness between tenants, the bypass bound and budgets have tests of their own: test_fair_shares, test_budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supervisor.core.demand import HIGH, LOW, NORMAL
+from supervisor.core.effects import Dispatch
+from supervisor.core.model_state import ModelState
+from supervisor.core.types import DeviceId, Limits, ModelId, RejectCode, TicketId, WorkerState
+from tests.support.simulation import GPU, World, model
+
+GPU1 = DeviceId("gpu1")
+STEP_S = 0.4  # longer than the world takes between two readings
+DRAIN_S = 5.0
+"""What runs gets at most when a higher class waits for its memory."""
+
+sizes = {"a": 9000, "b": 7000, "c": 6000, "d": 15000}
+names = st.sampled_from(sorted(sizes))
+arrivals = st.lists(
+    st.tuples(
+        st.floats(0.0, 5.0),
+        names,
+        st.sampled_from([NORMAL, LOW]),
+        st.sampled_from([0.1, 1.0, 8.0, 40.0]),
+    ),
+    min_size=1,
+    max_size=15,
+)
+
+
+@dataclass
+class Serving(World):
+    """A world whose answers take as long as each ticket says; it knows when each came, and when it was dispatched."""
+
+    takes_s: dict[TicketId, float] = field(default_factory=dict)
+    came: dict[TicketId, float] = field(default_factory=dict)
+    begun: dict[TicketId, float] = field(default_factory=dict)
+
+    def _carry_out(self, effect):
+        super()._carry_out(effect)
+        if isinstance(effect, Dispatch):
+            self.begun[effect.ticket] = self.now
+            self.later(self.takes_s[effect.ticket], partial(self._answered, effect.ticket))
+
+    def _answered(self, ticket: TicketId) -> None:
+        if ticket in self.open:
+            self.finish(ticket)
+
+    def ask(self, name: str, priority: int, takes_s: float) -> TicketId:
+        """A request whose answer takes so long."""
+        ticket = TicketId(f"t{len(self.takes_s) + 1}")
+        self.takes_s[ticket] = takes_s
+        self.came[ticket] = self.now
+        assert self.request(name, priority) == ticket
+        return ticket
+
+    def waits_s(self, ticket: TicketId) -> float:
+        """How long it waited, or waits by now."""
+        return self.begun.get(ticket, self.now) - self.came[ticket]
+
+
+def serving(limits: Limits, devices: int = 1) -> Serving:
+    world = Serving(totals=dict.fromkeys((GPU, GPU1)[:devices], 16384))
+    world.configure(*(model(name, mib) for name, mib in sizes.items()), limits=limits)
+    return world
+
+
+class TestStarvation:
+    """By the deadline everybody is answered or told; with patience everybody is answered."""
+
+    @settings(max_examples=40)
+    @given(arrivals, st.sampled_from([3.0, 20.0, 90.0]))
+    def test_nobody_waits_past_the_deadline(self, asked, patience_s):
+        world = serving(Limits(queue_wait_s=patience_s))
+        for pause_s, name, priority, takes_s in asked:
+            world.run(pause_s)
+            world.ask(name, priority, takes_s)
+        while len(world.open) > len(world.begun.keys() & world.open.keys()):
+            world.run(STEP_S)
+            late = [t for t in world.open if t not in world.begun and world.waits_s(t) > patience_s + STEP_S]
+            assert late == []
+        assert {reject.code for reject in world.rejected.values()} <= {RejectCode.QUEUE_TIMEOUT}
+
+    @settings(max_examples=20)
+    @given(arrivals)
+    def test_a_flood_for_loaded_models_starves_nobody(self, asked):
+        """Short requests keep the loaded models busy without end; who waits for another model has its turn."""
+        world = serving(Limits(min_residency_s=5.0))
+        for pause_s, name, priority, takes_s in asked:
+            world.run(pause_s)
+            world.ask(name, priority, takes_s)
+        waiting = set(world.takes_s)
+        for _ in range(800):
+            for name in sorted(world.loaded()):
+                world.ask(name, NORMAL, 0.4)
+            world.run(STEP_S)
+            if waiting <= world.begun.keys():
+                break
+        assert waiting <= world.begun.keys()
+
+
+class TestInversion:
+    """A request of a higher class waits for lower ones only until one bounded drain is over."""
+
+    @settings(max_examples=100)
+    @given(arrivals, names, st.floats(0.0, 5.0))
+    def test_no_longer_than_one_bounded_drain(self, asked, name, pause_s):
+        world = serving(Limits())
+        for each_s, other, priority, takes_s in asked:
+            world.run(each_s)
+            world.ask(other, priority, takes_s)
+        world.run(pause_s)
+        ticket = world.ask(name, HIGH, 1.0)
+        turn_s = world.exit_s + world.return_s + world.load_s + 2 * STEP_S
+        world.run(turn_s + DRAIN_S + turn_s)  # what loads already is not broken off; then its drain, and its own turn
+        assert ticket in world.begun, world.reasons(name)[-5:]
+
+
+class TestIdleDevices:
+    """No device idles while a request waits that it could serve."""
+
+    @settings(max_examples=40)
+    @given(arrivals, st.integers(1, 2))
+    def test_none_while_somebody_waits(self, asked, devices):
+        world = serving(Limits(min_residency_s=0.0), devices)
+        arrive = iter([*asked, (30.0, "a", NORMAL, 0.1)])
+        for pause_s, name, priority, takes_s in arrive:
+            for _ in range(int(pause_s / STEP_S)):  # at two looks in a row
+                before = idle(world)
+                world.run(STEP_S)
+                assert not (before & idle(world)), "idle for a while, and somebody waits"
+            world.ask(name, priority, takes_s)
+
+
+def idle(world: Serving) -> set[tuple[DeviceId, str]]:
+    """Each device on which nothing happens, with each model that waits and would have room there."""
+    models = world.scheduler.state.models.values()
+    moving = {
+        device
+        for found in models
+        for device in found.devices
+        if found.has_worker and (found.state is not WorkerState.READY or found.in_flight)
+    }
+    waiting = {world.open[ticket] for ticket in world.open.keys() - world.begun.keys()}
+    state = world.scheduler.state
+    served = {found.id for found in models if found.has_worker or _are_leaving(state.claims(found.id), state.models)}
+    return {(device, name) for device in world.totals.keys() - moving for name in waiting - served}
+
+
+def _are_leaving(claims: tuple[ModelId, ...], models: dict[ModelId, ModelState]) -> bool:
+    """Is its place being made elsewhere?"""
+    return any(models[name].state is WorkerState.STOPPING for name in claims)
