@@ -119,9 +119,10 @@ class AdmissionPolicy:
     def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
         """Until when an idle worker keeps its place: held, or within its minimum residency, while in demand. `now`: it doesn't."""
         held_until = max(now, self.held_until(model))
-        matures_at, quiet_at = self.matures_at(model), model.last_used + self.linger_s(model)
+        matures_at = self.matures_at(model)
         if now >= matures_at:
             return held_until
+        quiet_at = model.last_used + self.linger_s(model)
         if now < quiet_at:
             return max(held_until, min(quiet_at, matures_at))
         return max(held_until, matures_at) if queued else held_until

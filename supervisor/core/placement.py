@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from supervisor.core import default_models, partners
@@ -54,6 +55,7 @@ CLOSE_LOOKS = 4
 """Of more device sets than `EXACT`, a waiter that has no place looks closely at this many, the most promising ones."""
 
 EXACT = 8
+_NOBODY: AbstractSet[ModelId] = frozenset()
 
 
 def place_wanted(state: SchedulerState, step: Step) -> None:
@@ -162,11 +164,11 @@ class _Round:
             return False
         return need_mib <= later_mib + there.idle_mib
 
-    def _room(self, key: Key, device: DeviceId, there: Outline) -> tuple[int, int, set[ModelId]]:
+    def _room(self, key: Key, device: DeviceId, there: Outline) -> tuple[int, int, AbstractSet[ModelId]]:
         """What those before `key` leave: free now, in the end, and whom they claim."""
         placed = self.wanted.placed_on(device)
         if not placed or placed[0] >= key:
-            return there.free_mib, there.free_mib + there.coming_mib, set()
+            return there.free_mib, there.free_mib + there.coming_mib, _NOBODY
         promised = leaving = stopping = 0
         claimed: set[ModelId] = set()
         for other in placed:
@@ -268,10 +270,12 @@ class _Round:
         admission, own, now = self.state.admission, model.spec.priority, self.step.now
         in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
         for device, need_mib in zip(option.devices, option.need_mib, strict=True):
-            there = outline(self.state, now, device)
+            there = self.state.ledger.outline(device) or outline(self.state, now, device)
             if there.outage is not None:
                 return (4, 0.0, 0, 0.0)
-            now_mib, later_mib, claimed = self._room(key, device, there)
+            now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NOBODY
+            if self.wanted.placed_on(device):
+                now_mib, later_mib, claimed = self._room(key, device, there)
             if need_mib <= now_mib and there.is_open:
                 continue
             in_the_way = max(in_the_way, 1 if there.is_open else 2)
