@@ -92,8 +92,8 @@ class AdmissionPolicy:
 
     def rank_model(self, model: ModelState, queue: AdmissionQueue) -> Rank:
         """Which wanted model is planned first. A later one gets only what the plans before it leave over."""
-        head = queue.peek(model.id)
-        waiting = [(each.demand.priority, each.arrived_at, each.seq) for each in queue.oldest_of_classes(model.id)]
+        head = queue.peek(model.line)
+        waiting = [(each.demand.priority, each.arrived_at, each.seq) for each in queue.oldest_of_classes(model.line)]
         if model.asked_at is not None:
             waiting.append((NORMAL, model.asked_at, 0))
         # A model that was evicted has had its turn: its backlog, however old, comes after those it was evicted for.
@@ -167,7 +167,8 @@ class AdmissionPolicy:
         The longest keep-alive counts: its own, those of its last requests, its hold. A pin and being a default model suspend them.
         """
         keep_alive_s = model.spec.keep_alive_s
-        if keep_alive_s is None or model.pinned or model.id in self.policy.default_models:
+        is_default = model.line in self.policy.default_models and not model.spec.extra
+        if keep_alive_s is None or model.pinned or is_default:
             return math.inf
         return max(model.last_used + max(keep_alive_s, model.spec.hold_s), model.kept_until)
 

@@ -41,7 +41,8 @@ def expected(state: SchedulerState, model: ModelState, demand: Demand, now: floa
 def _load_s(state: SchedulerState, model: ModelState, now: float) -> float:
     """The rest of its load by the time that the last one took: of the replica that is ready first."""
     if model.line in state.groups:
-        return min(_rest_s(each, now) for each in state.replicas(model))
+        coming = [each for each in state.replicas(model) if each.serves or each.state is WorkerState.DRAINING]
+        return min((_rest_s(each, now) for each in coming), default=_rest_s(state.leader(model), now))
     return _rest_s(model, now)
 
 

@@ -61,7 +61,7 @@ def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId 
         if _serves_higher_first(state, victim, key):
             continue
         waiter = state.models[waiter_id]
-        claim_at = state.admission.may_claim_at(waiter, state.queue.most_urgent(waiter_id), victim)
+        claim_at = state.admission.may_claim_at(waiter, state.queue.most_urgent(waiter.line), victim)
         if step.now >= claim_at:
             return waiter_id
         state.wake(claim_at, waiter_id)
@@ -71,16 +71,25 @@ def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId 
 def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key) -> bool:
     """Does a request of a higher class than the waiter's wait for the victim itself, and may it still overtake?"""
     queue, line = state.queue, state.models.get(victim.line)
-    if line is None or not queue.count(line.id) or queue.most_urgent(line.id) >= queue.most_urgent(waiter[1]):
+    if (
+        line is None
+        or not queue.count(line.id)
+        or queue.most_urgent(line.id) >= queue.most_urgent(state.models[waiter[1]].line)
+    ):
         return False
-    is_first = state.admission.rank_model(line, queue) < waiter[0]
-    return is_first and victim.overtakes < state.limits.overtakes
+    if not victim.answering or state.admission.is_full(victim) or victim.overtakes >= state.limits.overtakes:
+        return False
+    return state.admission.rank_model(line, queue) < waiter[0]
 
 
 def _is_urgent(state: SchedulerState, victim: ModelState) -> bool:
-    """Does anybody wait for it who may ask it to end soon? Also one who waits for a waiter."""
+    """Does anybody wait for it who may ask it to end soon? Also one who waits for a waiter, or for the victim's next worker."""
+    if state.queue.count(victim.line) and victim.in_flight:
+        lowest = min(demand.priority for demand in victim.in_flight.values())
+        if state.queue.most_urgent(victim.line) < lowest:
+            return True
     waiters = _waiters(state, victim)
-    return any(state.admission.is_urgent(each, state.queue.most_urgent(each.id), victim) for each in waiters)
+    return any(state.admission.is_urgent(each, state.queue.most_urgent(each.line), victim) for each in waiters)
 
 
 def _waiters(state: SchedulerState, victim: ModelState) -> Iterator[ModelState]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from supervisor.core.model_state import ModelState, Wish
 from supervisor.core.plans import Evict, EvictionBlock, Plan, Snapshot
 from supervisor.core.state import SchedulerState, Step
-from supervisor.core.types import WorkerState
+from supervisor.core.types import WorkerState, base_of
 
 
 def arm(state: SchedulerState, step: Step, model: ModelState) -> None:
@@ -55,7 +55,7 @@ def spared(state: SchedulerState, model: ModelState, snapshot: Snapshot) -> Snap
     names = state.admission.policy.default_models
     residents = (
         replace(each, block=EvictionBlock.PINNED)
-        if each.model in names and each.block is not EvictionBlock.STOPPING
+        if base_of(each.model) in names and each.block is not EvictionBlock.STOPPING
         else each
         for each in snapshot.residents
     )

@@ -54,7 +54,7 @@ def _remember(model: ModelState, prefix: int, replica: ModelId) -> None:
 
 def _overtake(state: SchedulerState, model: ModelState, waiter: ModelId, arrived_at: float) -> None:
     """Its worker has another request although a model waits for its memory. So many may overtake, and their class counts."""
-    asked = (state.queue.oldest(waiter), state.models[waiter].asked_at)
+    asked = (state.queue.oldest(state.models[waiter].line), state.models[waiter].asked_at)
     if arrived_at > min((since for since in asked if since is not None), default=math.inf):
         model.overtakes += 1
     state.wanted.settle_again(model.id)
@@ -71,7 +71,7 @@ def reject_all(
 ) -> None:
     """Every queued request that only this model could serve gets this answer; nobody wants it any more."""
     if state.waiting_for(model):
-        for waiting in state.queue.clear(model.id):
+        for waiting in state.queue.clear(model.line):
             step.emit(Reject(waiting.ticket, code, message, retry_after_s))
     model.wish = None
 
@@ -86,14 +86,14 @@ def keep_loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
     """The worker is ready, and no other model claims its memory any more."""
     model.wish = None
     dispatch(state, step, model)
-    arm_keep_alive(state, model)
+    arm_keep_alive(state, model, step.now)
 
 
-def arm_keep_alive(state: SchedulerState, model: ModelState) -> None:
+def arm_keep_alive(state: SchedulerState, model: ModelState, now: float) -> None:
     """Look at an idle worker when its keep-alive is over. One timer at a time."""
     if model.state is not WorkerState.READY or model.in_flight:
         return
-    at = state.admission.stays_until(model)
+    at = state.stays_until(model, now)
     if at < math.inf and (model.keep_alive_at is None or at < model.keep_alive_at):
         model.keep_alive_at = at
         state.wake(at, model.id)

@@ -263,7 +263,9 @@ class ModelState:
         if known is None or known[0] is not self.spec or known[1] is not devices:
             apart = spread(self.spec, devices)
             sets = {tuple(device.id for device in chosen): chosen for chosen in device_sets(self.spec, devices)}
-            alike: dict[tuple[int, bool], int] = {}  # what it needs of any device of this size, where nothing was measured
+            alike: dict[
+                tuple[int, bool], int
+            ] = {}  # what it needs of any device of this size, where nothing was measured
             options = {}
             for ids in sorted(sets):
                 first, like = sets[ids][0], None

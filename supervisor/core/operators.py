@@ -7,6 +7,8 @@ its new specification if it was in use.
 
 from __future__ import annotations
 
+import math
+
 from supervisor.core import default_models, replicas
 from supervisor.core.dispatch import arm_keep_alive, dispatch, reject_all, resume
 from supervisor.core.events import Configured, LoadAsked, LoadCancelled, PinAsked, Respecified, UnloadAsked
@@ -22,12 +24,18 @@ def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
     model = state.models.get(event.model)
     if model is None or model.removed or state.shutting_down:
         return
-    _reset(step, model, "reset by an operator")
+    for each in state.replicas(model):
+        _reset(step, each, "reset by an operator")
+        each.dismissed = False
+        each.wished_at = -math.inf
+        state.update_wanted(each)
     if model.drain is not None and model.drain.is_ordered and model.change is None:
         resume(state, step, model, "an operator asked for it again")
+    elif model.state is WorkerState.READY:
+        pass
     elif state.is_served_elsewhere(model):
         model.want_back()
-    elif model.state is not WorkerState.READY:
+    else:
         since = model.ask(step.now)
         state.wake(state.admission.gives_up_at(since), model.id)
     state.update_wanted(model)
@@ -51,7 +59,7 @@ def _unload(state: SchedulerState, step: Step, model: ModelState, *, force: bool
     model.wish = None
     model.dismissed = True
     reason = "llmux is shutting down" if state.shutting_down else "unloaded by an operator"
-    if force or model.state not in SERVES:
+    if force or not any(each.state in SERVES for each in state.replicas(model)):
         message = f"{ASKED} was unloaded by an operator."
         reject_all(state, step, model, RejectCode.MODEL_UNLOADED, message, retry_after_s=5.0)
     stop_worker(state, step, model, StopCause.OPERATOR, reason, force=force)
@@ -87,9 +95,10 @@ def pin(state: SchedulerState, step: Step, event: PinAsked) -> None:
         return
     step.decide("pin" if event.pin else "unpin", model.id, "asked by an operator")
     for each in state.replicas(model):
-        each.pin = event.pin
+        if not each.spec.extra:
+            each.pin = event.pin
         state.touch(each)
-        arm_keep_alive(state, each)
+        arm_keep_alive(state, each, step.now)
     state.wanted.plan_all_again()
 
 
@@ -142,6 +151,8 @@ def _specify(state: SchedulerState, step: Step, spec: ModelSpec, why: str) -> No
         stop_worker(state, step, model, StopCause.CONFIGURATION, why)
     else:
         _respecify(state, step, model, spec, why)
+    if (first := state.models.get(spec.replica_of or spec.id)) is not None:
+        model.pin = None if spec.extra else first.pin
     state.update_wanted(model)
 
 
@@ -156,7 +167,7 @@ def _respecify(state: SchedulerState, step: Step, model: ModelState, spec: Model
     model.specify(spec)
     model.change = None
     dispatch(state, step, model)
-    arm_keep_alive(state, model)
+    arm_keep_alive(state, model, step.now)
 
 
 def may_keep_worker(running: ModelSpec, devices: Devices, spec: ModelSpec) -> bool:

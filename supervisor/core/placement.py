@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from supervisor.core import default_models, partners
+from supervisor.core import default_models, partners, replicas
 from supervisor.core.claims import settle_claims
 from supervisor.core.dispatch import reject_all
 from supervisor.core.effects import StartWorker
@@ -203,8 +203,11 @@ class _Round:
             chosen = self._near(model, key, options, before, offered)
         alone = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), alone)
-        if apart := self._apart(model, chosen):
-            answer, seen = self._ask(replace(demand, options=tuple(apart), spread=None), key)
+        for apart in replicas.apart(self.state, model, replace(demand, options=tuple(options.values()), spread=spread)):
+            some = {option.devices: option for option in apart.options}
+            is_many = len(some) > EXACT and not self.is_limited
+            near = tuple(self._near(model, key, some, None, {DeviceId("")})) if is_many else apart.options
+            answer, seen = self._ask(replace(apart, options=near), key)
             if isinstance(answer, Admit):
                 self._carry_out(model, key, answer, seen, options)
                 return
@@ -227,14 +230,6 @@ class _Round:
         if before is not None and not offered & {"", *before.devices} and not isinstance(answer, Admit | Evict):
             return  # nothing better there: it stays where it is
         self._carry_out(model, key, answer, seen, options)
-
-    def _apart(self, model: ModelState, options: list[Option]) -> list[Option]:
-        """Those of the device sets where no other replica of the model is, if some are and some aren't."""
-        if model.line not in self.state.groups:
-            return []
-        taken = {device for each in self.state.replicas(model) for device in each.devices}
-        apart = [option for option in options if taken.isdisjoint(option.devices)]
-        return apart if len(apart) < len(options) else []
 
     def _ask(self, demand: LoadDemand, key: Key) -> tuple[Plan, Snapshot]:
         devices = self.state.ledger.device_ids() if self.is_limited else demand.devices

@@ -7,9 +7,10 @@ place takes the next.
 A request that needs not wait goes to the replica that answered the beginning of its conversation last, as long as that has
 a place: a prompt that it has in its cache costs nothing. Else it goes to the one with the fewest requests.
 
-While none of them is loaded, the first is loaded as any model is. The others never evict anybody: `replicas` of them are
-loaded when memory is free, and further ones, up to `replica_max`, while at least as many requests wait as one more would
-take. Those go when they have been idle for `replica_idle_s`.
+While none of them is loaded, the first is loaded as any model is; if that has failed, the next. The others never evict
+anybody: `replicas` of them are loaded when memory is free, and further ones, up to `replica_max`, while at least as many
+requests wait as one more would take. Those go when they have been idle for `replica_idle_s`, the first `replicas` all together
+when the keep-alive of the last one is over.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import replace
 from supervisor.core.demand import Demand
 from supervisor.core.dispatch import reject_all
 from supervisor.core.model_state import ModelState
+from supervisor.core.plans import LoadDemand
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import failed
 from supervisor.core.types import Limits, ModelId, ModelSpec, RejectCode, WorkerState
@@ -50,6 +52,7 @@ def further(spec: ModelSpec, limits: Limits) -> Iterator[ModelSpec]:
             pin=spec.pin and stays,
             preload=spec.preload and stays,
             keep_alive_s=keep_alive_s,
+            extra=not stays,
             replica_max=1,
         )
 
@@ -74,12 +77,30 @@ def chosen(state: SchedulerState, model: ModelState, demand: Demand) -> ModelSta
         for each in open_:
             if each.id == known:
                 return each
-    return min(open_, key=lambda each: (len(each.in_flight), _is_further(each, model), each.last_used), default=None)
+    # Of equals those that stay are preferred, so that the others can go.
+    return min(open_, key=lambda each: (len(each.in_flight), each.spec.extra, each.last_used), default=None)
 
 
-def _is_further(replica: ModelState, model: ModelState) -> bool:
-    """Is it one that goes when it is idle? Then the others are preferred, so that it can."""
-    return replica.spec.keep_alive_s != model.spec.keep_alive_s
+def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Iterator[LoadDemand]:
+    """What to ask for before `demand`, to be accepted only where it can start at once.
+
+    First devices that no other replica of the model is on. And a replica that nobody goes for can only use what is free: so
+    also several devices where one might do later.
+    """
+    if model.line not in state.groups:
+        return
+    taken = {device for each in state.replicas(model) if each is not model for device in each.devices}
+    spread = demand.spread
+    if taken:
+        options = tuple(option for option in demand.options if taken.isdisjoint(option.devices))
+        left = () if spread is None else tuple(device for device in spread.devices if device not in taken)
+        if options:
+            yield replace(demand, options=options, spread=None)
+        if spread is not None and len(left) > 1:
+            yield replace(demand, options=(), spread=replace(spread, devices=left))
+    if spread is not None and not state.is_asked(model):
+        yield replace(demand, spread=None)
+        yield replace(demand, options=())
 
 
 def balance(state: SchedulerState, step: Step) -> bool:
@@ -95,11 +116,13 @@ def balance(state: SchedulerState, step: Step) -> bool:
 def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
     loaded = [each for each in replicas if each.serves]
-    if not loaded and queued and (model.stuck or model.state is WorkerState.FAILED):
-        refused = failed(model, step.now)
-        reject_all(state, step, model, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
-    if (model.id in state.wanted) != state.is_wanted(model):
-        state.update_wanted(model)
+    leader = state.leader(model)
+    if not loaded and queued and (leader.stuck or leader.state is WorkerState.FAILED):
+        refused = failed(leader, step.now)
+        reject_all(state, step, leader, RejectCode.MODEL_FAILED, refused.message, retry_after_s=refused.retry_after_s)
+    for each in replicas:
+        if (each.id in state.wanted) != state.is_wanted(each):
+            state.update_wanted(each)
     if not model.removed and any(each.state is WorkerState.READY for each in loaded):
         _want_more(state, step, model, len(loaded))
     return state.wanted.has_unplanned()
@@ -107,7 +130,7 @@ def _balance(state: SchedulerState, step: Step, model: ModelState) -> bool:
 
 def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int) -> None:
     replicas, queued = state.replicas(model), state.queue.count(model.id)
-    coming = sum(each.wish is not None and not each.has_worker for each in replicas)
+    coming = sum(each.wish is not None and each.state is WorkerState.STOPPED for each in replicas)
     few, why = replicas[: model.spec.replicas], f"{model.spec.replicas} are to be loaded"
     missing = len(few) - loaded - coming
     if missing <= 0 and queued >= max(1, model.spec.target_inflight) and not coming:
@@ -116,7 +139,8 @@ def _want_more(state: SchedulerState, step: Step, model: ModelState, loaded: int
     for each in few:
         if missing <= 0:
             break
-        if each.state is WorkerState.STOPPED and each.wish is None and step.now >= each.wished_at + RETRY_S:
+        is_away = each.state is WorkerState.STOPPED and each.wish is None and not each.dismissed
+        if is_away and step.now >= each.wished_at + RETRY_S:
             each.wished_at = step.now
             each.want_back()
             state.update_wanted(each)

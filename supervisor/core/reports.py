@@ -58,11 +58,14 @@ def adopted(state: SchedulerState, step: Step, event: WorkerAdopted) -> None:
     if event.is_unloaded:
         stop_worker(state, step, model, StopCause.OPERATOR, "unloaded by an operator")
     dispatch(state, step, model)
-    arm_keep_alive(state, model)
+    arm_keep_alive(state, model, step.now)
 
 
 def _loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
     model.load_s = step.now - model.life.since
+    for each in state.replicas(model):
+        if not each.has_worker:
+            each.load_s = model.load_s
     step.emit(LearnLoad(model.id, model.spec.footprint_key, model.load_s))
     model.crashes = replace(model.crashes, oom_retried=False, refusals=0, given_up=False)
     advance(model, Trigger.READY, step.now, f"loaded in {model.load_s:.1f} s")
@@ -70,7 +73,7 @@ def _loaded(state: SchedulerState, step: Step, model: ModelState) -> None:
     step.decide("ready", model.id, model.life.reason)
     if model.crashes.times:
         state.wake(step.now + state.limits.backoff_reset_s, model.id)
-    arm_keep_alive(state, model)
+    arm_keep_alive(state, model, step.now)
 
 
 def _reachable(step: Step, model: ModelState) -> None:
@@ -133,7 +136,7 @@ def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: in
     if used_mib <= 0 or taken_at <= model.ready_at:
         return
     if not model.spec.spreads:
-        _keep(step, model, worker.device, used_mib)
+        _keep(state, step, model, worker.device, used_mib)
         return
     parts = {
         lease.device: lease.measured_mib or 0
@@ -142,13 +145,14 @@ def _learn(state: SchedulerState, step: Step, worker: WorkerSample, used_mib: in
     } | {worker.device: used_mib}
     if all(parts.get(device) for device in model.devices):
         for device in model.devices:
-            _keep(step, model, device, sum(parts.values()))
+            _keep(state, step, model, device, sum(parts.values()))
 
 
-def _keep(step: Step, model: ModelState, device: DeviceId, used_mib: int) -> None:
+def _keep(state: SchedulerState, step: Step, model: ModelState, device: DeviceId, used_mib: int) -> None:
     known = model.spec.learned.get(device)
     if known is None or used_mib > known.mib * LEARN_STEP:
-        model.learn(device, used_mib)
+        for each in state.replicas(model):
+            each.learn(device, used_mib)
         step.emit(Learn(model.id, device, model.spec.footprint_key, used_mib))
 
 

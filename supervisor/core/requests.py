@@ -28,14 +28,15 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
         message = "llmux is shutting down; try again in a moment."
         step.emit(Reject(event.ticket, RejectCode.SHUTTING_DOWN, message, retry_after_s=5.0))
         return
-    is_served_elsewhere = state.is_served_elsewhere(model)
-    if model.stuck and not is_served_elsewhere:
-        device = model.devices[0]
-        message = f"{ASKED} can't be loaded: {device} is {state.ledger.blocked(device, model.id)}"
+    leader = state.leader(model)
+    is_served_elsewhere = state.is_served_elsewhere(leader)
+    if leader.stuck and not is_served_elsewhere:
+        device = leader.devices[0]
+        message = f"{ASKED} can't be loaded: {device} is {state.ledger.blocked(device, leader.id)}"
         step.emit(Reject(event.ticket, RejectCode.DEVICE_QUARANTINED, message))
         return
-    if model.state is WorkerState.FAILED and not is_served_elsewhere:
-        refused = failed(model, step.now)
+    if leader.state is WorkerState.FAILED and not is_served_elsewhere:
+        refused = failed(leader, step.now)
         step.emit(Reject(event.ticket, RejectCode.MODEL_FAILED, refused.message, refused.retry_after_s))
         return
     can_answer = model.state is WorkerState.READY and model.answering
@@ -71,6 +72,7 @@ def arrived(state: SchedulerState, step: Step, event: RequestArrived) -> None:
     if accounts:
         state.admission.accounts.admit(event.ticket, accounts, step.now)
     for each in state.replicas(model):
+        each.dismissed = False
         if each.drain is not None and state.wanted.claimants(each.id):
             state.wanted.settle_again(each.id)
     if model.drain is not None and state.queue.count(model.id) == 1:
@@ -120,7 +122,7 @@ def finished(state: SchedulerState, step: Step, event: RequestFinished) -> None:
     if model.in_flight:
         return
     state.touch(model)
-    arm_keep_alive(state, model)
+    arm_keep_alive(state, model, step.now)
     drain = model.drain
     if drain is not None:  # else a waiter that needs several to go might never find all of them idle
         stop_now(state, step, model, drain.cause, drain.reason)

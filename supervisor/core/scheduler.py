@@ -69,10 +69,11 @@ class Scheduler:
         timers.fire(self.state, step)
         if isinstance(event, Tick) or self.state.ledger.has_changed():
             reports.watch_memory(self.state, step)
-        if self.state.groups:
+        is_balanced = bool(self.state.groups) and type(event) is not WorkerAdopted  # more of them may follow
+        if is_balanced:
             replicas.balance(self.state, step)
         place_wanted(self.state, step)
-        if self.state.groups and replicas.balance(self.state, step):
+        if is_balanced and replicas.balance(self.state, step):
             place_wanted(self.state, step)
         for effect in step.effects:
             if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing

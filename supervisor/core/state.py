@@ -97,10 +97,33 @@ class SchedulerState:
         """Does another replica take its requests?"""
         return model.line in self.groups and any(each.serves for each in self.replicas(model) if each is not model)
 
+    def leader(self, model: ModelState) -> ModelState:
+        """The replica that is loaded for requests while none is there: the first that hasn't failed."""
+        replicas = self.replicas(model)
+        usable = (each for each in replicas if each.life.state is not WorkerState.FAILED and not each.stuck)
+        return next(usable, replicas[0] if replicas else model)
+
     def waiting_for(self, model: ModelState) -> int:
         """How many requests only its load can serve."""
-        queued = self.queue.count(model.id)
-        return 0 if queued and self.is_served_elsewhere(model) else queued
+        queued = self.queue.count(model.line)
+        if (
+            queued
+            and model.line in self.groups
+            and (self.leader(model) is not model or self.is_served_elsewhere(model))
+        ):
+            return 0
+        return queued
+
+    def stays_until(self, model: ModelState, now: float) -> float:
+        """Until when an idle worker stays. The lasting replicas of a model stay and go together."""
+        if model.line not in self.groups or model.spec.extra:
+            return self.admission.stays_until(model)
+        until = self.admission.stays_until(model)
+        for each in self.replicas(model):
+            if each.has_worker and not each.spec.extra:
+                in_use_until = now + (each.spec.keep_alive_s or 0.0) if each.in_flight else now
+                until = max(until, in_use_until, self.admission.stays_until(each))
+        return until
 
     def is_asked(self, model: ModelState) -> bool:
         """Does an operator or a request ask for it?"""

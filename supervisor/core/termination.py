@@ -133,21 +133,22 @@ def _retry_with_more(state: SchedulerState, step: Step, model: ModelState) -> No
     if model.spread(state.ledger.devices()) is not None:  # its parts differ from load to load: all of it is raised
         mib = int(sum(lease.held_mib for lease in leases) * OUT_OF_MEMORY_EXTRA)
         for lease in leases:
-            _raise(step, model, lease.device, mib)
+            _raise(state, step, model, lease.device, mib)
         told.append(f"{mib} MiB in all instead of {sum(lease.mib for lease in leases)}")
     else:
         for lease in leases:
             mib = min(int(lease.held_mib * OUT_OF_MEMORY_EXTRA), state.ledger.view(lease.device).usable_mib)
             if mib > lease.mib:
-                _raise(step, model, lease.device, mib)
+                _raise(state, step, model, lease.device, mib)
                 told.append(f"{mib} MiB on {lease.device} instead of {lease.mib}")
     reason = f"ran out of memory while loading; tried once more{', with ' * bool(told)}{listed(told)}"
     advance(model, Trigger.GONE, step.now, reason)
     step.decide("raise", model.id, reason)
 
 
-def _raise(step: Step, model: ModelState, device: DeviceId, mib: int) -> None:
-    model.raise_footprint(device, mib)
+def _raise(state: SchedulerState, step: Step, model: ModelState, device: DeviceId, mib: int) -> None:
+    for each in state.replicas(model):
+        each.raise_footprint(device, mib)
     step.emit(Learn(model.id, device, model.spec.footprint_key, mib, raised=True))
 
 
@@ -193,7 +194,7 @@ def failed(model: ModelState, now: float) -> Failed:
     """Why it doesn't start, in our own words, and when a request may help again."""
     cause = model.crash.summary if model.crash is not None else model.life.reason
     if model.crash is not None and model.crash.quote:
-        cause += f". Its last words: llmux logs {ASKED}"
+        cause += f". Its last words: llmux logs {ASKED}{model.id.removeprefix(model.line)}"
     if model.crashes.retry_at is None:
         remedy = f"Fix the cause, then: llmux load {ASKED}"
         return Failed(f"{ASKED} does not start: {cause}. {remedy}", None)

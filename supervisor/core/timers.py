@@ -69,8 +69,8 @@ def _end_keep_alive(state: SchedulerState, step: Step, model: ModelState) -> Non
         return  # the end of its last request sets it again
     if state.queue.count(model.line) > 0:
         model.last_used = step.now
-    if step.now < state.admission.stays_until(model):
-        arm_keep_alive(state, model)
+    if step.now < state.stays_until(model, step.now):
+        arm_keep_alive(state, model, step.now)
         return
     reason = f"idle for {step.now - model.last_used:.0f} s (keep_alive_s)"
     stop_now(state, step, model, StopCause.IDLE, reason)

@@ -101,6 +101,7 @@ class ModelSpec:
     replicas: int = 1  # so many workers are loaded when one is, where memory is free
     replica_max: int = 1  # so many workers at most, as many as the queue needs
     replica_of: ModelId | None = None  # set iff it is a further replica of that model
+    extra: bool = False  # a replica beyond `replicas`: it is there for the queue, and goes when it is idle
     max_queue: int | None = None  # overrides the limit queue_per_model
     drain_s: float | None = None  # overrides the limit of this name
     remote: bool = False  # others run it: it needs no device, holds no memory, and is never evicted

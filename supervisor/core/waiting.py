@@ -85,9 +85,9 @@ def awaited(state: SchedulerState, model: ModelState) -> Awaited:
 
 
 def first_to_serve(state: SchedulerState, model: ModelState) -> ModelState:
-    """The replica that takes its requests first: one that is ready, else one that loads, else itself."""
+    """The replica that takes its requests first: one that is ready, else one that loads, else the one to be loaded."""
     serving = [each for each in state.replicas(model) if each.serves]
-    return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=model)
+    return min(serving, key=lambda each: each.state is WorkerState.STARTING, default=state.leader(model))
 
 
 def _own_drain(model: ModelState) -> Awaited:

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Final
 
 from supervisor.core.demand import AnswerTimes
-from supervisor.core.types import ModelId
+from supervisor.core.types import ModelId, base_of
 from supervisor.daemon.requests import RequestContext
 
 KEPT: Final = 256
@@ -33,7 +33,7 @@ class AnswerLog:
         ticket, outcome = context.ticket, context.outcome
         if ticket is None or outcome.status != HTTPStatus.OK or outcome.error or context.failure:
             return
-        kept = self._taken.setdefault((ticket.model, context.path), deque(maxlen=KEPT))
+        kept = self._taken.setdefault((base_of(ticket.model), context.path), deque(maxlen=KEPT))
         kept.append((context.ended_at, context.ended_at - ticket.admitted))
 
     def of(self, model: ModelId, path: str) -> AnswerTimes | None:

@@ -2,7 +2,7 @@
 
 A load begins when a model is wanted that isn't loaded, whoever asked, and ends when it is loaded, has failed, or nobody
 wants it any more. Each try is a load of its own, and so is each replica. What was under way when the daemon ended was
-interrupted.
+interrupted. How one ended follows from the first decision about it that ends loads.
 
 Progress is the greatest of three shares: bytes read of the weights' size, memory taken of what is leased, and what the last
 line of the worker's log says. It never falls, and is below 1 until the model is loaded. The time left is the time that the
@@ -14,16 +14,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+import msgspec
 import structlog
 from pydantic import JsonValue
 
+from runtimes.base import ModelUnusableError
 from supervisor.catalog import CatalogModel
 from supervisor.core.effects import Decided, Dispatch, Effect
-from supervisor.core.events import Event, LoadAsked, LoadCancelled, RequestArrived, RequestFinished
+from supervisor.core.events import Event, LoadAsked, LoadCancelled, RequestArrived, RequestFinished, UnloadAsked
 from supervisor.core.types import SERVES, ModelId, WorkerState, base_of
 from supervisor.daemon.status import LoadStatus
 from supervisor.errors import InvalidRequestError, NotFoundError
@@ -42,11 +44,22 @@ MOST_SHARE: Final = 0.99
 LEAST_SHARE: Final = 0.05
 """From here on progress says how much time is left."""
 _COLLECTION: Final = "loads"
-_IN_VAIN: Final = frozenset({"refuse", "give_up"})  # decisions that end a load without a worker
 _INTERRUPTED: Final = "llmux ended, or another daemon took over, before the model was loaded"
+_UNWANTED: Final = "nobody waits for it any more"
 
 Json = dict[str, JsonValue]
 State = Literal["waiting", "loading", "ready", "failed", "cancelled", "interrupted"]
+_ENDS: Final[Mapping[str, State]] = {
+    "crash": "failed",
+    "failed": "failed",
+    "refuse": "failed",
+    "give_up": "failed",
+    "cancel": "cancelled",
+    "stop": "cancelled",
+    "evicted": "cancelled",
+    "leave": "cancelled",
+}
+"""What decisions make of a load."""
 
 
 @dataclass(slots=True)
@@ -70,6 +83,7 @@ class Load:
     bytes_read: int | None = None
     bytes_total: int | None = None
     memory_mib: int | None = None
+    decided: int = 0  # number of the last decision when it began, or its worker was started
 
     @property
     def is_over(self) -> bool:
@@ -102,16 +116,17 @@ class Loads:
     def restore(self, store: Store) -> None:
         """Go on with the list that is kept there. Call it once, before the engine's first event."""
         self._store = store
-        found = []
+        found: list[Load] = []
+        changed: dict[Entry, JsonValue] = {}
         for name, kept in store.items(_COLLECTION).items():
             try:
-                found.append(_restored(kept))
-            except (AssertionError, TypeError, ValueError) as error:
-                log.warning("load.unreadable", load=name, reason=repr(error))
-        changed: dict[Entry, JsonValue] = {}
+                found.append(msgspec.convert({**kept, "id": str(int(name))}, Load))  # type: ignore[dict-item]
+            except (msgspec.ValidationError, TypeError, ValueError) as error:
+                log.warning("load.unreadable", load=name, reason=str(error))
+                changed[_COLLECTION, name] = None
         for load in sorted(found, key=lambda load: int(load.id)):
             if not load.is_over:
-                load.state, load.reason, load.ended_at = "interrupted", _INTERRUPTED, time.time()
+                load.state, load.reason, load.ended_at = "interrupted", _INTERRUPTED, round(time.time(), 3)
                 changed[_COLLECTION, load.id] = _kept(load)
             self._ended.append(load)
             self._last = max(self._last, int(load.id))
@@ -129,65 +144,71 @@ class Loads:
             about.add(event.model)
         if type(event) is not RequestArrived and type(event) is not RequestFinished:
             about.update(self._open)
+        unloaded = base_of(event.model) if type(event) is UnloadAsked else None
         for model in about:
-            self._look_at(model)
+            self._look_at(model, "unloaded by an operator" if base_of(model) == unloaded else _UNWANTED)
 
-    def _look_at(self, model: ModelId) -> None:
-        """Take in what has become of its load."""
+    def _look_at(self, model: ModelId, otherwise: str = _UNWANTED) -> None:
+        """Take in what has become of its load; `otherwise`: why it ended where no decision says so."""
         status, load = self._daemon.engine.load_status(model), self._open.get(model)
-        if load is not None and load.state == "loading" and (status is None or status.generation != load.generation):
-            self._end(load, status)
+        if status is not None and status.is_remote:
+            status = None
+        if load is not None and _is_over(load, status):
+            self._end(load, status, otherwise)
             load = None
-        if status is None or status.is_remote:
+        if status is None or not (status.is_wanted or status.state is WorkerState.STARTING):
             return
-        if load is None:
-            if not (status.is_wanted or status.state is WorkerState.STARTING):
-                return
-            load = self._begin(model)
-        if status.state is WorkerState.STARTING:
-            if load.state == "waiting":
-                self._start(load, status)
-        elif load.state == "loading" or not status.is_wanted:
-            self._end(load, status)
+        load = load or self._begin(model)
+        if status.state is WorkerState.STARTING and load.state == "waiting":
+            self._start(load, status)
+        elif load.state == "waiting":
+            load.reason = next(self._decisions(load), (0, "", load.reason))[2]
 
     def _begin(self, model: ModelId) -> Load:
         self._last += 1
-        load = self._open[model] = Load(str(self._last), model, round(time.time(), 3), reason=self._decision(model)[1])
-        if self._looking is None:
+        made = self._daemon.engine.decisions(model, limit=1)
+        load = self._open[model] = Load(str(self._last), model, round(time.time(), 3))
+        if made:
+            load.decided, load.reason = made[-1].seq, made[-1].reason if made[-1].model == model else ""
+        if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="loads")
         self._tell(load)
         return load
 
     def _start(self, load: Load, status: LoadStatus) -> None:
-        load.state, load.reason = "loading", self._decision(load.worker)[1]
+        load.state = "loading"
+        load.decided, _, load.reason = next(self._decisions(load), (load.decided, "", load.reason))
         load.started_at = max(load.asked_at, round(time.time() - status.since_s, 3))
         load.generation, load.devices = status.generation, status.devices
         load.lease_mib, load.expected_s = status.lease_mib, status.load_s
         self._tell(load)
 
-    def _end(self, load: Load, status: LoadStatus | None) -> None:
+    def _end(self, load: Load, status: LoadStatus | None, otherwise: str) -> None:
         del self._open[load.worker]
         load.ended_at = round(time.time(), 3)
-        is_same = status is not None and (load.state == "waiting" or status.generation == load.generation)
-        if status is not None and is_same and status.state in SERVES:
+        ends = [(kind, reason) for _, kind, reason in self._decisions(load) if kind in _ENDS]
+        if load.started_at is not None:
+            load.took_s = round(load.ended_at - load.started_at, 3)
+        if status is not None and status.state in SERVES and load.generation in {None, status.generation}:
             load.state, load.reason, load.share = "ready", status.reason, 1.0
+            load.took_s = status.load_s
         elif self._daemon.engine.queue().is_stopping:
             load.state, load.reason = "interrupted", "llmux is shutting down"
-        elif status is not None and is_same and status.crash is not None:
-            load.state, load.reason = "failed", f"{status.crash.kind}: {status.crash.told}"
+        elif ends:
+            kind, load.reason = ends[-1]  # the first of them
+            load.state = _ENDS[kind]
         else:
-            kind, load.reason = self._decision(load.worker)
-            load.state = "failed" if kind in _IN_VAIN else "cancelled"
-        if load.started_at is not None:
-            is_ready = load.state == "ready" and status is not None
-            load.took_s = status.load_s if is_ready and status is not None else load.ended_at - load.started_at
+            load.state, load.reason = "cancelled", otherwise
         self._ended.append(load)
         self._tell(load)
 
-    def _decision(self, model: ModelId) -> tuple[str, str]:
-        """Kind and reason of the last one about it."""
-        made = (made for made in reversed(self._daemon.engine.decisions(model)) if made.model == model)
-        return next(((one.kind, one.reason) for one in made), ("", ""))
+    def _decisions(self, load: Load) -> Iterator[tuple[int, str, str]]:
+        """Number, kind and reason of those about it since it began, or its worker was started; the newest first."""
+        for made in reversed(self._daemon.engine.decisions(load.worker)):
+            if made.seq <= load.decided:
+                return
+            if made.model == load.worker:
+                yield made.seq, made.kind, made.reason
 
     # --------------------------------------------------------------------------------------------------------- progress
 
@@ -197,9 +218,11 @@ class Loads:
             for load in tuple(self._open.values()):
                 self._look_at(load.worker)
                 if load.state == "loading":
-                    await self._measure(load)
+                    try:
+                        await self._measure(load)
+                    except Exception as error:
+                        log.critical("load.unmeasured", load=load.id, exc_info=error)
             await asyncio.sleep(LOOK_S)
-        self._looking = None
 
     async def _measure(self, load: Load) -> None:
         fleet, before = self._daemon.fleet, load.share
@@ -245,6 +268,8 @@ class Loads:
             message = f"Load {load.id} of {load.worker} has ended: it is {load.state}."
             raise InvalidRequestError(message, code="load_ended")
         self._daemon.engine.post(LoadCancelled(load.worker))
+        if not load.is_over:
+            self._look_at(load.worker)
         return self._view(load)
 
     def _found(self, number: str) -> Load:
@@ -261,7 +286,8 @@ class Loads:
         return {
             "id": load.id,
             "model": base_of(load.worker),
-            "worker": load.worker if load.generation is None else f"{load.worker}:{load.generation}",
+            "worker": load.worker,
+            "generation": load.generation,
             "state": load.state,
             "reason": load.reason,
             "asked_at": load.asked_at,
@@ -324,18 +350,20 @@ class Loads:
 
 def _weights_bytes(model: CatalogModel) -> int:
     """Of all that a load reads; 0: unknown."""
-    return sum(file.stat().st_size for file in model.adapter.weights(model.config) if file.is_file())
+    try:
+        return sum(file.stat().st_size for file in model.adapter.weights(model.config))
+    except (OSError, ModelUnusableError):
+        return 0
+
+
+def _is_over(load: Load, status: LoadStatus | None) -> bool:
+    """Does what is known now end it?"""
+    if status is None:
+        return True
+    if load.state == "loading":
+        return status.state is not WorkerState.STARTING or status.generation != load.generation
+    return status.state is not WorkerState.STARTING and not status.is_wanted
 
 
 def _kept(load: Load) -> Json:
     return {**asdict(load), "devices": list(load.devices)}
-
-
-def _restored(kept: JsonValue) -> Load:
-    """Raises AssertionError, TypeError or ValueError for what is none."""
-    assert isinstance(kept, dict)
-    known = {field.name for field in fields(Load)}
-    load = Load(**{name: value for name, value in kept.items() if name in known})  # type: ignore[arg-type]
-    int(load.id)
-    load.devices = tuple(load.devices)
-    return load

@@ -190,7 +190,7 @@ def _worker_status(state: SchedulerState, model: ModelState, now: float) -> Mode
         in_flight=len(model.in_flight),
         queued=queued,
         idle_s=now - model.last_used if model.has_worker and not model.in_flight else None,
-        unload_s=_idle_until(model, state.admission.stays_until(model), now),
+        unload_s=_idle_until(model, state.stays_until(model, now), now),
         held_s=_idle_until(model, state.admission.held_until(model), now),
         eta_s=_eta_s(model, leases, now),
         drain_s=state.admission.ordered_drain_s(model.spec),
@@ -211,7 +211,9 @@ def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadSta
         reason=model.life.reason,
         since_s=now - model.life.since,
         generation=model.generation,
-        is_wanted=is_away and not model.removed and (model.wish is not None or state.waiting_for(model) > 0),
+        is_wanted=is_away
+        and not (model.removed or state.shutting_down)
+        and (model.wish is not None or state.waiting_for(model) > 0),
         is_remote=model.spec.remote,
         crash=model.crash,
         load_s=model.load_s,

@@ -101,7 +101,8 @@ class Takeover:
         """Go on with the workers, then apply the configuration as a reload would. Does not wait."""
         workers, lock = self._inheritance.workers, self._inheritance.lock
         lock.sign()
-        specs = tuple(adopted.spec for adopted, _ in self._last)
+        named = {adopted.model for adopted, _ in self._last}
+        specs = tuple(adopted.spec for adopted, _ in self._last if adopted.spec.replica_of not in named)
         daemon.engine.post(replace(configured, models=specs))
         for adopted, heard in self._last:
             worker = workers.pop((adopted.model, adopted.generation))

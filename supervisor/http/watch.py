@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from supervisor.core.types import ModelId, base_of
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.events import KINDS, Subscription
 from supervisor.daemon.recording import Recording
@@ -42,7 +43,10 @@ def routes(daemon: Daemon) -> list[Route]:
         return EventStream(_lines(made, seconds), made)
 
     async def logs(request: Request) -> Response:
-        model = daemon.catalog.resolve(request.path_params["name"]).model.id
+        name = ModelId(request.path_params["name"])
+        first = daemon.catalog.resolve(base_of(name)).model.id
+        known = daemon.engine.load_status(replica := ModelId(first + name.removeprefix(base_of(name))))
+        model = first if known is None else replica
         lines = number(request, "lines", 200, MAX_LINES, least=0)
         path = daemon.fleet.log_path(model)
         if flag(request, "follow"):

@@ -34,15 +34,15 @@ def _estimates(told: Json) -> list[output.Styled]:
     if not isinstance(error, int | float) or not isinstance(seconds, int | float):
         return []
     count = estimates.get("loads")
-    return [output.dim(f"The expected times of {count} loads were off by {seconds:.1f} s ({error:.0%}) on average.")]
+    loads = "1 load" if count == 1 else f"{count} loads"
+    return [output.dim(f"Expected times were off by {seconds:.1f} s ({error:.0%}) on average, of {loads}.")]
 
 
 def _row(one: Json) -> output.Row:
     progress = one.get("progress")
-    worker = str(one.get("worker")).rpartition(":")[0] or str(one.get("worker"))
     return (
         output.text(one.get("id")),
-        worker,
+        output.text(one.get("worker")),
         output.state(str(one.get("state"))),
         f"{progress:.0%}" if isinstance(progress, float | int) else "-",
         *(output.duration(one.get(name)) for name in ("waited_s", "took_s", "expected_s", "eta_s")),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.support.daemon import REPOSITORY, Daemon, fake, gguf, running, wait_until
 from tests.support.shell import LLMUX, Shell
@@ -56,7 +59,7 @@ class TestList:
         assert site.chat("chat").status_code == 200
         (load,) = loads(site, "chat")
         assert (load["state"], load["progress"], load["eta_s"]) == ("ready", 1.0, None)
-        assert load["worker"] == "chat:1"
+        assert (load["worker"], load["generation"]) == ("chat", 1)
         assert load["devices"] == ["host"]
         assert load["lease_mib"] == 200
         assert load["asked_at"] <= load["started_at"] <= load["ended_at"]
@@ -128,8 +131,74 @@ class TestList:
         assert list(dict.fromkeys(told)) == ["waiting", "loading", "ready"]
 
 
+@contextlib.contextmanager
+def hogged(site: Daemon) -> Iterator[Callable[..., httpx.Response]]:
+    """While another model answers, and leaves no room; gives a function that sends a request to a model."""
+    site.post("/v1/admin/models/big/load").raise_for_status()
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(site.chat, "big", stream=True)
+        wait_until(lambda: site.model("big")["in_flight"] == 1)
+
+        def ask(model: str, **keys: Any) -> httpx.Response:
+            with site.client() as client:
+                body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+                return client.post("/v1/chat/completions", json=body, **keys)
+
+        yield ask
+        site.post("/v1/admin/models/big/unload", params={"force": "true"})
+        busy.exception()
+
+
 def estimates(site: Daemon) -> dict[str, Any]:
     return site.get("/v1/admin/loads").json()["estimates"]
+
+
+class TestEnds:
+    """Each load says in a word and a sentence how it ended."""
+
+    def test_a_retry_with_more_memory_is_another_load(self, tmp_path):
+        oom = fake("--exit-code", "1", "--log-text", "CUDA error: out of memory")
+        with running(tmp_path, {"models": {"oom": oom}}) as site:
+            assert site.chat("oom").status_code == 503
+            second, first = loads(site, "oom")
+            assert (first["state"], second["state"]) == ("failed", "failed")
+            assert "out of memory" in first["reason"]
+            assert second["lease_mib"] > first["lease_mib"]
+
+    def test_who_waited_has_left(self, site):
+        with hogged(site) as waiting, contextlib.suppress(httpx.TimeoutException):
+            waiting("quick", timeout=1)
+        ended = wait_until(lambda: [load for load in loads(site, "quick") if load["ended_at"]])
+        assert (ended[0]["state"], ended[0]["reason"]) == ("cancelled", "nobody waits for it any more")
+
+    def test_it_was_unloaded_while_it_waited(self, site):
+        with hogged(site) as waiting, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(waiting, "quick")
+            wait_until(lambda: loads(site, "quick"))
+            site.post("/v1/admin/models/quick/unload").raise_for_status()
+            assert asked.result().status_code == 503
+        assert loads(site, "quick")[0]["reason"] == "unloaded by an operator"
+
+    def test_its_model_was_removed(self, site):
+        with hogged(site) as waiting, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(waiting, "quick")
+            (load,) = wait_until(lambda: loads(site, "quick"))
+            del site.config["models"]["quick"]
+            site.config_path.write_text(yaml.safe_dump(site.config))
+            site.post("/v1/admin/reload").raise_for_status()
+            assert asked.result().status_code == 404
+            assert site.get(f"/v1/admin/loads/{load['id']}").json()["state"] == "cancelled"
+
+    def test_it_waits_for_a_retry_after_a_crash(self, tmp_path):
+        crashing = fake("--exit-code", "1", "--log-text", "segfault")
+        with running(tmp_path, {"models": {"c": crashing}, "limits": {"backoff_first_s": 50}}) as site:
+            with ThreadPoolExecutor(1) as pool:
+                asked = pool.submit(site.chat, "c")
+                waiting, failed = wait_until(lambda: (found := loads(site)) if len(loads(site)) == 2 else None)
+                assert (waiting["state"], failed["state"]) == ("waiting", "failed")
+                assert cancel(site, waiting["id"]).json()["state"] == "cancelled"
+                assert asked.result().status_code == 503
+            assert site.model("c")["state"] == "stopped"
 
 
 class TestCancel:
@@ -203,7 +272,17 @@ class TestRestart:
         assert int(newest["id"]) == int(slow["id"]) + 1
         assert newest["expected_s"] == pytest.approx(quick["took_s"], abs=0.01)
 
-    def test_only_so_many_are_kept(self, site):
+    def test_what_can_not_be_read_is_left_out(self, site):
+        site.post("/v1/admin/models/quick/load").raise_for_status()
+        site.stop()
+        with contextlib.closing(sqlite3.connect(site.state_dir / "state.sqlite3")) as file, file:
+            for number, value in enumerate(['{"worker": 5}', "[]", '{"worker": "a", "asked_at": "z"}'], 7):
+                file.execute("INSERT INTO entries VALUES ('loads', ?, ?)", (str(number), value))
+        site.start()
+        assert [load["model"] for load in loads(site)] == ["quick"]
+        assert len(site.events("load.unreadable")) == 3
+
+    def test_they_are_kept_in_order(self, site):
         for _ in range(3):
             site.post("/v1/admin/models/quick/load").raise_for_status()
             site.post("/v1/admin/models/quick/unload").raise_for_status()

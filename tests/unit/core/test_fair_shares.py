@@ -181,6 +181,43 @@ class TestPressing:
         ask(world, "b", "y", priority)
         assert world.state("a") == "ready"
 
+    def test_who_comes_for_a_draining_model_in_a_higher_class_has_it(self, world):
+        world.configure(model("a", 10000), model("b", 10000))
+        ask(world, "a", "x")
+        world.run(40)
+        waiting = ask(world, "b", "y")
+        assert world.state("a") == "draining"
+        high = ask(world, "a", "z", HIGH)
+        assert high in world.dispatched
+        world.finish(high)
+        assert world.state("a") == "draining", "for the other one, who waits on"
+        world.run(310)
+        assert waiting in world.dispatched
+
+    @pytest.mark.parametrize("priority", [NORMAL, LOW])
+    def test_others_wait_for_its_next_worker(self, world, priority):
+        world.configure(model("a", 10000), model("b", 10000))
+        ask(world, "a", "x")
+        world.run(40)
+        ask(world, "b", "y")
+        later = ask(world, "a", "z", priority)
+        assert later not in world.dispatched
+        assert world.state("a") == "draining"
+
+    def test_where_it_has_no_place_the_model_hurries(self, world):
+        world.configure(model("a", 10000, target_inflight=1), model("b", 10000))
+        running = ask(world, "a", "x")
+        world.run(40)
+        waiting = ask(world, "b", "y")
+        world.run(10)
+        high = ask(world, "a", "z", HIGH)
+        assert world.state("a") == "draining"
+        world.run(5.1)
+        assert running in world.cut
+        world.run(10)
+        assert high in world.dispatched
+        assert waiting in world.open
+
     def test_a_worker_that_also_serves_the_same_class_is_left_alone(self, world):
         world.configure(model("a", 10000), model("b", 10000))
         ask(world, "a", "x", LOW)

@@ -6,6 +6,7 @@ Fairness between tenants, the bypass bound and budgets have tests of their own: 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -68,9 +69,9 @@ class Serving(World):
         return self.begun.get(ticket, self.now) - self.came[ticket]
 
 
-def serving(limits: Limits, devices: int = 1) -> Serving:
+def serving(limits: Limits, devices: int = 1, places: int = 0) -> Serving:
     world = Serving(totals=dict.fromkeys((GPU, GPU1)[:devices], 16384))
-    world.configure(*(model(name, mib) for name, mib in sizes.items()), limits=limits)
+    world.configure(*(model(name, mib, target_inflight=places) for name, mib in sizes.items()), limits=limits)
     return world
 
 
@@ -112,16 +113,32 @@ class TestInversion:
     """A request of a higher class waits for lower ones only until one bounded drain is over."""
 
     @settings(max_examples=100)
-    @given(arrivals, names, st.floats(0.0, 5.0))
-    def test_no_longer_than_one_bounded_drain(self, asked, name, pause_s):
-        world = serving(Limits())
+    @given(arrivals, names, st.floats(0.0, 5.0), st.sampled_from([0, 1]))
+    def test_no_longer_than_one_bounded_drain(self, asked, name, pause_s, places):
+        world = serving(Limits(aging_s=math.inf), places=places)
         for each_s, other, priority, takes_s in asked:
             world.run(each_s)
             world.ask(other, priority, takes_s)
         world.run(pause_s)
         ticket = world.ask(name, HIGH, 1.0)
         turn_s = world.exit_s + world.return_s + world.load_s + 2 * STEP_S
-        world.run(turn_s + DRAIN_S + turn_s)  # what loads already is not broken off; then its drain, and its own turn
+        full_s = 40.0 * places  # a request that has the only place of the model itself isn't cut for another one of it
+        world.run(full_s + turn_s + DRAIN_S + turn_s)  # what loads is not broken off; then its drain, and its own turn
+        assert ticket in world.begun, world.reasons(name)[-5:]
+
+    @settings(max_examples=60)
+    @given(arrivals, names, st.sampled_from([20.0, 70.0, 130.0]), st.sampled_from([0, 1]))
+    def test_nor_longer_than_two_behind_who_waited_long(self, asked, name, pause_s, places):
+        """Then the lower one has its turn first, and is asked to end soon as well."""
+        world = serving(Limits(), places=places)
+        for each_s, other, priority, takes_s in asked:
+            world.run(each_s)
+            world.ask(other, priority, takes_s)
+        world.run(pause_s)
+        ticket = world.ask(name, HIGH, 1.0)
+        turn_s = world.exit_s + world.return_s + world.load_s + 2 * STEP_S
+        ahead = len(sizes) * (turn_s + DRAIN_S) + 40.0 * places
+        world.run(ahead + turn_s)
         assert ticket in world.begun, world.reasons(name)[-5:]
 
 

@@ -6,10 +6,21 @@ from collections import Counter
 
 import pytest
 
-from supervisor.core.effects import Decided
-from supervisor.core.events import LoadAsked, PinAsked, UnloadAsked
-from supervisor.core.types import Crash, CrashClass, DeviceId, Limits, ModelId
-from tests.support.simulation import World, model
+from supervisor.core.effects import Decided, StartWorker
+from supervisor.core.events import LoadAsked, LoadCancelled, PinAsked, UnloadAsked, WorkerAdopted
+from supervisor.core.replicas import expanded
+from supervisor.core.types import (
+    Crash,
+    CrashClass,
+    DeviceId,
+    Generation,
+    Limits,
+    ModelId,
+    Policy,
+    RejectCode,
+    TicketId,
+)
+from tests.support.simulation import GPU, World, guessed, model
 
 M = "m"
 IDLE_S = 20.0
@@ -22,6 +33,10 @@ def several(world: World, *others, mib: int = 4000, limits: Limits | None = None
 
 def who(world: World, *tickets) -> list[str]:
     return [world.dispatched[ticket][0] for ticket in tickets if ticket in world.dispatched]
+
+
+def finish_after(world: World, ticket: TicketId, seconds: float) -> None:
+    world.later(seconds, lambda: world.finish(ticket))
 
 
 def loaded(world: World) -> set[str]:
@@ -253,3 +268,202 @@ class TestTogether:
             two.request(M, prefix=n % 3)
         two.run(30.0)
         assert two.replays()
+
+
+class TestLasting:
+    """The first `replicas` stay and go together; those beyond come and go with the queue."""
+
+    def test_they_go_together_when_the_keep_alive_of_the_last_is_over(self, world):
+        several(world, replicas=2, replica_max=2, keep_alive_s=300.0)
+        finish_after(world, world.request(M), 10.0)
+        world.run(150)
+        finish_after(world, world.request(M), 1.0)
+        world.run(200)
+        assert loaded(world) == {M, "m#2"}
+        world.run(7200)
+        assert Counter(world.starts) == {M: 1, "m#2": 1}
+        assert loaded(world) == set()
+
+    def test_as_long_as_one_is_asked_to_stay(self, world):
+        several(world, replicas=2, replica_max=2, keep_alive_s=20.0)
+        finish_after(world, world.request(M, keep_alive_s=3600.0), 10.0)
+        world.run(1800)
+        assert (loaded(world), Counter(world.starts)) == ({M, "m#2"}, {M: 1, "m#2": 1})
+        world.run(1900)
+        assert loaded(world) == set()
+
+    def test_as_long_as_one_works(self, world):
+        several(world, replicas=2, replica_max=2, keep_alive_s=20.0)
+        ticket = world.request(M)
+        world.run(600)
+        assert Counter(world.starts) == {M: 1, "m#2": 1}
+        world.finish(ticket)
+        world.run(60)
+        assert loaded(world) == set()
+
+    def test_those_of_a_default_model_stay(self, world):
+        policy = Policy(default_models=(ModelId(M),))
+        specs = model(M, 4000, replicas=2, replica_max=2, target_inflight=2, keep_alive_s=20.0)
+        world.configure(specs, limits=Limits(min_residency_s=0.0), policy=policy)
+        finish_after(world, world.request(M), 5.0)
+        world.run(1200)
+        assert (loaded(world), Counter(world.starts)) == ({M, "m#2"}, {M: 1, "m#2": 1})
+
+    def test_those_beyond_go_although_all_have_the_same_keep_alive(self, world):
+        several(world, keep_alive_s=15.0)
+        tickets = [world.request(M) for _ in range(9)]
+        world.run(10)
+        assert len(loaded(world)) == 3
+        for ticket in tickets:
+            world.finish(ticket)
+        for _ in range(20):
+            world.run(4)
+            finish_after(world, world.request(M), 0.5)
+        assert loaded(world) == {M}
+
+    def test_a_pin_holds_only_those_that_stay(self, world):
+        several(world)
+        tickets = [world.request(M) for _ in range(9)]
+        world.run(10)
+        world.post(PinAsked(ModelId(M), True))
+        for ticket in tickets:
+            world.finish(ticket)
+        world.run(300)
+        assert loaded(world) == {M}
+
+    def test_a_pin_counts_for_one_that_a_reload_adds(self, world):
+        several(world, replica_max=1)
+        world.post(PinAsked(ModelId(M), True))
+        several(world, replicas=2, replica_max=3)
+        models = world.scheduler.state.models
+        assert [models[name].pinned for name in (M, "m#2", "m#3")] == [True, True, False]
+
+
+class TestTrouble:
+    """What is wrong with one is no reason to refuse what another can do."""
+
+    def test_one_that_fails_does_not_keep_the_next_from_coming(self, world):
+        world.crash_on_start = lambda name: Crash(CrashClass.UNKNOWN, "x") if name == "m#2" else None
+        several(world)
+        for _ in range(30):
+            world.request(M)
+        world.run(300)
+        assert loaded(world) == {M, "m#3"}
+
+    def test_where_the_first_has_failed_the_next_is_loaded(self, world):
+        several(world, replicas=2, replica_max=2, keep_alive_s=20.0)
+        finish_after(world, world.request(M), 10.0)
+        world.run(11)
+        world.crash(M, Crash(CrashClass.BAD_ARGUMENTS, "x"))
+        world.run(60)
+        assert (loaded(world), world.state(M)) == (set(), "failed")
+        ticket = world.request(M)
+        world.run(5)
+        assert who(world, ticket) == ["m#2"]
+
+    def test_an_operators_load_resets_them_all(self, world):
+        several(world, replicas=2, replica_max=2)
+        world.request(M)
+        world.run(10)
+        world.crash("m#2", Crash(CrashClass.BAD_ARGUMENTS, "x"))
+        assert world.state("m#2") == "failed"
+        world.post(LoadAsked(ModelId(M)))
+        world.run(10)
+        assert loaded(world) == {M, "m#2"}
+
+    def test_a_load_of_what_is_loaded_changes_nothing(self, world):
+        several(world, replicas=2, replica_max=2)
+        finish_after(world, world.request(M), 8.0)
+        world.run(10)
+        world.post(LoadAsked(ModelId(M)))
+        world.run(10)
+        assert Counter(world.starts) == {M: 1, "m#2": 1}
+
+    def test_a_cancelled_load_stays_cancelled_until_somebody_waits(self, world):
+        world.load_s = 50
+        several(world, replicas=2, replica_max=2)
+        tickets = [world.request(M) for _ in range(2)]
+        world.run(60)
+        world.post(LoadCancelled(ModelId("m#2")))
+        world.run(300)
+        assert Counter(world.starts) == {M: 1, "m#2": 1}
+        world.request(M)
+        world.run(60)
+        assert loaded(world) == {M, "m#2"}
+        assert tickets
+
+    def test_an_unload_that_waits_keeps_who_waits(self, world):
+        several(world, model("other", 8000), replicas=2, replica_max=2, mib=7000)
+        finish_after(world, world.request(M), 10.0)
+        world.run(15)
+        assert world.request(M) in world.dispatched
+        world.request("other")
+        world.run(40)
+        left = loaded(world) - {"other"}
+        assert len(left) == 1
+        waiting = [world.request(M) for _ in range(3)]
+        world.post(UnloadAsked(ModelId(M)))
+        assert not set(waiting) & world.rejected.keys()
+
+
+class TestKnown:
+    """What is known of one is known of all."""
+
+    def test_memory(self, world):
+        world.beyond = {(M, GPU): 3000}
+        world.configure(guessed(M, 4000, replicas=1, replica_max=2, target_inflight=2))
+        for _ in range(9):
+            world.request(M)
+        world.run(10)
+        models = world.scheduler.state.models
+        assert [models[name].spec.learned[GPU].mib for name in (M, "m#2")] == [7000, 7000]
+
+    def test_load_time(self):
+        world = World(load_s=30.0)
+        several(world)
+        finish_after(world, world.request(M), 40.0)
+        world.run(50)
+        world.post(UnloadAsked(ModelId(M)))
+        world.run(5)
+        ticket = world.request(M, budget_s=5.0)
+        assert world.rejected[ticket].code is RejectCode.BUDGET_TOO_SMALL
+
+
+class TestPlaces:
+    """Apart as long as there are free devices, however many, also in parts."""
+
+    @pytest.mark.parametrize("count", [8, 9, 16])
+    def test_one_device_each(self, count):
+        world = World(totals={DeviceId(f"gpu{n:02}"): 16384 for n in range(count)})
+        several(world, replicas=4, replica_max=4)
+        world.request(M)
+        world.run(40)
+        assert len(set(world.alive.values())) == len(world.alive) == 4
+
+    def test_pairs(self):
+        world = World(totals={DeviceId(f"gpu{n}"): 16384 for n in range(5)})
+        several(world, replicas=2, replica_max=2, gpus=2)
+        world.request(M)
+        world.run(40)
+        one, other = world.alive.values()
+        assert not set(one) & set(other)
+
+    def test_in_parts_where_no_single_device_is_free(self):
+        world = World(totals={DeviceId("gpu0"): 24000, DeviceId("gpu1"): 12000, DeviceId("gpu2"): 12000})
+        several(world, mib=14000, replicas=2, replica_max=2, spreads=True)
+        world.request(M)
+        world.run(40)
+        assert set(world.alive.values()) == {("gpu0",), ("gpu1", "gpu2")}
+
+    def test_adopting_one_loads_no_other(self, world):
+        spec = model(M, 4000, replicas=2, replica_max=2)
+        world.configure(spec)
+        several_of = {each.id: each for each in expanded((spec,), Limits())}
+        for name in (M, "m#2"):
+            before = len(world.effects)
+            key = ModelId(name), Generation(7)
+            world.alive[key], world.using[key], world.leased[key] = (GPU,), {GPU: 4000}, {GPU: 4000}
+            world.post(WorkerAdopted(several_of[key[0]], key[1], (GPU,), 4000, ready_at=world.now, last_used=world.now))
+            assert not [effect for effect in world.effects[before:] if isinstance(effect, StartWorker)]
+        world.run(60)
+        assert (loaded(world), world.starts) == ({M, "m#2"}, [])

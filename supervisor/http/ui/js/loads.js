@@ -21,7 +21,7 @@ function times(load) {
 }
 
 function Row({ load, read }) {
-  const name = load.worker.replace(/:\d+$/, "");
+  const name = load.worker;
   const cancel = () => send("DELETE", `${PATH}/${load.id}`).then(read, (error) => notify(error.message, "bad"));
   return html`<tr>
     <th scope="row"><a href=${href("models", load.model)}>${name}</a></th>
