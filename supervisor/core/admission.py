@@ -118,7 +118,7 @@ class AdmissionPolicy:
 
     def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
         """Until when an idle worker keeps its place: held, or within its minimum residency, while in demand. `now`: it doesn't."""
-        held_until = max(now, self.held_until(model))
+        held_until = now if model.spec.hold_s <= 0 else max(now, self.held_until(model))
         matures_at = self.matures_at(model)
         if now >= matures_at:
             return held_until

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from supervisor.core.plans import DeviceView, Outline
-from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId, RejectCode
+from supervisor.core.types import DeviceId, DeviceSpec, Generation, ModelId, RejectCode, base_of
 
 Holder = tuple[ModelId, Generation]
 
@@ -188,7 +188,7 @@ class DeviceLedger:
             return "no longer configured"
         if self.quarantine:
             (model, _), why = next(iter(self.quarantine.items()))
-            whose = "its own" if model == asker else f"{model}'s"
+            whose = "its own" if asker is not None and base_of(model) == base_of(asker) else f"{model}'s"
             return f"quarantined: {whose} worker {why}"
         if self.unshared is not None:
             return self.unshared

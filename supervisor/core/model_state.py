@@ -29,6 +29,7 @@ from supervisor.core.types import (
     ModelId,
     ModelSpec,
     Partner,
+    Parts,
     StopCause,
     TicketId,
     WorkerState,
@@ -263,20 +264,18 @@ class ModelState:
         if known is None or known[0] is not self.spec or known[1] is not devices:
             apart = spread(self.spec, devices)
             sets = {tuple(device.id for device in chosen): chosen for chosen in device_sets(self.spec, devices)}
-            alike: dict[
-                tuple[int, bool], int
-            ] = {}  # what it needs of any device of this size, where nothing was measured
+            alike: dict[tuple[int, int, bool], Parts] = {}  # for single devices of which nothing was measured
             options = {}
             for ids in sorted(sets):
-                first, like = sets[ids][0], None
-                if len(ids) == 1 and first.id not in self.spec.learned and first.id not in self.spec.raised:
-                    like = first.usable_mib, first.takes_whole
-                mib = None if like is None else alike.get(like)
-                if mib is None:
-                    mib = need_mib(self.spec, sets[ids], alone=apart is None)
-                    if like is not None:
-                        alike[like] = mib
-                options[ids] = Option(ids, on_each(mib, ids))
+                first = sets[ids][0]
+                is_plain = len(ids) == 1 and first.id not in self.spec.learned and first.id not in self.spec.raised
+                like = (first.total_mib, first.margin_mib, first.takes_whole)
+                parts = alike.get(like) if is_plain else None
+                if parts is None:
+                    parts = on_each(need_mib(self.spec, sets[ids], alone=apart is None), ids)
+                    if is_plain:
+                        alike[like] = parts
+                options[ids] = Option(ids, parts)
             known = self.known_options = (self.spec, devices, options, apart)
         return known[2], known[3]
 

@@ -51,7 +51,7 @@ REFUSED_RETRY_S = 30.0
 PLACES = 4
 """So many waiters are planned for one device; those behind them would only wait for them."""
 
-CLOSE_LOOKS = 4
+CLOSE_LOOKS = 3
 """Of more device sets than `EXACT`, a waiter that has no place looks closely at this many, the most promising ones."""
 
 EXACT = 8
@@ -343,7 +343,7 @@ class _Round:
             case Refuse(reason, outage, fits_nowhere):
                 model.life.reason = reason
                 code = outage or RejectCode.INSUFFICIENT_MEMORY
-                message = f"{ASKED} can't be loaded: {reason}"
+                message = f"{ASKED} can't be loaded: {replicas.unnamed(state, model, reason)}"
                 lasts = fits_nowhere or outage is not None
                 reject_all(state, step, model, code, message, retry_after_s=None if lasts else REFUSED_RETRY_S)
                 state.update_wanted(model)

@@ -16,6 +16,7 @@ when the keep-alive of the last one is over.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from supervisor.core.model_state import ModelState
 from supervisor.core.plans import LoadDemand
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import failed
-from supervisor.core.types import Limits, ModelId, ModelSpec, RejectCode, WorkerState
+from supervisor.core.types import ASKED, Limits, ModelId, ModelSpec, RejectCode, WorkerState
 
 RETRY_S = 30.0
 """So long after it found no place a further replica is tried again."""
@@ -101,6 +102,13 @@ def apart(state: SchedulerState, model: ModelState, demand: LoadDemand) -> Itera
     if spread is not None and not state.is_asked(model):
         yield replace(demand, spread=None)
         yield replace(demand, options=())
+
+
+def unnamed(state: SchedulerState, model: ModelState, reason: str) -> str:
+    """`reason` for clients, who may know the model of these replicas by another name."""
+    if model.line not in state.groups:
+        return reason
+    return re.sub(rf"\b{re.escape(model.line)}\b", ASKED, reason)
 
 
 def balance(state: SchedulerState, step: Step) -> bool:

@@ -83,14 +83,17 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
         coming = 0
         idle: list[Idle] = []
         for lease in ledger.leases_on(device):
-            model = state.models[lease.holder[0]]
-            if lease.phase is Phase.RETURNING or lease.holder != model.holder or model.state is WorkerState.STOPPING:
+            name, generation = lease.holder
+            model = state.models[name]
+            at = model.life.state
+            if lease.phase is Phase.RETURNING or generation != model.generation or at is WorkerState.STOPPING:
                 coming += lease.held_mib
-            elif model.state is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
+            elif at is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
                 until = _keeps_place_until(state, now, model)
-                spec = model.spec
-                idle.append(Idle(spec.priority, model.reload_s, lease.held_mib, spec.id, model.last_used, until))
-        idle.sort(key=lambda each: (each.priority, state.admission.value(each.reload_s, now - each.last_used)))
+                idle.append(Idle(model.spec.priority, model.reload_s, lease.held_mib, name, model.last_used, until))
+        if len(idle) > 1:
+            value = state.admission.value
+            idle.sort(key=lambda each: (each.priority, value(each.reload_s, now - each.last_used)))
         usable = view.blocked is None and not _is_loading(state, device)
         known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
         ledger.keep_outline(device, known)

@@ -105,14 +105,12 @@ class SchedulerState:
 
     def waiting_for(self, model: ModelState) -> int:
         """How many requests only its load can serve."""
-        queued = self.queue.count(model.line)
-        if (
-            queued
-            and model.line in self.groups
-            and (self.leader(model) is not model or self.is_served_elsewhere(model))
-        ):
+        if model.line in self.groups:
+            if self.leader(model) is not model or self.is_served_elsewhere(model):
+                return 0
+        elif model.line != model.id:  # a replica that is configured no more
             return 0
-        return queued
+        return self.queue.count(model.line)
 
     def stays_until(self, model: ModelState, now: float) -> float:
         """Until when an idle worker stays. The lasting replicas of a model stay and go together."""
