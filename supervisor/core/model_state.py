@@ -300,11 +300,20 @@ class ModelState:
     def learn(self, device: DeviceId, mib: int) -> None:
         """Use `mib` for the next load on `device`."""
         learned = {**self.spec.learned, device: Footprint(mib, FootprintSource.LEARNED, f"measured on {device}")}
-        self.spec = replace(self.spec, learned=learned)
+        self._change_need(device, replace(self.spec, learned=learned))
 
     def raise_footprint(self, device: DeviceId, mib: int) -> None:
         """Never load it with less on `device` from now on."""
-        self.spec = replace(self.spec, raised={**self.spec.raised, device: mib})
+        self._change_need(device, replace(self.spec, raised={**self.spec.raised, device: mib}))
+
+    def _change_need(self, device: DeviceId, spec: ModelSpec) -> None:
+        """What it needs of one device is another. Only that option is made anew, where it goes nowhere else with others."""
+        known = self.known_options
+        if known is not None and known[0] is self.spec and known[3] is None and all(len(ids) == 1 for ids in known[2]):
+            places = [each for each in known[1] if each.id == device and (device,) in known[2]]
+            options = known[2] | {(each.id,): Option((each.id,), (need_mib(spec, (each,)),)) for each in places}
+            self.known_options = (spec, known[1], options, None)
+        self.spec = spec
 
     def check(self) -> Iterator[tuple[bool, str]]:
         """The laws about this model alone: whether each holds, and its words."""

@@ -16,9 +16,6 @@ A remote model needs no plan: nothing has to go for it, and it is in nobody's sn
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from supervisor.core import default_models, partners, replicas
@@ -28,7 +25,19 @@ from supervisor.core.effects import StartWorker
 from supervisor.core.lifecycle import Trigger, advance
 from supervisor.core.model_state import ModelState
 from supervisor.core.planner import plan
-from supervisor.core.plans import Admit, Evict, EvictionBlock, LoadDemand, Option, Outline, Plan, Refuse, Snapshot, Wait
+from supervisor.core.plans import (
+    Admit,
+    Evict,
+    EvictionBlock,
+    LoadDemand,
+    Option,
+    Outline,
+    Plan,
+    Refuse,
+    Snapshot,
+    Wait,
+)
+from supervisor.core.promising import near, room
 from supervisor.core.snapshots import by_leases, outline, roomiest, snapshot
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import stop_now
@@ -51,11 +60,8 @@ REFUSED_RETRY_S = 30.0
 PLACES = 4
 """So many waiters are planned for one device; those behind them would only wait for them."""
 
-CLOSE_LOOKS = 3
-"""Of more device sets than `EXACT`, a waiter that has no place looks closely at this many, the most promising ones."""
-
 EXACT = 8
-_NOBODY: AbstractSet[ModelId] = frozenset()
+"""Of more device sets than this, a waiter that has no place looks closely at the most promising ones: see `promising`."""
 
 
 def place_wanted(state: SchedulerState, step: Step) -> None:
@@ -157,35 +163,12 @@ class _Round:
         is_unasked = not self.state.is_asked(model)
         if place is None and not is_full and not is_unasked:
             return True
-        now_mib, later_mib, _ = self._room(key, device, there)
+        now_mib, later_mib, _ = room(self.state, key, device, there)
         if need_mib <= now_mib:
             return there.is_open or place is None
         if is_unasked or (place is not None and self._are_leaving(place.claims)):
             return False
         return need_mib <= later_mib + there.idle_mib
-
-    def _room(self, key: Key, device: DeviceId, there: Outline) -> tuple[int, int, AbstractSet[ModelId]]:
-        """What those before `key` leave: free now, in the end, and whom they claim."""
-        placed = self.wanted.placed_on(device)
-        if not placed or placed[0] >= key:
-            return there.free_mib, there.free_mib + there.coming_mib, _NOBODY
-        promised = leaving = stopping = 0
-        claimed: set[ModelId] = set()
-        for other in placed:
-            if other >= key:
-                break
-            place = self.wanted.place(other[1])
-            assert place is not None
-            promised += place.promised_on(device)
-            claimed.update(place.claims)
-        for model_id in claimed:
-            model = self.state.models.get(model_id)
-            held_mib = 0 if model is None else self.state.ledger.held_mib(model_id, device)
-            leaving += held_mib
-            if model is None or not model.has_worker or model.state is WorkerState.STOPPING:
-                stopping += held_mib
-        now_mib = there.free_mib + min(0, leaving - promised)
-        return now_mib, there.free_mib + there.coming_mib + leaving - stopping - promised, claimed
 
     def _are_leaving(self, claims: tuple[ModelId, ...]) -> bool:
         """Is all that a waiter waits for on its way out?"""
@@ -200,21 +183,27 @@ class _Round:
         options, spread = model.options(self.state.ledger.devices()), roomiest(self.state, self.step.now, model)
         chosen = list(options.values())
         if len(chosen) > EXACT and not self.is_limited:
-            chosen = self._near(model, key, options, before, offered)
+            chosen = near(self.state, self.step.now, model, key, options, before, offered)
         alone = spread if len(chosen) == len(options) else None  # one device comes first, wherever it is
         demand = LoadDemand(model.id, model.spec.type, model.spec.priority, tuple(chosen), alone)
         for apart in replicas.apart(self.state, model, replace(demand, options=tuple(options.values()), spread=spread)):
             some = {option.devices: option for option in apart.options}
             is_many = len(some) > EXACT and not self.is_limited
-            near = tuple(self._near(model, key, some, None, {DeviceId("")})) if is_many else apart.options
-            answer, seen = self._ask(replace(apart, options=near), key)
+            worth = (
+                tuple(near(self.state, self.step.now, model, key, some, None, {DeviceId("")}))
+                if is_many
+                else apart.options
+            )
+            answer, seen = self._ask(replace(apart, options=worth), key)
             if isinstance(answer, Admit):
                 self._carry_out(model, key, answer, seen, options)
                 return
         answer, seen = self._ask(demand, key)
         if len(chosen) < len(options):
             if isinstance(answer, Wait) and before is not None and not _is_as_good(answer, seen, before):
-                demand = replace(demand, options=tuple(self._near(model, key, options, before, {DeviceId("")})))
+                demand = replace(
+                    demand, options=tuple(near(self.state, self.step.now, model, key, options, before, {DeviceId("")}))
+                )
                 answer, seen = self._ask(demand, key)
             if isinstance(answer, Refuse):
                 demand = replace(demand, options=tuple(options.values()), spread=spread)
@@ -236,60 +225,6 @@ class _Round:
         seen = snapshot(self.state, self.step.now, devices, key)
         seen = default_models.spared(self.state, self.state.models[demand.model], seen)
         return plan(demand, seen), seen
-
-    def _near(
-        self,
-        model: ModelState,
-        key: Key,
-        options: dict[Devices, Option],
-        before: Place | None,
-        offered: set[DeviceId],
-    ) -> list[Option]:
-        """The device sets worth a close look: its own, and the most promising ones of those offered."""
-        own = [options[before.devices]] if before is not None and before.devices in options else []
-        if own and offered == {*own[0].devices} and len(offered) == 1:
-            return own
-        others: Iterable[Option] = options.values()
-        if "" not in offered:
-            others = [option for option in others if not offered.isdisjoint(option.devices)]
-        costs: list[tuple[tuple[int, float, int, float], Devices, Option]] = []
-        for option in others:
-            if option not in own:
-                costs.append((self._cost(model, key, option), option.devices, option))
-                if costs[-1][0][0] == 0:  # it fits there, and those that come first are looked at first
-                    break
-        return own + [option for _, _, option in heapq.nsmallest(CLOSE_LOOKS, costs)]
-
-    def _cost(self, model: ModelState, key: Key, option: Option) -> tuple[int, float, int, float]:
-        """How promising a device set is, roughly; less is better: what is in the way, and the cost of what has to go."""
-        admission, own, now = self.state.admission, model.spec.priority, self.step.now
-        in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
-        for device, need_mib in zip(option.devices, option.need_mib, strict=True):
-            there = self.state.ledger.outline(device) or outline(self.state, now, device)
-            if there.outage is not None:
-                return (4, 0.0, 0, 0.0)
-            now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NOBODY
-            if self.wanted.placed_on(device):
-                now_mib, later_mib, claimed = self._room(key, device, there)
-            if need_mib <= now_mib and there.is_open:
-                continue
-            in_the_way = max(in_the_way, 1 if there.is_open else 2)
-            short_mib = need_mib - max(now_mib, later_mib)
-            if short_mib > there.idle_mib:
-                in_the_way = 3
-                continue
-            for priority, reload_s, held_mib, model_id, last_used, until in there.idle:
-                if short_mib <= 0:
-                    break
-                may_go = now >= until or admission.may_overtake(own, priority)
-                if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
-                    short_mib -= held_mib
-                    count += 1
-                    highest = max(highest, priority)
-                    value += admission.value(reload_s, now - last_used)
-            if short_mib > 0:
-                in_the_way = 3
-        return in_the_way, highest, count, value
 
     def _reconsidered(self, demand: LoadDemand, seen: Snapshot, answer: Plan) -> Plan:
         """Wait for a reading where only memory is in the way that the last one may have shown wrongly.

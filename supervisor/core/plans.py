@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -67,6 +69,10 @@ class Idle(NamedTuple):
     until: float
 
 
+Room = tuple[int, int, AbstractSet[ModelId]]
+"""Of a device, in MiB: what waiters leave over now, and in the end; and whom they claim."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
     """What could be had of a device, whoever asks and whatever is promised: enough to tell who should look closely."""
@@ -77,6 +83,7 @@ class Outline:
     idle: tuple[Idle, ...]  # lowest priority and least valuable first
     is_open: bool  # may a load begin there now?
     outage: RejectCode | None
+    behind: list[tuple[Sequence[object], Room]] = field(default_factory=list, compare=False)  # places; what they leave
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class Loads:
         load = self._open[model] = Load(str(self._last), model, round(time.time(), 3))
         if made:
             load.decided, load.reason = made[-1].seq, made[-1].reason if made[-1].model == model else ""
-        if self._looking is None or self._looking.done():
+        if self._looking is None:
             self._looking = asyncio.create_task(self._look(), name="loads")
         self._tell(load)
         return load
@@ -201,6 +201,9 @@ class Loads:
             load.state, load.reason = "cancelled", otherwise
         self._ended.append(load)
         self._tell(load)
+        if not self._open and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
 
     def _decisions(self, load: Load) -> Iterator[tuple[int, str, str]]:
         """Number, kind and reason of those about it since it began, or its worker was started; the newest first."""

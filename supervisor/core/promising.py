@@ -1,0 +1,114 @@
+"""Where a waiter should look closely: a rough reckoning for each device set, from what was last known of its devices.
+
+A plan of a device set costs a tenth of a millisecond, and there may be hundreds. This costs a few microseconds each.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+
+from supervisor.core.model_state import ModelState
+from supervisor.core.plans import Option, Outline, Room
+from supervisor.core.snapshots import outline
+from supervisor.core.state import SchedulerState
+from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
+from supervisor.core.waiters import Key, Place
+
+CLOSE_LOOKS = 3
+"""A waiter that has no place looks closely at so many device sets."""
+
+Cost = tuple[int, float, int, float]
+"""What is in the way, then of what has to go: the highest priority, how many, and their value. Less is better."""
+
+_ANY_COST: Cost = (5, 0.0, 0, 0.0)
+_NOBODY: AbstractSet[ModelId] = frozenset()
+
+
+def near(
+    state: SchedulerState,
+    now: float,
+    model: ModelState,
+    key: Key,
+    options: dict[Devices, Option],
+    before: Place | None,
+    offered: set[DeviceId],
+) -> list[Option]:
+    """The device sets worth a close look: its own, and the most promising ones of those offered."""
+    own = [options[before.devices]] if before is not None and before.devices in options else []
+    if own and offered == {*own[0].devices} and len(offered) == 1:
+        return own
+    others: Iterable[Option] = options.values()
+    if "" not in offered:
+        others = [option for option in others if not offered.isdisjoint(option.devices)]
+    best: list[tuple[Cost, Devices, Option]] = []
+    for option in others:
+        if option not in own:
+            cost = _cost(state, now, model, key, option, best[-1][0] if len(best) == CLOSE_LOOKS else _ANY_COST)
+            insort(best, (cost, option.devices, option))
+            del best[CLOSE_LOOKS:]
+            if cost[0] == 0:  # it fits there, and those that come first are looked at first
+                break
+    return own + [option for _, _, option in best]
+
+
+def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
+    """How promising a device set is, roughly. It is reckoned no further than it takes to know that it is more than `most`."""
+    admission, own = state.admission, model.spec.priority
+    in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
+    for device, need_mib in zip(option.devices, option.need_mib, strict=True):
+        there = state.ledger.outline(device) or outline(state, now, device)
+        if there.outage is not None:
+            return (4, 0.0, 0, 0.0)
+        now_mib, later_mib, claimed = there.free_mib, there.free_mib + there.coming_mib, _NOBODY
+        if state.wanted.placed_on(device):
+            now_mib, later_mib, claimed = room(state, key, device, there)
+        if need_mib <= now_mib and there.is_open:
+            continue
+        in_the_way = max(in_the_way, 1 if there.is_open else 2)
+        short_mib = need_mib - max(now_mib, later_mib)
+        if short_mib > there.idle_mib:
+            in_the_way = 3
+            continue
+        for priority, reload_s, held_mib, model_id, last_used, until in there.idle:
+            if short_mib <= 0:
+                break
+            may_go = now >= until or admission.may_overtake(own, priority)
+            if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
+                short_mib -= held_mib
+                count += 1
+                if (in_the_way, priority, count) > most[:3]:
+                    return (in_the_way, priority, count, value)
+                highest = max(highest, priority)
+                value += admission.value(reload_s, now - last_used)
+        if short_mib > 0:
+            in_the_way = 3
+    return in_the_way, highest, count, value
+
+
+def room(state: SchedulerState, key: Key, device: DeviceId, there: Outline) -> Room:
+    """What those before `key` leave there: free now, in the end, and whom they claim."""
+    placed = state.wanted.placed_on(device)
+    if not placed or placed[0] >= key:
+        return there.free_mib, there.free_mib + there.coming_mib, _NOBODY
+    places = [state.wanted.place(other[1]) for other in placed if other < key]
+    if there.behind and there.behind[0][0] == places:  # mostly of all who wait there, and nothing has changed since
+        return there.behind[0][1]
+    promised = leaving = stopping = 0
+    claimed: set[ModelId] = set()
+    for place in places:
+        assert place is not None
+        promised += place.promised_on(device)
+        claimed.update(place.claims)
+    for model_id in claimed:
+        model = state.models.get(model_id)
+        held_mib = 0 if model is None else state.ledger.held_mib(model_id, device)
+        leaving += held_mib
+        if model is None or not model.has_worker or model.state is WorkerState.STOPPING:
+            stopping += held_mib
+    now_mib = there.free_mib + min(0, leaving - promised)
+    later_mib = there.free_mib + there.coming_mib + leaving - stopping - promised
+    there.behind[:] = [(places, (now_mib, later_mib, claimed))]
+    return now_mib, later_mib, claimed
