@@ -304,8 +304,11 @@ def _is_sure(answer: Wait, seen: Snapshot) -> bool:
 
 
 def _is_as_good(answer: Wait, seen: Snapshot, before: Place) -> bool:
-    """Does it wait for the same as before? If not, it may be better off elsewhere."""
-    return answer.waits_for == before.claims and _is_sure(answer, seen) >= before.is_sure
+    """Does it wait for the same as before, or also for what goes anyway? If not, it may be better off elsewhere."""
+    is_sure = _is_sure(answer, seen)
+    if answer.waits_for == before.claims:
+        return is_sure >= before.is_sure
+    return is_sure and before.is_sure and bool(before.claims) and set(before.claims) <= set(answer.waits_for)
 
 
 def _start(

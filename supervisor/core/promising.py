@@ -17,7 +17,7 @@ from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 from supervisor.core.waiters import Key, Place
 
-CLOSE_LOOKS = 3
+CLOSE_LOOKS = 2
 """A waiter that has no place looks closely at so many device sets."""
 
 Cost = tuple[int, float, int, float]

@@ -82,6 +82,7 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
         view = ledger.view(device)
         coming = 0
         idle: list[Idle] = []
+        keeps_place_until, queued = state.admission.keeps_place_until, state.queue.count
         for lease in ledger.leases_on(device):
             name, generation = lease.holder
             model = state.models[name]
@@ -89,7 +90,9 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
             if lease.phase is Phase.RETURNING or generation != model.generation or at is WorkerState.STOPPING:
                 coming += lease.held_mib
             elif at is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
-                until = _keeps_place_until(state, now, model)
+                until = keeps_place_until(model, queued(model.spec.replica_of or name), now)  # as in `_block`
+                if until > now:
+                    state.wake(until, name)
                 idle.append(Idle(model.spec.priority, model.reload_s, lease.held_mib, name, model.last_used, until))
         if len(idle) > 1:
             value = state.admission.value

@@ -341,10 +341,12 @@ class World:
         state = self.scheduler.state
         state.check()
         for device, total in self.totals.items():
+            # Unseen, what a worker that has ended still holds looks as if a partner took what it may.
+            hides = self.blind and any(device in o.where and o.takes < o.may_take for o in self.others.values())
             taken = sum(
                 max(parts[device], self.leased.get(key, parts)[device])
                 for key, parts in self.using.items()
-                if device in parts
+                if device in parts and not (hides and key not in self.alive)
             )
             taken += sum(max(o.may_take, o.takes) for o in self.others.values() if device in o.where)
             assert taken + self.outside.get(device, 0) <= max(total, self.outside.get(device, 0)), "over-committed"
