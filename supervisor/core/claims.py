@@ -70,16 +70,13 @@ def _claimant(state: SchedulerState, step: Step, victim: ModelState) -> ModelId 
 
 def _serves_higher_first(state: SchedulerState, victim: ModelState, waiter: Key) -> bool:
     """Does a request of a higher class than the waiter's wait for the victim itself, and may it still overtake?"""
-    queue, line = state.queue, state.models.get(victim.line)
-    if (
-        line is None
-        or not queue.count(line.id)
-        or queue.most_urgent(line.id) >= queue.most_urgent(state.models[waiter[1]].line)
-    ):
+    queue = state.queue
+    if not queue.count(victim.line) or not victim.answering or state.admission.is_full(victim):
         return False
-    if not victim.answering or state.admission.is_full(victim) or victim.overtakes >= state.limits.overtakes:
+    if victim.overtakes >= state.limits.overtakes:
         return False
-    return state.admission.rank_model(line, queue) < waiter[0]
+    is_higher = queue.most_urgent(victim.line) < queue.most_urgent(state.models[waiter[1]].line)
+    return is_higher and state.admission.rank_model(victim, queue) < waiter[0]
 
 
 def _is_urgent(state: SchedulerState, victim: ModelState) -> bool:
@@ -104,9 +101,9 @@ def _waiters(state: SchedulerState, victim: ModelState) -> Iterator[ModelState]:
 def _release(state: SchedulerState, step: Step, victim: ModelState) -> None:
     """Nobody claims it any more: it serves again, unless it has to go anyway."""
     if victim.drain is not None and not victim.drain.is_ordered:
-        is_wanted = state.queue.count(victim.line) > 0 and state.wanted.claimants(victim.id)
+        yields = any(_serves_higher_first(state, victim, key) for key in state.wanted.claimants(victim.id))
         gone = "the model it was to make room for is not wanted any more"
-        resume(state, step, victim, "a request of a higher class waits for it" if is_wanted else gone)
+        resume(state, step, victim, "a request of a higher class waits for it" if yields else gone)
         step.decide("resume", victim.id, victim.life.reason)
     elif victim.state is WorkerState.READY:
         keep_loaded(state, step, victim)

@@ -90,7 +90,8 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
             if lease.phase is Phase.RETURNING or generation != model.generation or at is WorkerState.STOPPING:
                 coming += lease.held_mib
             elif at is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
-                until = keeps_place_until(model, queued(model.spec.replica_of or name), now)  # as in `_block`
+                # What `_keeps_place_until` does, without a call more: hundreds are asked at once.
+                until = keeps_place_until(model, queued(model.spec.replica_of or name), now)
                 if until > now:
                     state.wake(until, name)
                 idle.append(Idle(model.spec.priority, model.reload_s, lease.held_mib, name, model.last_used, until))

@@ -136,13 +136,15 @@ class Loads:
 
     def observe(self, event: Event, effects: Sequence[Effect]) -> None:
         """See `engine.Observer`."""
+        kind = type(event)
+        if kind is RequestFinished and not effects:
+            return
+        if kind is RequestArrived and len(effects) == 1 and type(effects[0]) is Dispatch:
+            return
         about = {effect.model for effect in effects if type(effect) is Decided and effect.model is not None}
-        if type(event) is RequestArrived:
-            if not effects or type(effects[0]) is not Dispatch:
-                about.add(event.model)
-        elif type(event) is LoadAsked:
+        if isinstance(event, RequestArrived | LoadAsked):
             about.add(event.model)
-        if type(event) is not RequestArrived and type(event) is not RequestFinished:
+        if kind is not RequestArrived and kind is not RequestFinished:
             about.update(self._open)
         unloaded = base_of(event.model) if type(event) is UnloadAsked else None
         for model in about:

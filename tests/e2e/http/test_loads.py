@@ -91,16 +91,13 @@ class TestList:
             assert answer.result().status_code == 503
 
     def test_one_that_waits_for_room(self, site):
-        site.post("/v1/admin/models/big/load").raise_for_status()
-        with ThreadPoolExecutor(2) as pool:
-            busy = pool.submit(site.chat, "big", stream=True)
-            wait_until(lambda: site.model("big")["in_flight"] == 1)
-            answer = pool.submit(site.chat, "quick")
-            (load,) = wait_until(lambda: loads(site, "quick"))
-            assert (load["state"], load["started_at"], load["took_s"]) == ("waiting", None, None)
-            assert "big" in load["reason"]
-            assert answer.result().status_code == 200
-            busy.result()
+        with ThreadPoolExecutor(1) as pool:
+            with hogged(site) as waiting:
+                asked = pool.submit(waiting, "quick")
+                (load,) = wait_until(lambda: loads(site, "quick"))
+                assert (load["state"], load["started_at"], load["took_s"]) == ("waiting", None, None)
+                assert "big" in load["reason"]
+            assert asked.result().status_code == 200
         (load,) = loads(site, "quick")
         assert load["state"] == "ready"
         assert load["waited_s"] > 0
@@ -216,18 +213,14 @@ class TestCancel:
         assert decisions[-1]["kind"] == "cancel"
 
     def test_one_that_waits(self, site):
-        site.post("/v1/admin/models/big/load").raise_for_status()
-        with ThreadPoolExecutor(2) as pool:
-            busy = pool.submit(site.chat, "big", stream=True)
-            wait_until(lambda: site.model("big")["in_flight"] == 1)
-            answer = pool.submit(site.chat, "quick")
+        with hogged(site) as waiting, ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(waiting, "quick")
             (load,) = wait_until(lambda: loads(site, "quick"))
             assert cancel(site, load["id"]).json()["state"] == "cancelled"
-            told = answer.result()
+            told = asked.result()
             assert (told.status_code, told.json()["error"]["code"]) == (503, "model_unloaded")
             assert "quick" in told.json()["error"]["message"]
-            assert busy.result().status_code == 200  # nothing went for it
-        assert site.model("big")["state"] == "ready"
+            assert site.model("big")["state"] == "ready"  # nothing went for it
 
     def test_what_can_not_be_cancelled(self, site):
         site.post("/v1/admin/models/quick/load").raise_for_status()

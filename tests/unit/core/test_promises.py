@@ -64,6 +64,12 @@ class Serving(World):
         assert self.request(name, priority) == ticket
         return ticket
 
+    def play(self, asked: list[tuple[float, str, int, float]]) -> None:
+        """Requests one after another, each after a pause."""
+        for pause_s, name, priority, takes_s in asked:
+            self.run(pause_s)
+            self.ask(name, priority, takes_s)
+
     def waits_s(self, ticket: TicketId) -> float:
         """How long it waited, or waits by now."""
         return self.begun.get(ticket, self.now) - self.came[ticket]
@@ -82,9 +88,7 @@ class TestStarvation:
     @given(arrivals, st.sampled_from([3.0, 20.0, 90.0]))
     def test_nobody_waits_past_the_deadline(self, asked, patience_s):
         world = serving(Limits(queue_wait_s=patience_s))
-        for pause_s, name, priority, takes_s in asked:
-            world.run(pause_s)
-            world.ask(name, priority, takes_s)
+        world.play(asked)
         while len(world.open) > len(world.begun.keys() & world.open.keys()):
             world.run(STEP_S)
             late = [t for t in world.open if t not in world.begun and world.waits_s(t) > patience_s + STEP_S]
@@ -96,9 +100,7 @@ class TestStarvation:
     def test_a_flood_for_loaded_models_starves_nobody(self, asked):
         """Short requests keep the loaded models busy without end; who waits for another model has its turn."""
         world = serving(Limits(min_residency_s=5.0))
-        for pause_s, name, priority, takes_s in asked:
-            world.run(pause_s)
-            world.ask(name, priority, takes_s)
+        world.play(asked)
         waiting = set(world.takes_s)
         for _ in range(800):
             for name in sorted(world.loaded()):
@@ -116,9 +118,7 @@ class TestInversion:
     @given(arrivals, names, st.floats(0.0, 5.0), st.sampled_from([0, 1]))
     def test_no_longer_than_one_bounded_drain(self, asked, name, pause_s, places):
         world = serving(Limits(aging_s=math.inf), places=places)
-        for each_s, other, priority, takes_s in asked:
-            world.run(each_s)
-            world.ask(other, priority, takes_s)
+        world.play(asked)
         world.run(pause_s)
         ticket = world.ask(name, HIGH, 1.0)
         turn_s = world.exit_s + world.return_s + world.load_s + 2 * STEP_S
@@ -131,9 +131,7 @@ class TestInversion:
     def test_nor_longer_than_two_behind_who_waited_long(self, asked, name, pause_s, places):
         """Then the lower one has its turn first, and is asked to end soon as well."""
         world = serving(Limits(), places=places)
-        for each_s, other, priority, takes_s in asked:
-            world.run(each_s)
-            world.ask(other, priority, takes_s)
+        world.play(asked)
         world.run(pause_s)
         ticket = world.ask(name, HIGH, 1.0)
         turn_s = world.exit_s + world.return_s + world.load_s + 2 * STEP_S
