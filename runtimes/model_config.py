@@ -143,6 +143,11 @@ class ModelConfig(BaseModel):
         """GPUs that share it equally; 1 where it takes as many as it needs."""
         return 1 if self.gpus == "auto" else self.gpus
 
+    @property
+    def most_replicas(self) -> int:
+        """Workers at most."""
+        return self.replica_max or self.replicas
+
     @model_validator(mode="after")
     def _replicas(self) -> Self:
         if self.replica_max is not None and self.replica_max < self.replicas:

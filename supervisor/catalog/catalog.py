@@ -180,7 +180,7 @@ class CatalogModel:
             hold_s=config.hold_s,
             target_inflight=self.adapter.target_inflight(config),
             replicas=config.replicas,
-            replica_max=config.replica_max or config.replicas,
+            replica_max=config.most_replicas,
             max_queue=config.max_queue,
             drain_s=drain_seconds(config.drain_s),
             remote=remote,

@@ -31,11 +31,9 @@ def load(state: SchedulerState, step: Step, event: LoadAsked) -> None:
         state.update_wanted(each)
     if model.drain is not None and model.drain.is_ordered and model.change is None:
         resume(state, step, model, "an operator asked for it again")
-    elif model.state is WorkerState.READY:
-        pass
-    elif state.is_served_elsewhere(model):
+    elif model.state is not WorkerState.READY and state.is_served_elsewhere(model):
         model.want_back()
-    else:
+    elif model.state is not WorkerState.READY:
         since = model.ask(step.now)
         state.wake(state.admission.gives_up_at(since), model.id)
     state.update_wanted(model)

@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from supervisor.core.demand import Demand
 from supervisor.core.dispatch import reject_all
+from supervisor.core.effects import Effect, Reject
+from supervisor.core.events import Event, RequestArrived, RequestFinished, WorkerAdopted
 from supervisor.core.model_state import ModelState
 from supervisor.core.plans import LoadDemand
 from supervisor.core.state import SchedulerState, Step
 from supervisor.core.termination import failed
-from supervisor.core.types import ASKED, Limits, ModelId, ModelSpec, RejectCode, WorkerState
+from supervisor.core.types import ASKED, Limits, ModelId, ModelSpec, RejectCode, WorkerState, base_of
 
 RETRY_S = 30.0
 """So long after it found no place a further replica is tried again."""
@@ -111,10 +113,29 @@ def unnamed(state: SchedulerState, model: ModelState, reason: str) -> str:
     return re.sub(rf"\b{re.escape(model.line)}\b", ASKED, reason)
 
 
-def balance(state: SchedulerState, step: Step) -> bool:
-    """Want as many replicas as are to be loaded now. True if anything has changed for the plans."""
+def touched(state: SchedulerState, event: Event, effects: list[Effect], running: ModelId | None) -> Iterable[ModelId]:
+    """The models whose replicas this may concern: all of them, but for what requests do all the time.
+
+    `running`: the worker that had the request which is finished, if any had it.
+    """
+    if type(event) is WorkerAdopted:  # more of them may follow
+        return ()
+    if type(event) is RequestArrived:
+        name = event.model
+    elif type(event) is RequestFinished and running is not None:
+        name = running
+    else:
+        return state.groups
+    if any(type(effect) is Reject for effect in effects):  # of others, who waited too long
+        return state.groups
+    names = {name, *(about for effect in effects if (about := getattr(effect, "model", None)) is not None)}
+    return sorted({base_of(name) for name in names} & state.groups.keys())
+
+
+def balance(state: SchedulerState, step: Step, lines: Iterable[ModelId]) -> bool:
+    """Want as many replicas of these models as are to be loaded now. True if anything has changed for the plans."""
     changed = False
-    for line in state.groups:
+    for line in lines:
         model = state.models.get(line)
         if model is not None and not state.shutting_down:
             changed |= _balance(state, step, model)

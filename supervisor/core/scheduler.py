@@ -65,15 +65,17 @@ class Scheduler:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event at `now` (monotonic seconds, never going back); returns what has to be done, in order."""
         step = Step(now)
+        running = self.state.tickets.get(event.ticket) if type(event) is RequestFinished else None
         self._take(step, event)
         timers.fire(self.state, step)
         if isinstance(event, Tick) or self.state.ledger.has_changed():
             reports.watch_memory(self.state, step)
-        is_balanced = bool(self.state.groups) and type(event) is not WorkerAdopted  # more of them may follow
-        if is_balanced:
-            replicas.balance(self.state, step)
+        if self.state.groups:
+            replicas.balance(self.state, step, replicas.touched(self.state, event, step.effects, running))
         place_wanted(self.state, step)
-        if is_balanced and replicas.balance(self.state, step):
+        if self.state.groups and replicas.balance(
+            self.state, step, replicas.touched(self.state, event, step.effects, running)
+        ):
             place_wanted(self.state, step)
         for effect in step.effects:
             if type(effect) is Reject:  # wherever it was decided: it costs its tenant nothing

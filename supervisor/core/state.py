@@ -99,9 +99,11 @@ class SchedulerState:
 
     def leader(self, model: ModelState) -> ModelState:
         """The replica that is loaded for requests while none is there: the first that hasn't failed."""
+        if model.line not in self.groups:
+            return model
         replicas = self.replicas(model)
         usable = (each for each in replicas if each.life.state is not WorkerState.FAILED and not each.stuck)
-        return next(usable, replicas[0] if replicas else model)
+        return next(usable, replicas[0])
 
     def waiting_for(self, model: ModelState) -> int:
         """How many requests only its load can serve."""

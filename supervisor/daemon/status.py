@@ -64,13 +64,12 @@ class ModelStatus:
     @property
     def lease_mib(self) -> int | None:
         """What is leased on all of its devices together."""
-        return sum(lease.mib for lease in self.leases) if self.leases else None
+        return _lease_mib(self.leases)
 
     @property
     def measured_mib(self) -> int | None:
         """What it was measured to take on all of its devices together."""
-        measured = [lease.measured_mib for lease in self.leases if lease.measured_mib is not None]
-        return sum(measured) if measured else None
+        return _measured_mib(self.leases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,6 @@ class LoadStatus:
     generation: Generation  # of the last worker
     is_wanted: bool  # it isn't loaded, and somebody waits for it
     is_remote: bool
-    crash: Crash | None
     load_s: float | None  # how long its last load took
     devices: Devices
     lease_mib: int | None
@@ -205,7 +203,6 @@ def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadSta
     """See LoadStatus. The model must be none that stands for a partner."""
     is_away = model.state not in {WorkerState.STARTING, WorkerState.FAILED, *SERVES}
     leases = state.ledger.leases_of(model.holder)
-    measured = [lease.measured_mib for lease in leases if lease.measured_mib is not None]
     return LoadStatus(
         state=model.state,
         reason=model.life.reason,
@@ -215,12 +212,20 @@ def load_status(state: SchedulerState, model: ModelState, now: float) -> LoadSta
         and not (model.removed or state.shutting_down)
         and (model.wish is not None or state.waiting_for(model) > 0),
         is_remote=model.spec.remote,
-        crash=model.crash,
         load_s=model.load_s,
         devices=model.devices if model.has_worker else (),
-        lease_mib=sum(lease.mib for lease in leases) if leases else None,
-        measured_mib=sum(measured) if measured else None,
+        lease_mib=_lease_mib(leases),
+        measured_mib=_measured_mib(leases),
     )
+
+
+def _lease_mib(leases: tuple[Lease, ...]) -> int | None:
+    return sum(lease.mib for lease in leases) if leases else None
+
+
+def _measured_mib(leases: tuple[Lease, ...]) -> int | None:
+    measured = [lease.measured_mib for lease in leases if lease.measured_mib is not None]
+    return sum(measured) if measured else None
 
 
 def _idle_until(model: ModelState, at: float, now: float) -> float | None:

@@ -74,9 +74,7 @@ class Targets:
         self._inputs = {model.id: model.adapter.inputs(model.config) for model in catalog.models.values()}
         self._names = {model.id: model.adapter.answers_as(model.config, model.id) for model in catalog.models.values()}
         self._guarded = {model.id for model in catalog.models.values() if model.adapter.needs_permission(model.config)}
-        self._with_replicas = {
-            model.id for model in catalog.models.values() if (model.config.replica_max or model.config.replicas) > 1
-        }
+        self._with_replicas = {model.id for model in catalog.models.values() if model.config.most_replicas > 1}
         self.table = endpoint_table(catalog)
 
     async def find(

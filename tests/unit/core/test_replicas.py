@@ -6,9 +6,17 @@ from collections import Counter
 
 import pytest
 
-from supervisor.core.effects import Decided, StartWorker
-from supervisor.core.events import LoadAsked, LoadCancelled, PinAsked, UnloadAsked, WorkerAdopted
-from supervisor.core.replicas import expanded
+from supervisor.core.effects import Decided, Dispatch, Reject, StartWorker
+from supervisor.core.events import (
+    LoadAsked,
+    LoadCancelled,
+    PinAsked,
+    RequestArrived,
+    RequestFinished,
+    UnloadAsked,
+    WorkerAdopted,
+)
+from supervisor.core.replicas import expanded, touched
 from supervisor.core.types import (
     Crash,
     CrashClass,
@@ -467,3 +475,25 @@ class TestPlaces:
             assert not [effect for effect in world.effects[before:] if isinstance(effect, StartWorker)]
         world.run(60)
         assert (loaded(world), world.starts) == ({M, "m#2"}, [])
+
+
+class TestCost:
+    """What requests do all the time concerns no other model's replicas."""
+
+    def test_only_its_own_model_is_looked_at(self, world):
+        others = [model(name, 1000, replicas=1, replica_max=2) for name in ("other", "third")]
+        world.configure(model("alone", 1000), model(M, 1000, replicas=1, replica_max=2), *others)
+        for name, own in (("alone", []), (M, [M])):
+            world.request(name)
+            world.run(5)
+            ticket = world.request(name)
+            arrived = RequestArrived(ticket, ModelId(name))
+            done = Dispatch(ticket, ModelId(name), Generation(1))
+            assert list(touched(world.scheduler.state, arrived, [done], None)) == own
+            assert list(touched(world.scheduler.state, RequestFinished(ticket), [], ModelId(name))) == own
+
+    def test_where_anybody_is_refused_all_are(self, world):
+        several(world)
+        refused = Reject(TicketId("t"), RejectCode.QUEUE_TIMEOUT, "")
+        arrived = RequestArrived(TicketId("u"), ModelId("else"))
+        assert list(touched(world.scheduler.state, arrived, [refused], None)) == [M]
