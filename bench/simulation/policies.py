@@ -15,7 +15,7 @@ class Fifo(AdmissionPolicy):
         waiting = [(each.arrived_at, each.seq) for each in queue.oldest_of_classes(model.id)]
         return (*min(waiting, default=(float("inf"), 0)),)
 
-    def keeps_place_until(self, model, queued, now):
+    def keeps_place_until(self, model, queue, now):
         return now
 
     def may_claim_at(self, waiter, priority, victim):

@@ -116,7 +116,7 @@ class AdmissionPolicy:
         """Of models of equal priority the least valuable goes first: seconds of reload per second that it was idle."""
         return reload_s / max(idle_s, 0.001)
 
-    def keeps_place_until(self, model: ModelState, queued: int, now: float) -> float:
+    def keeps_place_until(self, model: ModelState, queue: AdmissionQueue, now: float) -> float:
         """Until when an idle worker keeps its place: held, or within its minimum residency, while in demand. `now`: it doesn't."""
         held_until = now if model.spec.hold_s <= 0 else max(now, self.held_until(model))
         matures_at = self.matures_at(model)
@@ -125,7 +125,7 @@ class AdmissionPolicy:
         quiet_at = model.last_used + self.linger_s(model)
         if now < quiet_at:
             return max(held_until, min(quiet_at, matures_at))
-        return max(held_until, matures_at) if queued else held_until
+        return max(held_until, matures_at) if queue.count(model.line) else held_until
 
     def matures_at(self, model: ModelState) -> float:
         """When the minimum residency of its worker ends."""

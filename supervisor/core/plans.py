@@ -62,9 +62,10 @@ class Idle(NamedTuple):
     """A model that could go, from `until` on for anybody who may evict it."""
 
     priority: int
-    reload_s: float
-    held_mib: int
+    value: float  # at the time of the outline
     model: ModelId
+    held_mib: int
+    reload_s: float
     last_used: float
     until: float
 

@@ -57,6 +57,7 @@ def near(
 def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
     """How promising a device set is, roughly. It is reckoned no further than it takes to know that it is more than `most`."""
     admission, own = state.admission, model.spec.priority
+    most_way, most_known = most[0], most[:3]
     in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
     for device, need_mib in zip(option.devices, option.need_mib, strict=True):
         there = state.ledger.outline(device) or outline(state, now, device)
@@ -67,21 +68,26 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
             now_mib, later_mib, claimed = room(state, key, device, there)
         if need_mib <= now_mib and there.is_open:
             continue
-        in_the_way = max(in_the_way, 1 if there.is_open else 2)
-        short_mib = need_mib - max(now_mib, later_mib)
+        if in_the_way < 2:
+            in_the_way = 1 if there.is_open else 2
+        short_mib = need_mib - (now_mib if now_mib > later_mib else later_mib)
         if short_mib > there.idle_mib:
             in_the_way = 3
+        if in_the_way > most_way:
+            return (in_the_way, 0.0, 0, 0.0)
+        if short_mib > there.idle_mib:
             continue
-        for priority, reload_s, held_mib, model_id, last_used, until in there.idle:
+        for priority, _, model_id, held_mib, reload_s, last_used, until in there.idle:
             if short_mib <= 0:
                 break
             may_go = now >= until or admission.may_overtake(own, priority)
             if may_go and model_id not in claimed and (priority <= own or admission.may_evict_higher()):
                 short_mib -= held_mib
                 count += 1
-                if (in_the_way, priority, count) > most[:3]:
+                if (in_the_way, priority, count) > most_known:
                     return (in_the_way, priority, count, value)
-                highest = max(highest, priority)
+                if priority > highest:
+                    highest = priority
                 value += admission.value(reload_s, now - last_used)
         if short_mib > 0:
             in_the_way = 3

@@ -82,7 +82,7 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
         view = ledger.view(device)
         coming = 0
         idle: list[Idle] = []
-        keeps_place_until, queued = state.admission.keeps_place_until, state.queue.count
+        keeps_place_until, value, queue = state.admission.keeps_place_until, state.admission.value, state.queue
         for lease in ledger.leases_on(device):
             name, generation = lease.holder
             model = state.models[name]
@@ -91,13 +91,13 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
                 coming += lease.held_mib
             elif at is WorkerState.READY and not model.in_flight and not (model.pinned and not model.removed):
                 # What `_keeps_place_until` does, without a call more: hundreds are asked at once.
-                until = keeps_place_until(model, queued(model.spec.replica_of or name), now)
+                until = keeps_place_until(model, queue, now)
                 if until > now:
                     state.wake(until, name)
-                idle.append(Idle(model.spec.priority, model.reload_s, lease.held_mib, name, model.last_used, until))
-        if len(idle) > 1:
-            value = state.admission.value
-            idle.sort(key=lambda each: (each.priority, value(each.reload_s, now - each.last_used)))
+                reload_s, last_used = model.reload_s, model.last_used
+                worth = value(reload_s, now - last_used)
+                idle.append(Idle(model.spec.priority, worth, name, lease.held_mib, reload_s, last_used, until))
+        idle.sort()
         usable = view.blocked is None and not _is_loading(state, device)
         known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
         ledger.keep_outline(device, known)
@@ -191,7 +191,7 @@ def _block(state: SchedulerState, now: float, model: ModelState) -> EvictionBloc
 
 def _keeps_place_until(state: SchedulerState, now: float, model: ModelState) -> float:
     """Until when an idle worker keeps its place. Whoever wants it looks again then."""
-    until = state.admission.keeps_place_until(model, state.queue.count(model.line), now)
+    until = state.admission.keeps_place_until(model, state.queue, now)
     if until > now:
         state.wake(until, model.id)
     return until
