@@ -57,7 +57,7 @@ def near(
 def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
     """How promising a device set is, roughly. It is reckoned no further than it takes to know that it is more than `most`."""
     admission, own = state.admission, model.spec.priority
-    most_way, most_known = most[0], most[:3]
+    most_known = most_way, most_highest, most_count = most[:3]
     in_the_way, highest, count, value = 0, -math.inf, 0, 0.0
     for device, need_mib in zip(option.devices, option.need_mib, strict=True):
         there = state.ledger.outline(device) or outline(state, now, device)
@@ -77,7 +77,11 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
             return (in_the_way, 0.0, 0, 0.0)
         if short_mib > there.idle_mib:
             continue
-        for priority, _, model_id, held_mib, reload_s, last_used, until in there.idle:
+        idle, enough = there.idle, most_count - count
+        if in_the_way == most_way and 0 < enough < len(idle) and there.reach_mib[enough - 1] < short_mib:
+            if idle[enough].priority >= most_highest:  # so many would not do
+                return (in_the_way, idle[enough].priority, most_count + 1, 0.0)
+        for priority, _, model_id, held_mib, reload_s, last_used, until in idle:
             if short_mib <= 0:
                 break
             may_go = now >= until or admission.may_overtake(own, priority)

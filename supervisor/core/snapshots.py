@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 
 from supervisor.core.device_ledger import Lease, Phase
 from supervisor.core.device_sets import MOST_PARTS, Spread
@@ -99,7 +100,9 @@ def outline(state: SchedulerState, now: float, device: DeviceId) -> Outline:
                 idle.append(Idle(model.spec.priority, worth, name, lease.held_mib, reload_s, last_used, until))
         idle.sort()
         usable = view.blocked is None and not _is_loading(state, device)
-        known = Outline(view.free_mib, coming, sum(each.held_mib for each in idle), tuple(idle), usable, view.outage)
+        reach = tuple(accumulate([each.held_mib for each in idle]))
+        idle_mib = reach[-1] if reach else 0
+        known = Outline(view.free_mib, coming, idle_mib, tuple(idle), reach, usable, view.outage)
         ledger.keep_outline(device, known)
     return known
 
