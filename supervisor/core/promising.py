@@ -44,13 +44,16 @@ def near(
     if "" not in offered:
         others = [option for option in others if not offered.isdisjoint(option.devices)]
     best: list[tuple[Cost, Devices, Option]] = []
+    most = _ANY_COST
     for option in others:
-        if option not in own:
-            cost = _cost(state, now, model, key, option, best[-1][0] if len(best) == CLOSE_LOOKS else _ANY_COST)
-            insort(best, (cost, option.devices, option))
-            del best[CLOSE_LOOKS:]
-            if cost[0] == 0:  # it fits there, and those that come first are looked at first
-                break
+        if option in own or (cost := _cost(state, now, model, key, option, most)) >= most:
+            continue
+        insort(best, (cost, option.devices, option))
+        del best[CLOSE_LOOKS:]
+        if cost[0] == 0:  # it fits there, and those that come first are looked at first
+            break
+        if len(best) == CLOSE_LOOKS:
+            most = best[-1][0]
     return own + [option for _, _, option in best]
 
 
