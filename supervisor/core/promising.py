@@ -6,7 +6,6 @@ A plan of a device set costs a tenth of a millisecond, and there may be hundreds
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
@@ -16,9 +15,6 @@ from supervisor.core.snapshots import outline
 from supervisor.core.state import SchedulerState
 from supervisor.core.types import DeviceId, Devices, ModelId, WorkerState
 from supervisor.core.waiters import Key, Place
-
-CLOSE_LOOKS = 2
-"""A waiter that has no place looks closely at so many device sets."""
 
 Cost = tuple[int, float, int, float]
 """What is in the way, then of what has to go: the highest priority, how many, and their value. Less is better."""
@@ -36,25 +32,20 @@ def near(
     before: Place | None,
     offered: set[DeviceId],
 ) -> list[Option]:
-    """The device sets worth a close look: its own, and the most promising ones of those offered."""
+    """The device sets worth a close look: its own, and the most promising one of those offered."""
     own = [options[before.devices]] if before is not None and before.devices in options else []
     if own and offered == {*own[0].devices} and len(offered) == 1:
         return own
     others: Iterable[Option] = options.values()
     if "" not in offered:
         others = [option for option in others if not offered.isdisjoint(option.devices)]
-    best: list[tuple[Cost, Devices, Option]] = []
-    most = _ANY_COST
+    best, most = own, _ANY_COST
     for option in others:
-        if option in own or (cost := _cost(state, now, model, key, option, most)) >= most:
-            continue
-        insort(best, (cost, option.devices, option))
-        del best[CLOSE_LOOKS:]
-        if cost[0] == 0:  # it fits there, and those that come first are looked at first
-            break
-        if len(best) == CLOSE_LOOKS:
-            most = best[-1][0]
-    return own + [option for _, _, option in best]
+        if option not in own and (cost := _cost(state, now, model, key, option, most)) < most:
+            best, most = [*own, option], cost
+            if cost[0] == 0:  # it fits there, and those that come first are looked at first
+                break
+    return best
 
 
 def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option: Option, most: Cost) -> Cost:
@@ -71,19 +62,17 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
             now_mib, later_mib, claimed = room(state, key, device, there)
         if need_mib <= now_mib and there.is_open:
             continue
-        if in_the_way < 2:
-            in_the_way = 1 if there.is_open else 2
-        short_mib = need_mib - (now_mib if now_mib > later_mib else later_mib)
-        if short_mib > there.idle_mib:
-            in_the_way = 3
+        short_mib = need_mib - max(now_mib, later_mib)
+        in_the_way = max(in_the_way, 3 if short_mib > there.idle_mib else 1 if there.is_open else 2)
         if in_the_way > most_way:
             return (in_the_way, 0.0, 0, 0.0)
-        if short_mib > there.idle_mib:
+        if in_the_way == 3:
             continue
         idle, enough = there.idle, most_count - count
         if in_the_way == most_way and 0 < enough < len(idle) and there.reach_mib[enough - 1] < short_mib:
-            if idle[enough].priority >= most_highest:  # so many would not do
-                return (in_the_way, idle[enough].priority, most_count + 1, 0.0)
+            highest = max(highest, idle[enough].priority)
+            if highest >= most_highest:  # as many as the best needs would not do
+                return (in_the_way, highest, most_count + 1, 0.0)
         for priority, _, model_id, held_mib, reload_s, last_used, until in idle:
             if short_mib <= 0:
                 break
@@ -93,8 +82,7 @@ def _cost(state: SchedulerState, now: float, model: ModelState, key: Key, option
                 count += 1
                 if (in_the_way, priority, count) > most_known:
                     return (in_the_way, priority, count, value)
-                if priority > highest:
-                    highest = priority
+                highest = max(highest, priority)
                 value += admission.value(reload_s, now - last_used)
         if short_mib > 0:
             in_the_way = 3
