@@ -7,7 +7,7 @@ forever.
 A round plans only what an event touched: waiters that are new, those that have a place on a device where something
 changed, and those who could gain by that change. They are planned in order. Whoever gets another place than before passes
 its change on to those behind it, and what it evicts also to those before it. On a machine with many devices a new waiter looks closely at
-the most promising ones only, and a few waiters for each device have a place; the others stand in line until it is
+the most promising one only, and a few waiters for each device have a place; the others stand in line until it is
 their turn.
 
 A remote model needs no plan: nothing has to go for it, and it is in nobody's snapshot.
@@ -61,7 +61,7 @@ PLACES = 4
 """So many waiters are planned for one device; those behind them would only wait for them."""
 
 EXACT = 8
-"""Of more device sets than this, a waiter that has no place looks closely at the most promising ones: see `promising`."""
+"""Of more device sets than this, a waiter that has no place looks closely at the most promising one: see `promising`."""
 
 
 def place_wanted(state: SchedulerState, step: Step) -> None:
