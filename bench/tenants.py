@@ -26,6 +26,9 @@ PAGE: Final = Path(__file__).parent.parent / "docs" / "scheduling.md"
 BEGIN, END = "<!-- tenants -->", "<!-- end tenants -->"
 MODELS: Final = ("alpha", "beta", "gamma", "delta")
 
+LATE: Final = 8
+"""Of so many last requests the longest wait is explained."""
+
 _CONFIG: Final = """
 devices: [{kind: host, budget_mib: 4000, margin_mib: 0}]
 limits: {min_residency_s: 5}
@@ -72,7 +75,8 @@ async def run(url: str, seconds: float) -> str:
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=300) as client:
         await asyncio.gather(*(traffic(client, tenant, time.monotonic() + seconds) for tenant in TENANTS))
         ended = (await client.get("/v1/admin/requests/ended", params={"limit": 1000})).json()["data"]
-    longest = max((each for each in ended if each["tenant"] == "chat"), key=waited)
+    late = [each for each in ended if each["tenant"] == "chat"][:LATE]  # the newest come first
+    longest = max(late, key=waited)
     why = [sys.executable, "-m", "supervisor.cli", "why", "--url", url, "--request", str(longest["id"])]
     told = subprocess.run(why, check=True, capture_output=True, text=True).stdout
     return "\n".join([*table(ended, seconds), "", *story(told)])
@@ -101,7 +105,7 @@ def table(ended: list[dict[str, Any]], seconds: float) -> list[str]:
 
 def story(told: str) -> list[str]:
     return [
-        "The longest wait of the tenant `chat`, as `llmux why --request` tells it:",
+        "The longest of the last waits of the tenant `chat`, as `llmux why --request` tells it:",
         "",
         "```",
         told.rstrip(),
