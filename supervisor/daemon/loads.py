@@ -6,7 +6,7 @@ interrupted. How one ended follows from the first decision about it that ends lo
 
 Progress is the greatest of three shares: bytes read of the weights' size, memory taken of what is leased, and what the last
 line of the worker's log says. It never falls, and is below 1 until the model is loaded. The time left is the time that the
-model's last load took; before the first, and when that is over, it follows from the progress.
+model's last load took; before the first, and when that is over, it follows from the progress until all is read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOOK_S: Final = 1.0
 MOST_SHARE: Final = 0.99
 """Of a load that isn't over."""
 LEAST_SHARE: Final = 0.05
-"""From here on progress says how much time is left."""
+"""From here on progress says how much time is left, until all is read: what a program does then, it does not show."""
 _COLLECTION: Final = "loads"
 _INTERRUPTED: Final = "llmux ended, or another daemon took over, before the model was loaded"
 _UNWANTED: Final = "nobody waits for it any more"
@@ -97,7 +97,7 @@ class Load:
         so_far_s = now - self.started_at
         if self.expected_s is not None and so_far_s < self.expected_s:
             return self.expected_s - so_far_s
-        return so_far_s * (1 / self.share - 1) if self.share >= LEAST_SHARE else None
+        return so_far_s * (1 / self.share - 1) if LEAST_SHARE <= self.share < MOST_SHARE else None
 
 
 class Loads:
