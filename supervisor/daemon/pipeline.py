@@ -40,6 +40,7 @@ from supervisor.daemon.ticket import Ticket
 from supervisor.daemon.waits import Wait
 from supervisor.errors import BudgetError, LlmuxError, UnreachableError, UpstreamError
 from supervisor.io.held_body import BodyBudget, HeldBody
+from supervisor.io.upstream import Headers
 from supervisor.proxy import load_feedback
 from supervisor.proxy.body import Body, Bytes, content_type_of, read_body, refuse_other_charset
 from supervisor.proxy.dialect import Dialect
@@ -255,6 +256,7 @@ class Pipeline:
                 extra_headers=[
                     (b"x-queue-wait-ms", b"%d" % (ticket.queued_s * 1000)),
                     *(() if target.ladder is None else target.ladder.headers),
+                    *_ignored(target),
                     *context.extra,
                 ],
                 arrived_at=context.arrived_at,
@@ -321,6 +323,12 @@ class Pipeline:
         if left_s <= 0:
             raise BudgetError(f"The budget of {context.budget_s:g} s was over before {context.name} could answer.")
         return replace(demand, budget_s=left_s, answers=self._answers.of(target.model, context.path))
+
+
+def _ignored(target: Target) -> Headers:
+    """Says which fields of a translated request have no effect."""
+    ignored = () if target.translation is None else target.translation.ignored
+    return [(b"x-llmux-ignored", ", ".join(ignored).encode("ascii", "replace"))] if ignored else []
 
 
 async def _open(raw: Bytes, scope: Scope) -> Body:

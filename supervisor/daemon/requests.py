@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -51,6 +51,7 @@ class RequestContext:
     waiting: HeldBody | None = None  # its body, set iff a successor has to answer it
     name: str | None = None
     stream: bool = False
+    ignored: Sequence[str] = ()  # fields of its body that have no effect
     budget_s: float | None = None  # from its arrival
     ticket_id: TicketId | None = None  # once it is entered
     entered_at: float | None = None  # loop time; as is the next
@@ -112,6 +113,7 @@ class RequestContext:
             "prompt_tokens": self.usage.prompt,
             "completion_tokens": self.usage.completion,
             **unusual,
+            **({"ignored": [*self.ignored]} if self.ignored else {}),
         }
 
     def ended(self, record: Json) -> Ended:

@@ -28,12 +28,13 @@ from supervisor.proxy import budget, permission
 from supervisor.proxy.body import BUDGET, Body
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.model_name import Renaming, renaming
-from supervisor.proxy.translation import StreamTranslation, Translation
+from supervisor.proxy.translation import AnswerTranslation, StreamTranslation, Translation
 
 Table = Mapping[tuple[str, str], Mapping[ModelId, Endpoint]]
 
 
 NAME_LIMIT: Final = 512  # of the name of a model
+_NONE: Final[Mapping[ModelId, Endpoint]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Target:
     model: ModelId
     path: bytes  # the worker's path and query
     body: HeldBody
-    translation: Translation | None = None  # of the answer
+    translation: AnswerTranslation | None = None  # of the answer
     names: Renaming | None = None  # in the answer
     completion: StreamTranslation | None = None  # of what it lacks
     is_known: bool = True  # so that the form of a stream is known before the worker answers
@@ -57,8 +58,8 @@ class Asked:
 
     body: Body
     name: str
-    path: str  # the canonical one
-    translation: Translation | None
+    path: str
+    translation: Translation | None  # for models that don't serve the path
     profile: ClientConfig  # its client's
     is_permitted: bool  # by its body, to leave this machine
 
@@ -82,19 +83,15 @@ class Targets:
     ) -> Target:
         """The model, or a task's first candidate, and what to send it. Raises LlmuxError."""
         translation = context.dialect.translation(scope["method"], context.path)
-        public_path = context.path
-        if translation is not None:
-            public_path = translation.path
-            body.translate(translation)
-        name = body.name if body.name is not None else self._unnamed(scope, public_path, profile.model)
+        name = body.name if body.name is not None else self._unnamed(scope, context.path, translation, profile.model)
         if name is None:
             raise body.nameless(scope)
         if len(name) > NAME_LIMIT or not name.isprintable():  # it will be logged, and shown in terminals
             raise InvalidRequestError("`model` is not the name of a model.", param="model")
-        context.name, context.stream = name, body.stream
+        context.name = name
         context.budget_s = budget.budget_s(scope["headers"], body.said(BUDGET))
         route = self._catalog.resolve(name)
-        asked = Asked(body, name, public_path, translation, profile, body.take_permission())
+        asked = Asked(body, name, context.path, translation, profile, body.take_permission())
         if not isinstance(route, Task):
             return await self._target(scope, asked, context, held, route)
         if route.config.budget_s is not None:
@@ -116,9 +113,15 @@ class Targets:
         ladder: Ladder | None = None,
     ) -> Target:
         """Whether this request is allowed for the model, and what to send it. Raises LlmuxError."""
-        body, name, translation = asked.body, asked.name, asked.translation
-        endpoint = self._endpoint(scope["method"], asked.path, name, route)
-        model = route.model.id
+        body, name, method, model = asked.body, asked.name, scope["method"], route.model.id
+        endpoint, translation = self.table.get((method, asked.path), _NONE).get(model), None
+        if endpoint is None and asked.translation is not None:
+            endpoint = self.table.get((method, asked.translation.path), _NONE).get(model)
+            if endpoint is not None:
+                body, translation = body.translated(asked.translation)
+        if endpoint is None:
+            raise self._not_served(asked, method, route)
+        context.stream, context.ignored = body.stream, () if translation is None else translation.ignored
         is_permitted = asked.is_permitted or (ladder is not None and ladder.task.config.allow_remote)
         if not (is_permitted or model not in self._guarded or permission.in_headers(scope["headers"])):
             raise permission.refuse(name)
@@ -152,13 +155,13 @@ class Targets:
                 f"{name} is not loaded, and the request says autoload=false.", code="model_not_loaded"
             )
 
-    def _unnamed(self, scope: Scope, path: str, default: str | None) -> str | None:
+    def _unnamed(self, scope: Scope, path: str, translation: Translation | None, default: str | None) -> str | None:
         """The model of a request whose body names none. `default`: the client's, if it serves the path."""
         query: bytes = scope["query_string"]
         named = parse_qs(query.decode("latin-1")).get("model") if query else None
         if named:
             return named[0]
-        serving = self.table[scope["method"], path]
+        serving = self._serving(scope["method"], path, translation)
         if default is not None and self._catalog.resolve(default).model.id in serving:
             return default
         if len(serving) != 1:
@@ -167,19 +170,20 @@ class Targets:
         names = [row.name for row in rows if row.model.id in serving]
         return names[0] if len(names) == 1 else next(iter(serving))  # itself, not one of several virtual models
 
-    def _endpoint(self, method: str, path: str, name: str, route: Route) -> Endpoint:
-        serving = self.table[method, path]
-        endpoint = serving.get(route.model.id)
-        if endpoint is None:
-            config = route.model.config
-            others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
-            hint = f" Models that do: {', '.join(others[:5])}." if others else ""
-            raise InvalidRequestError(
-                f"{name} ({config.type}, {config.runtime}) does not serve {path}.{hint}",
-                code="endpoint_not_supported",
-                param="model",
-            )
-        return endpoint
+    def _serving(self, method: str, path: str, translation: Translation | None) -> Mapping[ModelId, Endpoint]:
+        """The models that can be asked there."""
+        serving = self.table.get((method, path), _NONE)
+        return serving if translation is None else {**self.table.get((method, translation.path), _NONE), **serving}
+
+    def _not_served(self, asked: Asked, method: str, route: Route) -> InvalidRequestError:
+        serving, config = self._serving(method, asked.path, asked.translation), route.model.config
+        others = [listing.name for listing in self._catalog.listing() if listing.model.id in serving]
+        hint = f" Models that do: {', '.join(others[:5])}." if others else ""
+        return InvalidRequestError(
+            f"{asked.name} ({config.type}, {config.runtime}) does not serve {asked.path}.{hint}",
+            code="endpoint_not_supported",
+            param="model",
+        )
 
 
 def endpoint_table(catalog: Catalog) -> Table:

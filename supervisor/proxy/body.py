@@ -14,7 +14,7 @@ from supervisor.catalog.rewrite import Rewrite
 from supervisor.errors import InvalidRequestError, TooLargeError
 from supervisor.io.held_body import Bytes, HeldBody
 from supervisor.proxy.disconnect import ClientDisconnectedError, Receive, Scope
-from supervisor.proxy.translation import Translation
+from supervisor.proxy.translation import AnswerTranslation, Translation
 
 __all__ = [
     "BUDGET",
@@ -62,8 +62,9 @@ class Body:
         """What a field of `SAID` says; None where it is missing, null or empty. Raises InvalidRequestError."""
         return None
 
-    def translate(self, translation: Translation) -> None:
-        """Convert it to the canonical request. Raises InvalidRequestError if that fails."""
+    def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
+        """The canonical request, and what its answers become. Raises InvalidRequestError if there is none."""
+        raise InvalidRequestError("The request body is empty; it must be a JSON object.")
 
     def take_permission(self) -> bool:
         """May the request leave this machine, by a field that is ours? Raises InvalidRequestError."""

@@ -22,7 +22,7 @@ from supervisor.proxy import permission
 from supervisor.proxy.body import PRIVATE, SAID, Body, Bytes
 from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import is_content, means_loading, refusal
-from supervisor.proxy.translation import Translation
+from supervisor.proxy.translation import AnswerTranslation, Translation
 
 PARTS_LIMIT: Final = 64
 VALUE_LIMIT: Final = 512  # of the fields that are read
@@ -190,7 +190,7 @@ class Form(Body):
         """See Body. The last of several counts."""
         return self._said.get(name) or None
 
-    def translate(self, translation: Translation) -> None:
+    def translated(self, translation: Translation) -> tuple[Body, AnswerTranslation]:
         """See Body."""
         raise InvalidRequestError("Send this as JSON: no form is understood here.")
 

@@ -24,7 +24,7 @@ from supervisor.proxy.dialect import EVENTS, STREAMS, Dialect
 from supervisor.proxy.disconnect import ResponseBrokenError, Scope, Send
 from supervisor.proxy.error_response import error_event
 from supervisor.proxy.model_name import RenamedResponse, Renaming
-from supervisor.proxy.translation import StreamTranslation, TranslatedResponse, Translation
+from supervisor.proxy.translation import AnswerTranslation, StreamTranslation, TranslatedResponse
 from supervisor.proxy.upstream_error import error_answer, is_overflow, restated, worker_error
 
 ERROR_LIMIT: Final = 64 * 1024
@@ -120,7 +120,7 @@ async def forward(
     target: bytes,
     body: Body,
     dialect: Dialect,
-    translation: Translation | None = None,
+    translation: AnswerTranslation | None = None,
     names: Renaming | None = None,
     completion: StreamTranslation | None = None,
     request_id: bytes,
@@ -193,7 +193,7 @@ async def _shaped(
     outcome: Outcome,
     names: Renaming | None,
     completion: StreamTranslation | None,
-    translation: Translation | None,
+    translation: AnswerTranslation | None,
 ) -> UpstreamResponse:
     """The answer as the client is to get it. Raises UpstreamError for one that can't be translated."""
     if not _encoded(response.headers):

@@ -25,7 +25,7 @@ from supervisor.proxy.disconnect import Scope
 from supervisor.proxy.media import refuse_references
 from supervisor.proxy.modality import refuse_media
 from supervisor.proxy.outline import Outline
-from supervisor.proxy.translation import Translation
+from supervisor.proxy.translation import AnswerTranslation, Translation
 
 _SMALL: Final = 64 * 1024  # parsed in a millisecond or two, whatever it consists of
 _LARGE: Final = 256 * 1024  # parsed as a whole unless it is mainly pictures, or has many values
@@ -111,14 +111,12 @@ class JsonBody(Body):
             return None
         return found
 
-    def translate(self, translation: Translation) -> None:
-        """See Body."""
-        permitted = self._fields.pop(permission.FIELD, None)  # ours, whatever the dialect makes of it
-        self._fields = translation.request(self._fields)
-        if permitted is not None:
-            self._fields[permission.FIELD] = permitted
-        self._is_changed = True
-        self._look()
+    def translated(self, translation: Translation) -> tuple[JsonBody, AnswerTranslation]:
+        """See Body. The private fields stay here."""
+        fields, answers = translation.request(dict(self._fields))
+        body = JsonBody(self._raw, fields, self._outline)
+        body._is_changed = True  # its own
+        return body, answers
 
     def _look(self) -> None:
         self.name, self.stream = _name(self._fields), _flag(self._fields, "stream")

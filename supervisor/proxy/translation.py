@@ -1,12 +1,14 @@
-"""A path that no worker serves: its requests become canonical, and canonical responses become its own.
+"""A path that a worker doesn't serve: its requests become canonical, and canonical responses become its own.
 
-Canonical is OpenAI's API. A dialect gives a `Translation` for each such path; for every other path it gives none, and the
-bytes stay untouched. Errors are not translated here: the dialect renders them, see `Dialect.error`.
+Canonical is OpenAI's API. A dialect gives a `Translation` for each path that it can map. It is used for the models whose
+workers don't serve the path themselves; for the others, and on every other path, the bytes stay untouched. Errors are not
+translated here: the dialect renders them, see `Dialect.error`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from supervisor.catalog.rewrite import Fields
@@ -29,12 +31,8 @@ class StreamTranslation(Protocol):
         """The last output, after a stream that ended properly."""
 
 
-class Translation(Protocol):
-    """How one path of a dialect is mapped. Stateless."""
-
-    @property
-    def path(self) -> str:
-        """The canonical path."""
+class AnswerTranslation(Protocol):
+    """How the answers to one request are mapped."""
 
     @property
     def content_type(self) -> bytes:
@@ -44,14 +42,30 @@ class Translation(Protocol):
     def stream_content_type(self) -> bytes:
         """Of a stream."""
 
-    def request(self, fields: Fields) -> Fields:
-        """The canonical request's top-level fields. Raises InvalidRequestError."""
+    @property
+    def ignored(self) -> Sequence[str]:
+        """The request's fields that have no effect on the canonical one: the response's `x-llmux-ignored`."""
 
     def answer(self, body: bytes) -> bytes:
-        """The dialect's answer, by a whole canonical one."""
+        """The dialect's answer, by a whole canonical one. Raises UpstreamError for what is none."""
 
     def stream(self) -> StreamTranslation:
         """For a stream that begins now."""
+
+
+class Translation(Protocol):
+    """How one path of a dialect is mapped. Stateless."""
+
+    @property
+    def path(self) -> str:
+        """The canonical path."""
+
+    def request(self, fields: Fields) -> tuple[Fields, AnswerTranslation]:
+        """The canonical request's top-level fields, and what its answers become. Raises InvalidRequestError.
+
+        `model` names the model in both. Strings may hold marks for what was cut out of a large body: they are passed on
+        as a whole.
+        """
 
 
 class TranslatedResponse:
@@ -68,7 +82,9 @@ class TranslatedResponse:
         self._whole = b""
 
     @classmethod
-    async def of(cls, response: UpstreamResponse, translation: Translation, *, is_stream: bool) -> TranslatedResponse:
+    async def of(
+        cls, response: UpstreamResponse, translation: AnswerTranslation, *, is_stream: bool
+    ) -> TranslatedResponse:
         """A whole answer is translated here, before anything is sent. Raises UpstreamError for one that is too large."""
         if is_stream:
             return cls(response, translation.stream_content_type, translation.stream())

@@ -1,6 +1,6 @@
 """A daemon with one API dialect more, which only this file defines: `python -m tests.support.toy_dialect serve …`.
 
-`POST /toy/say` takes `{"to": MODEL, "say": TEXT, "live": true}` and answers in text, live in lines of JSON.
+`POST /toy/say` takes `{"model": MODEL, "say": TEXT, "live": true}` and answers in text, live in lines of JSON.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from supervisor.dialects.openai import OpenAI
 
 class Say:
     path = "/v1/chat/completions"
-    content_type = b"text/plain"
-    stream_content_type = b"application/x-ndjson"
 
     def request(self, fields):
         said = {key: msgspec.json.decode(value) for key, value in fields.items()}
         request = {
-            "model": said["to"],
+            "model": said["model"],
             "messages": [{"role": "user", "content": said["say"]}],
             "stream": said.get("live", False),
         }
-        return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in request.items()}
+        ignored = sorted(said.keys() - {"model", "say", "live"})
+        return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in request.items()}, Said(ignored)
+
+
+class Said:
+    content_type = b"text/plain"
+    stream_content_type = b"application/x-ndjson"
+
+    def __init__(self, ignored):
+        self.ignored = ignored
 
     def answer(self, body):
         return json.loads(body)["choices"][0]["message"]["content"].encode() + b"\n"

@@ -46,17 +46,17 @@ class TestTranslated:
 
     @pytest.mark.parametrize("name", ["fake", "polite"])
     def test_an_answer(self, site, name):
-        told = say(site, to=name, say="hello")
+        told = say(site, model=name, say="hello")
         assert (200, "text/plain", "".join(WORDS) + "\n") == (told.status_code, told.headers["content-type"], told.text)
 
     def test_a_stream(self, site):
-        told = say(site, to="fake", say="hello", live=True)
+        told = say(site, model="fake", say="hello", live=True)
         assert told.headers["content-type"] == "application/x-ndjson"
         assert [json.loads(line) for line in told.text.splitlines()] == [{"said": word} for word in [*WORDS, "bye"]]
 
     def test_a_stream_that_breaks_off_ends_with_its_error(self, site):
         """An operator unloads the model: the last line says so, and the answer is complete in HTTP."""
-        body = {"to": "endless", "say": "hello", "live": True}
+        body = {"model": "endless", "say": "hello", "live": True}
         headers = {"x-toy-key": KEY}
         with site.client() as client, client.stream("POST", "/toy/say", json=body, headers=headers) as told:
             pieces = told.iter_text()
@@ -70,14 +70,14 @@ class TestTranslated:
         assert last == ('"sorry: 503 The model was stopped before the answer was complete: unloaded by an operator."')
 
     def test_keepalives_are_its_own(self, site):
-        told = say(site, to="slow", say="hello", live=True)
+        told = say(site, model="slow", say="hello", live=True)
         assert told.text.startswith('{"wait": true}\n')
         assert told.text.endswith('{"said": "bye"}\n')
 
     def test_errors_are_its_own(self, site):
-        assert say(site, to="nobody", say="hello").text.startswith('"sorry: 404 There is no model')
-        assert say(site, to="broken", say="hello").text.startswith('"sorry: 500 ')
-        assert say(site, "wrong", to="fake", say="hello").text.startswith('"sorry: 401 ')
+        assert say(site, model="nobody", say="hello").text.startswith('"sorry: 404 There is no model')
+        assert say(site, model="broken", say="hello").text.startswith('"sorry: 500 ')
+        assert say(site, "wrong", model="fake", say="hello").text.startswith('"sorry: 401 ')
 
     def test_its_key_opens_nothing_else(self, site):
         told = site.post("/v1/chat/completions", json={"model": "fake"}, headers={"x-toy-key": "x"})
@@ -90,10 +90,10 @@ class TestTranslated:
 
     def test_private_fields_are_heard(self, site):
         """Who asks how urgently is known, though its request becomes another one."""
-        name = say(site, to="fake", say="hello", x_priority="low").headers["x-request-id"]
+        name = say(site, model="fake", say="hello", x_priority="low").headers["x-request-id"]
         known = wait_until(lambda: (a := site.get(f"/v1/admin/requests/{name}", headers=ADMIN)).is_success and a.json())
         assert (known["priority"], known["tenant"]) == (80, "me")
-        refused = say(site, to="fake", say="hello", x_priority="urgent")
+        refused = say(site, model="fake", say="hello", x_priority="urgent")
         assert refused.text.startswith('"sorry: 400 `X-Priority` or `x_priority` is no priority')
 
     def test_another_method(self, site):
@@ -101,6 +101,6 @@ class TestTranslated:
         assert (told.status_code, told.headers["allow"]) == (405, "POST")
 
     def test_tokens_are_counted_by_the_workers_answer(self, site):
-        say(site, to="fake", say="hello")
+        say(site, model="fake", say="hello")
         metrics = site.get("/metrics", headers={"authorization": f"Bearer {KEY}"}).text
         assert 'llmux_completion_tokens_total{model="fake"}' in metrics
