@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, f
 from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
+from supervisor.catalog.governance import GovernanceConfig
 from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.staying import StayingConfig
 from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
@@ -144,6 +145,7 @@ class ServerConfig(Section):
         le=86_400,
         description="How long a lease there outlives its last renewal. Workers are stopped where theirs can't be renewed in time.",
     )
+    governance: GovernanceConfig | None = Field(default=None, description="Who must sign the runner API's operations.")
     watch: bool = Field(
         default=False,
         description="Reload by itself when this file, local.yaml or the file of API keys changes.",

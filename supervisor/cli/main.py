@@ -34,6 +34,7 @@ from supervisor.cli.commands.run import add, remove, run
 from supervisor.cli.commands.runtimes import runtimes
 from supervisor.cli.commands.serve import demo, serve
 from supervisor.cli.commands.service import service
+from supervisor.cli.commands.token import token
 from supervisor.cli.commands.top import top
 from supervisor.cli.commands.watch import events, logs, why
 from supervisor.cli.exit_codes import MEANINGS, ExitCode, exit_code_of
@@ -61,6 +62,7 @@ COMMANDS = (
     reload_,
     keys,
     clients,
+    token,
     loads,
     runtimes,
     pull,

@@ -1,0 +1,54 @@
+"""Who must agree before a model is loaded or unloaded or a cache is flushed, as the configuration says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+KEY_FILE: Final = Path("/etc/safebox/model-api.key")
+LEAST_KEY: Final = 16
+"""Bytes of a key."""
+
+Signer = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class GovernanceConfig(BaseModel):
+    """`server.governance`: the runner API's operations need a signed token."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+    key_file: Path = Field(
+        default=KEY_FILE,
+        description="The key that all signers share. Whoever has it can sign for each of them.",
+    )
+    signers: tuple[Signer, ...] = Field(default=(), description="Who may sign. Default: those of `signer_keys`.")
+    required: int = Field(default=1, ge=1, le=100, description="So many of them must have signed.")
+    signer_keys: dict[Signer, Path] = Field(
+        default={},
+        description="A key file for each signer, instead of the shared one: only then is it certain who signed.",
+        examples=[{"alice": "~/.config/llmux/alice.key"}],
+    )
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        names = self.all_signers
+        if self.signer_keys and self.signers and set(self.signers) != set(self.signer_keys):
+            raise ValueError('"signers" and "signer_keys" name different signers')
+        if self.required > max(1, len(names)):
+            raise ValueError(f'"required" is {self.required}, but there are {len(names)} signers')
+        return self
+
+    @property
+    def all_signers(self) -> frozenset[str]:
+        """Who may sign; empty: anybody who has the shared key."""
+        return frozenset(self.signer_keys or self.signers)
+
+
+def read_key(path: Path) -> bytes:
+    """A key file without the blanks around its key. Raises OSError, and ValueError for a key that is too short. Blocks."""
+    key = path.expanduser().read_bytes().strip()
+    if len(key) < LEAST_KEY:
+        raise ValueError(f"{path}: a key has at least {LEAST_KEY} bytes; make one with: openssl rand -hex 32")
+    return key

@@ -1,0 +1,78 @@
+"""`llmux token`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from supervisor.cli.options import json_option, print_json
+
+OPERATIONS = ("model-load", "model-unload", "cache-flush")
+
+
+@click.group()
+def token() -> None:
+    """Sign operations of the runner API."""
+
+
+@token.command("sign")
+@click.argument("operation", type=click.Choice(OPERATIONS), required=False)
+@click.option(
+    "-f", "--field", "said", multiple=True, metavar="NAME=VALUE", help="A field of the request, e.g. modelId=chat."
+)
+@click.option("--signer", "signers", multiple=True, help="Who signs; give all of them, once each.")
+@click.option(
+    "--key", "key_file", type=click.Path(path_type=Path), help="The key. Default: /etc/safebox/model-api.key."
+)
+@click.option("--as", "own", metavar="SIGNER", help="Sign for this one alone, with a key of its own.")
+@click.option("--token", "begun", metavar="TOKEN", help="Add a signature to this token, that another signer has begun.")
+@json_option
+def token_sign(
+    operation: str | None,
+    said: tuple[str, ...],
+    signers: tuple[str, ...],
+    key_file: Path | None,
+    own: str | None,
+    begun: str | None,
+    as_json: bool,
+) -> None:
+    """Print a token for `verifiedOpToken`, good for five minutes and one use.
+
+    OPERATION is what is asked for, with every field of the request. With one shared key that is all. Where each signer has a
+    key of its own, the first one names all --signer and signs --as himself; each of the others adds his signature to that
+    --token.
+    """
+    from supervisor.catalog.governance import KEY_FILE, read_key  # noqa: PLC0415  # not for declaring
+    from supervisor.daemon import op_tokens  # noqa: PLC0415  # as above
+
+    if (operation is None) == (begun is None):
+        raise click.UsageError("Give an OPERATION, or a --token to which a signature is added.")
+    path = key_file or KEY_FILE
+    try:
+        key = read_key(path)
+        found = op_tokens.begin(operation, _fields(said), signers) if operation else op_tokens.opened(begun)
+        signed = op_tokens.signed(found, key, own)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{error.strerror}: {path}" if isinstance(error, OSError) else str(error)) from error
+    if as_json:
+        print_json(signed)
+    else:
+        click.echo(op_tokens.packed(signed))
+
+
+def _fields(said: Sequence[str]) -> dict[str, Any]:
+    """Values are JSON where they can be read so, else text."""
+    fields = {}
+    for each in said:
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"expected NAME=VALUE, got {each!r}", param_hint="--field")
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            fields[name] = value
+    return fields

@@ -1,0 +1,223 @@
+"""Operation tokens: M of N signers agreed to this very operation, a short time ago, and it is carried out once.
+
+A token is `{"opToken": {"operation", "issuedAt", "signers", "nonce", …}, "signature": HEX}`, or the same in base64url without
+line breaks. What is signed is the canonical `opToken`: JSON with sorted keys, without blanks, in UTF-8. A signature is its
+HMAC-SHA256. With one shared key `signers` is what the holder of the key claims. With a key for each signer the token has
+`signatures`, one for each of its signers, instead.
+
+Besides those four, `opToken` has every field of the request that has an effect, with the same value. Whoever sends a token that
+is refused learns nothing but that; the log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+from pydantic import JsonValue
+
+from supervisor.catalog.governance import GovernanceConfig, read_key
+from supervisor.errors import ForbiddenError
+from supervisor.io.store import Entry, Store
+
+FIELD: Final = "verifiedOpToken"
+VALID_S: Final = 300.0
+"""A token is good for so long after it was issued, and clocks may differ by as much."""
+NONCE_LENGTH: Final = 8, 256
+TOKEN_LIMIT: Final = 64 * 1024
+_COLLECTION: Final = "op_nonces"
+_OWN: Final = frozenset({"operation", "issuedAt", "signers", "nonce"})
+
+log = structlog.get_logger("llmux.governance")
+
+Json = Mapping[str, JsonValue]
+
+
+class RefusedError(ValueError):
+    """Why a token is refused; for the log and its makers alone."""
+
+
+def canonical(op_token: Json) -> bytes:
+    """What is signed."""
+    return _json(op_token).encode()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sign(op_token: Json, key: bytes) -> str:
+    """The signature of one who has `key`."""
+    return hmac.digest(key, canonical(op_token), "sha256").hex()
+
+
+def begin(operation: str, fields: Json, signers: Iterable[str], now: float | None = None) -> Json:
+    """A token that nobody has signed yet. Raises RefusedError for a field that the token has itself."""
+    if own := sorted(_OWN & fields.keys()):
+        raise RefusedError(f"{', '.join(own)}: the token's own, no field of the request")
+    own_fields: dict[str, JsonValue] = {
+        "operation": operation,
+        "issuedAt": int(time.time() if now is None else now),
+        "signers": [*sorted(set(signers))],
+        "nonce": secrets.token_urlsafe(24),
+    }
+    return {"opToken": {**fields, **own_fields}}
+
+
+def signed(token: Json, key: bytes, signer: str | None) -> Json:
+    """The token with one signature more: of `signer`, else of those who share the key. Raises RefusedError."""
+    op_token = token.get("opToken")
+    if not isinstance(op_token, dict):
+        raise RefusedError("the token has no opToken")
+    if signer is None:
+        return {**token, "signature": sign(op_token, key)}
+    names, signatures = op_token.get("signers"), token.get("signatures") or {}
+    if not isinstance(names, list) or signer not in names or not isinstance(signatures, dict):
+        raise RefusedError(f"{signer!r} is not among the signers of the token")
+    return {**token, "signatures": {**signatures, signer: sign(op_token, key)}}
+
+
+def packed(token: Json) -> str:
+    """The token as text."""
+    return base64.urlsafe_b64encode(canonical(token)).decode().rstrip("=")
+
+
+def verify(
+    token: JsonValue, config: GovernanceConfig, operation: str, fields: Json, now: float, keys: Callable[[Path], bytes]
+) -> tuple[str, float]:
+    """The token's nonce and until when it is good (Unix seconds). Raises RefusedError, and what `keys` raises.
+
+    `fields`: what the operation is about; null and a missing field are the same. `keys` reads a key file.
+    """
+    found = opened(token)
+    op_token = found.get("opToken")
+    if not isinstance(op_token, dict):
+        raise RefusedError("it has no opToken")
+    signers = _signers(op_token, config)
+    _check_signatures(found, op_token, config, signers, keys)  # before anything is believed
+    if op_token.get("operation") != operation:
+        raise RefusedError(f"it is for {op_token.get('operation')!r}, not for {operation!r}")
+    signed = {name: value for name, value in op_token.items() if name not in _OWN and value is not None}
+    asked = {name: value for name, value in fields.items() if value is not None}
+    for name in sorted({*signed, *asked}):
+        if _json(signed.get(name)) != _json(asked.get(name)):  # true is not 1
+            raise RefusedError(f"its {name} is {signed.get(name)!r}, the request's is {asked.get(name)!r}")
+    issued_at = op_token.get("issuedAt")
+    if not isinstance(issued_at, int | float) or isinstance(issued_at, bool) or not math.isfinite(issued_at):
+        raise RefusedError("issuedAt is not a time in seconds")
+    if not now - VALID_S <= issued_at <= now + VALID_S:
+        raise RefusedError(f"it was issued {now - issued_at:.0f} s ago, and is good for {VALID_S:.0f} s")
+    nonce, (least, most) = op_token.get("nonce"), NONCE_LENGTH
+    if not isinstance(nonce, str) or not least <= len(nonce) <= most:
+        raise RefusedError(f"its nonce is not a text of {least} to {most} characters")
+    return nonce, issued_at + VALID_S
+
+
+def opened(token: JsonValue) -> Json:
+    """A token as it is sent: an object, or one in base64url. Raises RefusedError."""
+    if isinstance(token, str) and len(token) <= TOKEN_LIMIT:
+        try:
+            token = msgspec.json.decode(
+                base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+            )
+        except (binascii.Error, ValueError, RecursionError) as error:
+            raise RefusedError("it is neither JSON nor JSON in base64url") from error
+    if not isinstance(token, dict):
+        raise RefusedError("there is none" if token is None else "it is not a JSON object")
+    return token
+
+
+def _signers(op_token: Json, config: GovernanceConfig) -> frozenset[str]:
+    claimed = op_token.get("signers")
+    if not isinstance(claimed, list) or not all(isinstance(name, str) for name in claimed):
+        raise RefusedError("signers is not a list of names")
+    signers = frozenset(str(name) for name in claimed)
+    if config.all_signers and not signers <= config.all_signers:
+        raise RefusedError(f"{_listed(signers - config.all_signers)} may not sign")
+    if len(signers) < config.required:
+        raise RefusedError(f"{len(signers)} signed, {config.required} must")
+    return signers
+
+
+def _check_signatures(
+    token: Json, op_token: Json, config: GovernanceConfig, signers: frozenset[str], keys: Callable[[Path], bytes]
+) -> None:
+    if not config.signer_keys:
+        if not _is_signed(token.get("signature"), op_token, keys(config.key_file)):
+            raise RefusedError("its signature is wrong")
+        return
+    signatures = token.get("signatures")
+    if not isinstance(signatures, dict):
+        raise RefusedError("it has no signatures, one for each signer")
+    wrong = [n for n in sorted(signers) if not _is_signed(signatures.get(n), op_token, keys(config.signer_keys[n]))]
+    if wrong:
+        raise RefusedError(f"the signature of {_listed(wrong)} is wrong")
+
+
+def _is_signed(signature: JsonValue, op_token: Json, key: bytes) -> bool:
+    try:
+        expected = sign(op_token, key)
+    except ValueError as error:  # a number that JSON doesn't have, half a character
+        raise RefusedError("its opToken can't be written as JSON") from error
+    said = signature if isinstance(signature, str) and signature.isascii() else ""
+    return hmac.compare_digest(expected, said.lower())
+
+
+def _is_number(value: JsonValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name[:100]) for name in sorted(names))
+
+
+class OpTokens:
+    """Asks for tokens where the configuration wants them. Nonces are kept over restarts."""
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
+        self._used: dict[str, float] = {}  # nonce → until when its token would be good
+
+    async def check(
+        self, config: GovernanceConfig | None, token: JsonValue, operation: str, fields: Json, now: float
+    ) -> None:
+        """Raises ForbiddenError unless the operation may be carried out now, NotSavedError if its nonce can't be kept.
+
+        `now`: Unix seconds. None as `config`: everything may.
+        """
+        if config is None:
+            return
+        try:
+            nonce, good_until = await asyncio.to_thread(verify, token, config, operation, fields, now, read_key)
+            await self._use(nonce, good_until, now)
+        except (OSError, ValueError) as error:
+            log.warning("op_token.refused", operation=operation, reason=str(error))
+            raise ForbiddenError("The operation token was refused.", code="op_token_refused", param=FIELD) from None
+
+    async def _use(self, nonce: str, good_until: float, now: float) -> None:
+        kept = {} if self._store is None else self._store.items(_COLLECTION)
+        if nonce in self._used or nonce in kept:
+            raise RefusedError("its nonce was used before")
+        self._used = {name: until for name, until in self._used.items() if until >= now}
+        self._used[nonce] = good_until  # at once: another request may come while it is saved
+        if self._store is None:
+            return
+        changed: dict[Entry, JsonValue] = {
+            (_COLLECTION, name): None
+            for name, until in kept.items()
+            if not _is_number(until) or float(str(until)) < now
+        }
+        changed[_COLLECTION, nonce] = good_until
+        async with self._store.transaction() as entries:
+            entries.update(changed)

@@ -1,0 +1,209 @@
+"""Operation tokens: what is accepted once, and what never is."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from supervisor.catalog.governance import GovernanceConfig
+from supervisor.daemon.op_tokens import VALID_S, OpTokens, RefusedError, begin, packed, signed, verify
+from supervisor.errors import ForbiddenError
+from supervisor.io.store import Store
+
+NOW = 1_800_000_000.0
+SHARED = GovernanceConfig(signers=("ann", "bob", "cid"), required=2)
+EACH = GovernanceConfig(signer_keys={name: Path(name) for name in ("ann", "bob", "cid")}, required=2)
+FIELDS = {"modelId": "chat", "maxContextLength": 4096, "evictModel": None}
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def key(path):
+    return f"the key of {path}, long enough".encode()
+
+
+def shared(fields=FIELDS, signers=("ann", "bob"), operation="model-load", now=NOW):
+    return signed(begin(operation, fields, signers, now), key(SHARED.key_file), None)
+
+
+def check(token, config=SHARED, operation="model-load", fields=FIELDS, now=NOW):
+    return verify(token, config, operation, fields, now, key)
+
+
+def refusal(*args, **more):
+    with pytest.raises(RefusedError) as refused:
+        check(*args, **more)
+    return str(refused.value)
+
+
+def changed(token, **fields):
+    """Somebody without the key writes other fields into it."""
+    return {**token, "opToken": {**token["opToken"], **fields}}
+
+
+class TestAccepted:
+    def test_as_an_object_and_as_text(self):
+        token = shared()
+        assert check(token) == check(packed(token)) == (token["opToken"]["nonce"], NOW + VALID_S)
+
+    def test_a_missing_field_is_as_null(self):
+        assert check(shared({"modelId": "chat", "quantization": None}), fields={"modelId": "chat", "evictModel": None})
+
+    @pytest.mark.parametrize("late", [-VALID_S, VALID_S])
+    def test_within_five_minutes(self, late):
+        assert check(shared(), now=NOW + late)
+
+    def test_each_with_a_key_of_its_own(self):
+        token = begin("model-load", FIELDS, ["ann", "bob"], NOW)
+        for name in ("ann", "bob"):
+            token = signed(token, key(name), name)
+        assert check(packed(token), EACH)
+
+    @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=4))
+    def test_whatever_the_fields_are(self, fields):
+        fields = {f"f{name}": value for name, value in fields.items()}
+        assert check(packed(shared(fields)), fields=fields)
+
+
+class TestRefused:
+    @pytest.mark.parametrize("late", [-VALID_S - 1, VALID_S + 1])
+    def test_too_old_or_from_the_future(self, late):
+        assert "issued" in refusal(shared(), now=NOW + late)
+
+    def test_another_operation(self):
+        assert "'model-load', not for 'model-unload'" in refusal(shared(), operation="model-unload")
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {**FIELDS, "modelId": "other"},
+            {**FIELDS, "maxContextLength": "4096"},
+            {**FIELDS, "maxContextLength": True},
+            {**FIELDS, "evictModel": "chat"},
+            {"modelId": "chat"},
+        ],
+    )
+    def test_another_request(self, fields):
+        assert "the request's is" in refusal(shared(), fields=fields)
+
+    @pytest.mark.parametrize(
+        "fields", [{"modelId": "other"}, {"issuedAt": NOW + 1}, {"signers": ["ann", "cid"]}, {"nonce": "another one"}]
+    )
+    def test_changed_afterwards(self, fields):
+        assert refusal(changed(shared(), **fields)) == "its signature is wrong"
+
+    def test_too_few_signers(self):
+        assert refusal(shared(signers=("ann", "ann"))) == "1 signed, 2 must"
+
+    def test_a_stranger_among_the_signers(self):
+        assert refusal(shared(signers=("ann", "bob", "eve"))) == "'eve' may not sign"
+
+    def test_one_holder_of_a_key_can_not_sign_for_two(self):
+        token = begin("model-load", FIELDS, ["ann", "bob"], NOW)
+        token = signed(signed(token, key("ann"), "ann"), key("ann"), "bob")
+        assert refusal(token, EACH) == "the signature of 'bob' is wrong"
+
+    def test_the_shared_key_is_no_signers_key(self):
+        assert refusal(shared(), EACH) == "it has no signatures, one for each signer"
+
+    @pytest.mark.parametrize(
+        "token",
+        [None, "", "eyJ", "Zm9v", "é", "x" * 100_000, 1, [], {}, {"opToken": {}}, {"opToken": []}, {"signature": "00"}],
+    )
+    def test_no_token_at_all(self, token):
+        assert refusal(token)
+
+    @pytest.mark.parametrize("signature", [None, "", "00", "é" * 64, 5, ["00"]])
+    def test_no_signature(self, signature):
+        assert refusal({**shared(), "signature": signature}) == "its signature is wrong"
+
+    @pytest.mark.parametrize("nonce", ["short", "x" * 257, 12345678, None])
+    def test_no_nonce(self, nonce):
+        token = begin("model-load", FIELDS, ["ann", "bob"], NOW)
+        token = signed(changed(token, nonce=nonce), key(SHARED.key_file), None)
+        assert refusal(token).startswith("its nonce is not")
+
+    @pytest.mark.parametrize("issued_at", [None, "now", True, []])
+    def test_no_time(self, issued_at):
+        token = signed(changed(shared(), issuedAt=issued_at), key(SHARED.key_file), None)
+        assert refusal(token) == "issuedAt is not a time in seconds"
+
+    @given(VALUES)
+    def test_anything_else_is_refused_not_crashed(self, token):
+        assert refusal(token)
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "key").write_bytes(b"0123456789abcdef0123\n")
+    return GovernanceConfig(key_file=tmp_path / "key", signers=("ann",))
+
+
+def token_for(config, now=NOW):
+    return packed(
+        signed(begin("model-unload", {"modelId": "m"}, ["ann"], now), config.key_file.read_bytes().strip(), None)
+    )
+
+
+async def ask(tokens, config, token, now=NOW):
+    await tokens.check(config, token, "model-unload", {"modelId": "m"}, now)
+
+
+async def refused(tokens, config, token, now=NOW):
+    """What the log says, while the client is told nothing."""
+    with capture_logs() as logs, pytest.raises(ForbiddenError) as error:
+        await ask(tokens, config, token, now)
+    assert (error.value.code, error.value.message) == ("op_token_refused", "The operation token was refused.")
+    return logs[-1]["reason"]
+
+
+class TestOnce:
+    async def test_not_twice(self, config):
+        tokens, token = OpTokens(), token_for(config)
+        await ask(tokens, config, token)
+        assert await refused(tokens, config, token) == "its nonce was used before"
+
+    async def test_of_two_at_once_one_is_carried_out(self, config, tmp_path):
+        store = await Store.open(tmp_path / "state")
+        tokens, token = OpTokens(store), token_for(config)
+        found = await asyncio.gather(*(ask(tokens, config, token) for _ in range(5)), return_exceptions=True)
+        assert sorted(map(str, found)) == ["None", *["The operation token was refused."] * 4]
+        await store.close()
+
+    async def test_not_after_a_restart_either(self, config, tmp_path):
+        token = token_for(config)
+        store = await Store.open(tmp_path / "state")
+        await ask(OpTokens(store), config, token)
+        await store.close()
+        store = await Store.open(tmp_path / "state")
+        assert await refused(OpTokens(store), config, token) == "its nonce was used before"
+        await store.close()
+
+    async def test_nonces_are_forgotten_when_their_tokens_are_no_longer_good(self, config, tmp_path):
+        store = await Store.open(tmp_path / "state")
+        tokens = OpTokens(store)
+        for minute in range(0, 60, 6):
+            now = NOW + 60 * minute
+            await ask(tokens, config, token_for(config, now), now)
+        assert len(store.items("op_nonces")) == len(tokens._used) == 1
+        await store.close()
+
+    async def test_without_a_key_file_nothing_is_allowed(self, config):
+        token = token_for(config)
+        config.key_file.unlink()
+        assert "No such file" in await refused(OpTokens(), config, token)
+
+    async def test_without_governance_everything_is(self):
+        await OpTokens().check(None, None, "model-unload", {}, NOW)
