@@ -19,6 +19,7 @@ from pydantic_core import PydanticKnownError
 
 from runtimes.device_kind import KINDS, DeviceWanted
 from supervisor.catalog.governance import GovernanceConfig
+from supervisor.catalog.job_limits import JobsConfig
 from supervisor.catalog.order import OrderConfig
 from supervisor.catalog.staying import StayingConfig
 from supervisor.core.demand import LEAST_URGENT, MOST_URGENT
@@ -173,7 +174,7 @@ def drain_seconds(drain_s: float | Literal["never"] | None) -> float | None:
     return math.inf if drain_s == "never" else drain_s
 
 
-class LimitsConfig(StayingConfig, OrderConfig, Section):
+class LimitsConfig(StayingConfig, OrderConfig, JobsConfig, Section):
     """Numbers of scheduling, failure handling and HTTP."""
 
     queue_total: Count = Field(default=512, description="Requests that may wait in all.")

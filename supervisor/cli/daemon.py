@@ -322,6 +322,7 @@ async def _assemble(
     engine = Engine(fleet, opened.sampler, learn)
     daemon = Daemon(engine, fleet, opened.sampler, catalog, keyring, learned=learned, runtime=runtime)
     daemon.loads.restore(state)
+    daemon.jobs.open(state, server.state_dir)
     if server.leases is not None:
         shared = SharedLeases(engine, LeaseStore(server.leases), devices, instance, server.leases_ttl_s)
         daemon.partners.shared, fleet.gate = shared, shared.gate
@@ -352,6 +353,7 @@ async def _until_stopped(
     shared = daemon.partners.shared
     if shared is not None:
         background.append(asyncio.create_task(shared.run()))
+    daemon.jobs.start(application.send_job)
     notify.notify("READY=1", f"STATUS=serving {len(catalog.listing())} models")
     ends = {serving, *(asyncio.create_task(event.wait()) for event in (stopping, handover.done))}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -371,6 +373,7 @@ async def _until_stopped(
         is_restart = await asyncio.to_thread(notify.will_restart)
         if is_restart:
             application.park()
+        await daemon.jobs.close()
         await engine.shutdown()
     application.close()
     server.should_exit = True

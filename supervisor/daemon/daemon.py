@@ -16,6 +16,7 @@ from supervisor.daemon.engine import Engine
 from supervisor.daemon.events import Hub
 from supervisor.daemon.feed import Feed
 from supervisor.daemon.history import History
+from supervisor.daemon.jobs import Jobs
 from supervisor.daemon.loads import Loads
 from supervisor.daemon.metrics import Metrics
 from supervisor.daemon.partners import Partners
@@ -51,6 +52,7 @@ class Daemon:
     answers: AnswerLog = field(init=False)
     partners: Partners = field(init=False)
     loads: Loads = field(init=False)
+    jobs: Jobs = field(default_factory=Jobs)
     learned: Callable[[], Learned] = Learned  # what the store knows so far
     on_configure: list[Callable[[], None]] = field(default_factory=list)  # called after each reload, in its turn
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # not while a successor is on its way
@@ -83,6 +85,7 @@ class Daemon:
         self.pipeline = Pipeline(
             self.engine, catalog, self.requests, self.bodies, self.clients, self.answers, self.runtime
         )
+        self.jobs.configure(limits)
         for listener in self.on_configure:
             listener()
 

@@ -193,6 +193,7 @@ class Handover:
         try:
             async with asyncio.timeout(CALM_S):
                 await engine.calm()
+            await self._daemon.jobs.close()  # its successor runs them
             for store in stores:
                 await store.lend()
             await self._give(channel)
@@ -204,6 +205,7 @@ class Handover:
             await asyncio.shield(_end(pidfd))
             for store in stores:
                 await store.take_back()
+            self._daemon.jobs.go_on()
             engine.post(HandoverEnded())
             raise
         finally:

@@ -17,12 +17,13 @@ from starlette.routing import Match, Route
 
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.handover import Handover
+from supervisor.daemon.jobs import Answer, Job
 from supervisor.daemon.leaving import HandedOverError
 from supervisor.daemon.reload import Reloader
 from supervisor.daemon.requests import RequestContext
 from supervisor.dialects import DIALECTS, dialect_of
 from supervisor.errors import LlmuxError, MethodNotAllowedError, NotFoundError
-from supervisor.http import admin, clients, leases, metrics, runtime_config, ui, watch
+from supervisor.http import admin, clients, jobs, leases, metrics, runtime_config, ui, watch
 from supervisor.http.auth import Auth
 from supervisor.http.parked import park
 from supervisor.http.protocol import GuardedProtocol
@@ -53,6 +54,7 @@ class Application:
                 *admin.routes(daemon, reloader, handover),
                 *clients.routes(daemon),
                 *leases.routes(daemon),
+                *jobs.routes(daemon),
                 metrics.route(daemon),
                 runtime_config.route(daemon),
                 *ui.routes(),
@@ -67,6 +69,10 @@ class Application:
         catalog = self._daemon.catalog
         self._auth = Auth(self._daemon.keyring, catalog.server, self._daemon.local_key)
         GuardedProtocol.configure(catalog.limits)
+
+    async def send_job(self, job: Job, body: bytes) -> Answer:
+        """See `daemon.jobs.Send`."""
+        return await jobs.send(self._daemon, job, body)
 
     def park(self) -> None:
         """Leave requests that wait for a model, and those that are still to come, to the next daemon of this unit."""
@@ -93,7 +99,7 @@ class Application:
             if scope["method"] == "OPTIONS" and cors:
                 await Response(status_code=204)(scope, receive, _signed(send, context))
                 return
-            context.key = self._auth.authorize(scope, dialect)
+            context.key = scope["state"][jobs.KEY] = self._auth.authorize(scope, dialect)
             pipeline = self._daemon.pipeline
             method, path = scope["method"], scope["path"]
             is_inference = pipeline.serves(method, path, dialect)

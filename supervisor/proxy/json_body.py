@@ -96,6 +96,18 @@ class JsonBody(Body):
             raise _refusal(raw, error) from error
         return None if value == "" else value
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all fields that workers may get."""
+        return frozenset(self._fields)
+
+    async def field(self, name: str) -> Bytes | None:
+        """The value of a field as it came, as JSON; None without it."""
+        raw = self._fields.get(name)
+        if raw is None or self._outline is None:
+            return None if raw is None else bytes(raw)
+        return await self._outline.restored(bytes(raw))
+
     def prefix(self) -> int | None:
         """See Body: up to and with the first message of the user, or the beginning of a prompt."""
         messages, prompt = self._fields.get("messages"), self._fields.get("prompt")

@@ -1,0 +1,316 @@
+"""`/v1/jobs`: inference requests whose clients don't wait; see `daemon.jobs`.
+
+A job's request goes through the pipeline as if its client had sent it, with the headers that say who asks and how urgently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import nullcontext
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from supervisor.catalog.keys import Key, Scope
+from supervisor.daemon.daemon import Daemon
+from supervisor.daemon.jobs import Answer, Job, JobInterruptedError
+from supervisor.daemon.leaving import HandedOverError
+from supervisor.daemon.requests import RequestContext
+from supervisor.dialects import dialect_of
+from supervisor.errors import InvalidRequestError, LlmuxError, UpstreamError
+from supervisor.http.request_id import STATE_KEY
+from supervisor.proxy.body import read_body
+from supervisor.proxy.disconnect import EXTENSION, Disconnect, Message, ResponseOverError
+from supervisor.proxy.error_response import error_body
+from supervisor.proxy.event_stream import EventStream
+from supervisor.proxy.json_body import JsonBody
+from supervisor.proxy.parameters import number
+
+KEY: Final = "key"  # where the ASGI scope's state has the request's key
+FORMS: Final = frozenset(
+    {"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations"}
+)
+"""What takes a form: fields that hold a data URL are sent as files."""
+KEPT_HEADERS: Final = ("x-priority", "x-tenant-id", "x-allow-remote", "x-timeout", "anthropic-version")
+LOOK_S: Final = 1.0
+_FIELDS: Final = frozenset({"endpoint", "body"})
+_NOT_OFFERED: Final = "identity"  # workloads of the program whose jobs these are modelled on
+_Decoded = dict[str, Any]
+
+
+def routes(daemon: Daemon) -> list[Route]:
+    """Create, list, look at, watch, cancel and remove jobs, and get their results."""
+
+    async def create(request: Request) -> Response:
+        endpoint, model, body = await _asked(daemon, request)
+        headers = {name: value for name in KEPT_HEADERS if (value := request.headers.get(name)) is not None}
+        key = _key(request)
+        job = await daemon.jobs.add(endpoint, model, headers, body, None if key is None else key.name)
+        return JSONResponse(_view(daemon, job), 202, {"location": f"/v1/jobs/{job.id}"})
+
+    async def listing(request: Request) -> Response:
+        await daemon.jobs.expire()
+        most, state = number(request, "limit", 100, 1000), request.query_params.get("status")
+        owner, is_admin = _owner(request)
+        found = [job for job in daemon.jobs.listing(owner, is_admin=is_admin) if state in {None, job.state}]
+        return JSONResponse(
+            {"object": "list", "data": [_view(daemon, job) for job in found[:most]], "has_more": len(found) > most}
+        )
+
+    async def one(request: Request) -> Response:
+        return JSONResponse(_view(daemon, await _found(daemon, request)))
+
+    async def result(request: Request) -> Response:
+        job = await _found(daemon, request)
+        if job.state != "completed":
+            raise InvalidRequestError(f"{job.id} is {job.state}: it has no result.", code="job_not_completed")
+        return Response(await daemon.jobs.result(job), job.status or 200, media_type=job.content_type)
+
+    async def events(request: Request) -> Response:
+        return EventStream(_events(daemon, await _found(daemon, request)), nullcontext())
+
+    async def cancel(request: Request) -> Response:
+        job = await _found(daemon, request)
+        await daemon.jobs.cancel(job)
+        return JSONResponse(_view(daemon, job))
+
+    async def remove(request: Request) -> Response:
+        job = await _found(daemon, request)
+        await daemon.jobs.remove(job)
+        return JSONResponse({"id": job.id, "object": "job", "deleted": True})
+
+    return [
+        Route("/v1/jobs", create, methods=["POST"]),
+        Route("/v1/jobs", listing, methods=["GET"]),
+        Route("/v1/jobs/{id}", one, methods=["GET"]),
+        Route("/v1/jobs/{id}", remove, methods=["DELETE"]),
+        Route("/v1/jobs/{id}/result", result, methods=["GET"]),
+        Route("/v1/jobs/{id}/events", events, methods=["GET"]),
+        Route("/v1/jobs/{id}/cancel", cancel, methods=["POST"]),
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------- what is asked
+
+
+async def _asked(daemon: Daemon, request: Request) -> tuple[str, str | None, bytes]:
+    """Endpoint, model and body. Raises LlmuxError."""
+    limit = daemon.catalog.limits.body_mib * 1024 * 1024
+    opened = await JsonBody.open(await read_body(request.scope, request.receive, limit))
+    if unknown := sorted(opened.names - _FIELDS):
+        raise InvalidRequestError(f"{unknown[0][:100]}: unknown; there is endpoint and body.", param=unknown[0][:100])
+    raw = await opened.field("endpoint")
+    endpoint = msgspec.json.decode(raw) if raw is not None else None
+    if not isinstance(endpoint, str):
+        raise InvalidRequestError(
+            'The body must be {"endpoint": "/v1/chat/completions", "body": {…}}, with the path of an endpoint.',
+            param="endpoint",
+        )
+    scope = {"path": endpoint, "headers": request.scope["headers"]}
+    if not daemon.pipeline.serves("POST", endpoint, dialect_of(scope)):
+        if _NOT_OFFERED in endpoint:
+            raise InvalidRequestError("Identity workloads are not offered.", code="not_offered", param="endpoint")
+        raise InvalidRequestError(f"No configured model serves POST {endpoint[:200]}.", param="endpoint")
+    raw = await opened.field("body")
+    if raw is None or raw[:1] != b"{":
+        raise InvalidRequestError('"body" must be the JSON object that the endpoint takes.', param="body")
+    inner = await JsonBody.open(bytes(raw))
+    if inner.stream:
+        raise InvalidRequestError("A job's result comes in one piece: leave stream out.", param="body.stream")
+    if inner.name is not None:
+        daemon.catalog.resolve(inner.name)
+    return endpoint, inner.name, bytes(raw)
+
+
+def _key(request: Request) -> Key | None:
+    key: Key | None = request.scope["state"].get(KEY)
+    return key
+
+
+def _owner(request: Request) -> tuple[str | None, bool]:
+    """Whose jobs may be seen: the key's name, and whether all."""
+    key = _key(request)
+    return (None, True) if key is None else (key.name, Scope.ADMIN in key.scopes)
+
+
+async def _found(daemon: Daemon, request: Request) -> Job:
+    await daemon.jobs.expire()
+    owner, is_admin = _owner(request)
+    return daemon.jobs.find(request.path_params["id"], owner, is_admin=is_admin)
+
+
+# ---------------------------------------------------------------------------------------------------------------- answers
+
+
+def _view(daemon: Daemon, job: Job) -> dict[str, Any]:
+    keep_s = daemon.catalog.limits.jobs_keep_s
+    return {
+        "id": job.id,
+        "object": "job",
+        "status": job.state,
+        "endpoint": job.endpoint,
+        "model": job.model,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "expires_at": None if job.ended_at is None else round(job.ended_at + keep_s, 3),
+        "tries": job.tries,
+        "ahead": daemon.jobs.ahead(job) if job.state == "queued" else 0,
+        "progress": _progress(daemon, job) if job.state == "running" else None,
+        "result": f"/v1/jobs/{job.id}/result" if job.result_bytes is not None else None,
+        "result_bytes": job.result_bytes,
+        "content_type": job.content_type or None,
+        "error": job.error,
+    }
+
+
+def _progress(daemon: Daemon, job: Job) -> dict[str, Any] | None:
+    """Where its request stands now; None between two tries."""
+    found = daemon.requests.find(job.request_id)
+    if not isinstance(found, RequestContext):
+        return None
+    model = None if found.model is None else daemon.engine.model(found.model)
+    return {
+        "request_id": job.request_id,
+        "state": "queued" if found.ticket is None else "running",
+        "model_state": None if model is None else model.state.value,
+        "eta_s": None if model is None else model.eta_s,
+        "bytes": found.outcome.bytes_sent,
+    }
+
+
+async def _events(daemon: Daemon, job: Job) -> AsyncGenerator[bytes, None]:
+    """Each change of it, the last one when it is over."""
+    told = None
+    while True:
+        view = _view(daemon, job)
+        if view != told:
+            told = view
+            yield b"event: job\ndata: " + msgspec.json.encode(view) + b"\n\n"
+        if job.is_over:
+            return
+        await daemon.jobs.changed(LOOK_S)
+
+
+# ---------------------------------------------------------------------------------------------------------- its request
+
+
+async def send(daemon: Daemon, job: Job, body: bytes) -> Answer:
+    """See `daemon.jobs.Send`."""
+    content_type = b"application/json"
+    if job.endpoint in FORMS:
+        content_type, body = await asyncio.to_thread(_as_form, body)
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in job.headers.items()]
+    headers += [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    disconnect = Disconnect(lambda: None)
+    disconnect.task = asyncio.current_task()
+    request_id = b"req_" + secrets.token_hex(12).encode()
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": job.endpoint,
+        "query_string": b"",
+        "headers": headers,
+        "extensions": {EXTENSION: disconnect},
+        "state": {STATE_KEY: request_id},
+    }
+    dialect, response = dialect_of(scope), _Response(body, daemon.catalog.limits.jobs_mib << 20)
+    context = RequestContext(request_id, asyncio.get_running_loop().time(), dialect)
+    job.request_id = request_id.decode()
+    if job.owner is not None and daemon.keyring:
+        context.key = next((key for key in daemon.keyring.keys if key.name == job.owner), None)
+        if context.key is None:
+            message = f"Its key {job.owner!r} is no longer there."
+            return Answer(401, "", b"", {"message": message, "code": "invalid_api_key"})
+    try:
+        if not daemon.pipeline.serves("POST", job.endpoint, dialect):
+            raise InvalidRequestError(f"No configured model serves POST {job.endpoint} any more.")
+        await daemon.pipeline(scope, response.receive, response.send, context)
+    except HandedOverError as handed_over:
+        raise JobInterruptedError from handed_over
+    except LlmuxError as error:
+        retry_after_s = None if error.lasts else error.retry_after_s
+        return Answer(int(error.status), "", b"", _error(error_body(error, dialect)), retry_after_s)
+    except ResponseOverError as error:
+        return Answer(502, "", b"", _error(error_body(UpstreamError(str(error)), dialect)))
+    return response.answer()
+
+
+class _Response:
+    """Takes what the pipeline sends."""
+
+    def __init__(self, body: bytes, limit: int) -> None:
+        self._request: bytes | None = body
+        self._limit = limit
+        self._status = 0
+        self._headers: Mapping[bytes, bytes] = {}
+        self._body = bytearray()
+
+    async def receive(self) -> Message:
+        body, self._request = self._request, None
+        if body is None:
+            await asyncio.Event().wait()  # this client never leaves
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], dict(message["headers"])
+            return
+        self._body += message.get("body", b"")
+        if len(self._body) > self._limit:
+            raise UpstreamError("The answer is larger than limits.jobs_mib.")
+
+    def answer(self) -> Answer:
+        content_type = self._headers.get(b"content-type", b"").decode("latin-1")
+        if self._status < 400:
+            return Answer(self._status, content_type, bytes(self._body))
+        retry_after = self._headers.get(b"retry-after", b"")
+        waits = self._status in {429, 503} and retry_after.isdigit()
+        return Answer(self._status, content_type, b"", _error(bytes(self._body)), float(retry_after) if waits else None)
+
+
+def _error(body: bytes) -> _Decoded:
+    """An error as an endpoint's clients get it, without what is around it."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {"message": body[:1000].decode("utf-8", "replace")}
+    error = found.get("error", found) if isinstance(found, dict) else found
+    return error if isinstance(error, dict) else {"message": str(error)}
+
+
+def _as_form(body: bytes) -> tuple[bytes, bytes]:
+    """A JSON body as a multipart form, and its content type."""
+    boundary = secrets.token_hex(16).encode()
+    parts = []
+    for name, value in msgspec.json.decode(body).items():
+        for each in value if isinstance(value, list) else [value]:
+            data, head = _part(name, each)
+            parts.append(b"--%b\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (boundary, head, data))
+    return b"multipart/form-data; boundary=" + boundary, b"".join(parts) + b"--%b--\r\n" % boundary
+
+
+def _part(name: str, value: object) -> tuple[bytes, bytes]:
+    quoted = name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A").encode()
+    head = b'name="%b"' % quoted
+    if isinstance(value, str) and value.startswith("data:"):
+        about, comma, text = value[5:].partition(",")
+        if comma and about.endswith(";base64"):
+            try:
+                data = base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError):
+                data = b""
+            kind = about.removesuffix(";base64").split(";")[0] or "application/octet-stream"
+            extension = "".join(c for c in kind.rpartition("/")[2] if c.isalnum()) or "bin"
+            file = b'; filename="file.%b"\r\nContent-Type: %b' % (extension.encode(), kind.encode("ascii", "replace"))
+            return data, head + file
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text.encode(), head
