@@ -197,6 +197,6 @@ class Outline:
         self.text += b'"'
 
 
-def _quoted(part: Bytes) -> bytes:
+def _quoted(part: Bytes) -> Bytes:
     """Some of a JSON text as some of a string. Control characters of a JSON text are blanks."""
     return part.translate(_BLANKS).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
