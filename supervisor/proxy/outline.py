@@ -34,6 +34,7 @@ _BLANK: Final = b" \t\r\n"
 _LIST: Final = b'"data:'  # the mark of a list begins like content, because numbers refer to nothing
 _BACKSLASH: Final = ord("\\")
 _KINDS: Final = bytes(ord("n" if c in b"-+0123456789.eE" else "_" if c in b", \t\r\n" else "x") for c in range(256))
+_BLANKS: Final = bytes.maketrans(b"\t\r\n", b"   ")
 _RUN: Final = 64  # bytes of numbers and blanks, at least
 _PLAIN: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\" + _BLANK
 _UNSPLIT: Final = re.compile(
@@ -91,18 +92,25 @@ class Outline:
         return outline
 
     async def restored(self, text: Bytes) -> Bytes:
-        """`text` (the outline or a changed one) with its marks replaced by the cut parts."""
+        """`text` (the outline or a changed one) with its marks replaced by the cut parts.
+
+        A string of `text` may itself hold JSON of the outline, such as the arguments of a tool call: there the quote that
+        follows a mark is escaped, and so is what comes back.
+        """
         whole, mark = bytearray(), self._mark
         at = 0
         while (found := text.find(mark, at)) >= 0:
             digits = found + len(mark)
             end = text.index(b"-", digits)
             first, last, is_list = self._cuts[int(text[digits:end])]
-            whole += text[at : found - is_list * len(_LIST)]
+            at_quote = end + 1 + (not is_list and text[end + 1 : end + 2] == b":")
+            is_quoted = text.startswith(b'\\"', at_quote)
+            whole += text[at : found - is_list * (len(_LIST) + is_quoted)]
             for start in range(first, last, _SLICE):
-                whole += self._body[start : min(start + _SLICE, last)]
+                part = self._body[start : min(start + _SLICE, last)]
+                whole += _quoted(part) if is_quoted else part
                 await self._worked(_SLICE)
-            at = end + 1 + (is_list or text[end + 1 : end + 2] == b":")
+            at = at_quote + is_list * (1 + is_quoted)
             await self._worked(_STRING)
         for start in range(at, len(text), _SLICE):
             whole += text[start : start + _SLICE]
@@ -187,3 +195,8 @@ class Outline:
             await self._worked(len(part))
             at, size = at + size, min(4 * size, _SLICE)
         self.text += b'"'
+
+
+def _quoted(part: Bytes) -> Bytes:
+    """Some of a JSON text as some of a string. Control characters of a JSON text are blanks."""
+    return part.translate(_BLANKS).replace(b"\\", b"\\\\").replace(b'"', b'\\"')

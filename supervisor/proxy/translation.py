@@ -64,7 +64,7 @@ class Translation(Protocol):
         """The canonical request's top-level fields, and what its answers become. Raises InvalidRequestError.
 
         `model` names the model in both. Strings may hold marks for what was cut out of a large body: they are passed on
-        as a whole.
+        as a whole, alone, joined by line breaks, or within JSON that becomes a string.
         """
 
 

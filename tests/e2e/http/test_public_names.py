@@ -60,7 +60,7 @@ class TestListing:
 
 
 class TestAnthropicsListing:
-    """The same path for whoever sends `anthropic-version`: the models that serve /v1/messages, in Anthropic's words."""
+    """The same path for whoever sends `anthropic-version`: all chat models, in Anthropic's words."""
 
     VERSION: ClassVar = {"anthropic-version": "2023-06-01"}
 
@@ -70,8 +70,8 @@ class TestAnthropicsListing:
     def test_all_of_them(self, site):
         told = self.ask(site)
         page = told.json()
-        assert [row["id"] for row in page["data"]] == ["thinker", "quick"]
-        assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "thinker", "quick")
+        assert [row["id"] for row in page["data"]] == ["thinker", "quick", "shaped", "unshaped", "plain", "broken"]
+        assert (page["has_more"], page["first_id"], page["last_id"]) == (False, "thinker", "broken")
         first = page["data"][0]
         assert (first["type"], first["display_name"]) == ("model", "thinker")
         assert datetime.fromisoformat(first["created_at"]).tzinfo is not None
@@ -81,11 +81,11 @@ class TestAnthropicsListing:
     def test_pages(self, site):
         first = self.ask(site, limit=1).json()
         assert ([row["id"] for row in first["data"]], first["has_more"]) == (["thinker"], True)
-        second = self.ask(site, limit=1, after_id="thinker").json()
-        assert ([row["id"] for row in second["data"]], second["has_more"]) == (["quick"], False)
+        last = self.ask(site, limit=1, after_id="plain").json()
+        assert ([row["id"] for row in last["data"]], last["has_more"]) == (["broken"], False)
         back = self.ask(site, limit=1, before_id="quick").json()
         assert ([row["id"] for row in back["data"]], back["has_more"]) == (["thinker"], False)
-        assert self.ask(site, after_id="quick").json()["data"] == []
+        assert self.ask(site, after_id="broken").json()["data"] == []
 
     def test_mistakes(self, site):
         told = self.ask(site, limit=0)
@@ -119,7 +119,8 @@ class TestRouting:
         assert ask("/v1/rerank", query="x", documents=["y"])["model"] == "rank"
         assert ask("/v2/rerank", query="x", documents=["y"])["model"] == "rank"
         assert ask("/v1/responses", input="Hello")["model"] == "chat", "the model itself, not one of its virtual models"
-        assert ask("/v1/messages", max_tokens=50, messages=HELLO)["model"] == "chat"
+        assert ask("/v1/messages/count_tokens", messages=HELLO)["input_tokens"] > 0
+        assert ask("/v1/messages", max_tokens=50, messages=HELLO)["error"]["code"] == "missing_model"
         assert ask("/v1/chat/completions", messages=HELLO)["error"]["code"] == "missing_model"
 
     def test_wrong_kind_of_model(self, site):

@@ -161,3 +161,17 @@ def test_any_json(document, ascii_only, indent):
         found = outlined(body)
         assert_same(document, json.loads(found.text))
         assert restored(found, found.text).translate(None, b" \n") == body.translate(None, b" \n")
+
+
+class TestQuoted:
+    """JSON of the outline may become a string, such as the arguments of a tool call."""
+
+    @pytest.mark.parametrize("indent", [None, 1])
+    def test_what_comes_back_is_quoted_as_the_rest(self, indent):
+        text = 'a "quoted" \\ \n line, é ' * 10_000
+        value = {"text": text, "plain": "A" * 200_000, "k" * 500: {"numbers": list(range(5000))}, "last": text}
+        found = outlined(json.dumps(value, indent=indent).encode())
+        assert len(found.text) < 2000
+        whole = json.loads(restored(found, json.dumps({"arguments": found.text.decode(), "own": '"'}).encode()))
+        assert json.loads(whole["arguments"]) == value
+        assert whole["own"] == '"'

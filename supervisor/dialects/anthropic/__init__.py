@@ -1,6 +1,7 @@
-"""Anthropic's API: `/v1/messages` and what is below it, which workers speak themselves, and its list of models.
+"""Anthropic's API: `/v1/messages`, its count of tokens, and its list of models.
 
-The list is where OpenAI's is: whoever sends `anthropic-version`, which Anthropic's clients always do, gets this one.
+Workers that serve these paths get their requests untouched. For all other chat models `request` maps them to chat
+completions, and `answer` maps the answers and streams back; `errors` has the shape of errors. The list is where OpenAI's is: whoever sends `anthropic-version`, which Anthropic's clients always do, gets this one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
@@ -17,24 +17,23 @@ from starlette.routing import Match, Route
 from supervisor import catalog
 from supervisor.daemon.daemon import Daemon
 from supervisor.daemon.views import Json
+from supervisor.dialects import chat
+from supervisor.dialects.anthropic import errors
+from supervisor.dialects.anthropic.answer import CountTokens, Messages
 from supervisor.dialects.openai import OpenAI
 from supervisor.errors import InvalidRequestError
 from supervisor.proxy.dialect import after
 from supervisor.proxy.disconnect import Scope
+from supervisor.proxy.translation import Translation
 
 _PATH: Final = "/v1/messages"
 _MODELS: Final = "/v1/models"
 _ROOTS: Final = (_PATH, _MODELS)
 _MOST: Final = 1000  # models in one answer
-_TYPES: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
+_SERVING: Final = frozenset({f"POST {_PATH}", f"POST {chat.PATH}"})  # either is enough
+_TRANSLATIONS: Final[Mapping[tuple[str, str], Translation]] = {
+    ("POST", _PATH): Messages(),
+    ("POST", f"{_PATH}/count_tokens"): CountTokens(),
 }
 
 
@@ -60,17 +59,20 @@ class Anthropic(OpenAI):
         """Inference."""
         return "inference"
 
+    def translation(self, method: str, path: str) -> Translation | None:
+        """Of messages, and of their count."""
+        return _TRANSLATIONS.get((method, path))
+
     def error(self, fields: Mapping[str, object], status: int) -> bytes:
         """See Dialect."""
-        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return msgspec.json.encode({"type": "error", "error": {**fields, "type": kind}})
+        return errors.body(fields, status)
 
     def error_event(self, body: bytes, sent: bytes) -> bytes:
         """See Dialect."""
-        return after(sent, b"event: error\ndata: " + body + b"\n\n")
+        return after(sent, errors.event(body))
 
     def routes(self, daemon: Daemon) -> list[Route]:
-        """`GET /v1/models` and `GET /v1/models/{id}`: the models that serve `/v1/messages`."""
+        """`GET /v1/models` and `GET /v1/models/{id}`: the models that can be asked at `/v1/messages`."""
         created = datetime.fromtimestamp(int(daemon.wall_time(daemon.started)), UTC).isoformat().replace("+00:00", "Z")
 
         def view(entry: catalog.Route) -> Json:
@@ -85,7 +87,7 @@ class Anthropic(OpenAI):
 
         async def listing(request: Request) -> Response:
             await daemon.know_capabilities()
-            rows = [row for row in daemon.catalog.listing() if f"POST {_PATH}" in row.model.paths]
+            rows = [row for row in daemon.catalog.listing() if not _SERVING.isdisjoint(row.model.paths)]
             return JSONResponse(_page([view(row) for row in rows], request))
 
         async def one(request: Request) -> Response:

@@ -1,0 +1,195 @@
+"""Anthropic's messages as those of chat completions.
+
+Content there is a list of blocks. Turns of one role that follow each other are one turn, as in Anthropic's API: many chat
+templates take only turns that alternate. Results of tools become messages of their own, before the rest of the user's
+turn, and their pictures become part of that rest. Thoughts of earlier turns are left out.
+
+Texts may hold marks (see `proxy.translation`), so they are joined by line breaks only.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from supervisor.dialects.anthropic.fields import decoded, refuse
+from supervisor.dialects.chat import NOTHING, is_set
+from supervisor.errors import InvalidRequestError
+
+Json = dict[str, object]
+
+_DROPPED: Final = frozenset({"thinking", "redacted_thinking"})
+_DATA: Final = "data:"
+
+
+class Source(msgspec.Struct):
+    """Where a picture is."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class Block(msgspec.Struct):
+    """A content block of any type."""
+
+    type: str
+    text: str | None = None
+    source: msgspec.Raw = NOTHING  # a `Source`, of what can be used
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = NOTHING
+    tool_use_id: str | None = None
+    content: msgspec.Raw = NOTHING  # of a tool's result
+    is_error: bool | None = None
+
+
+Content = str | list[Block]
+
+
+class Message(msgspec.Struct):
+    """One turn."""
+
+    role: str
+    content: Content
+
+
+_messages: Final = msgspec.json.Decoder(list[Message])
+_content: Final = msgspec.json.Decoder(Content | None)
+_source: Final = msgspec.json.Decoder(Source)
+
+
+def messages(raw: msgspec.Raw) -> list[Json]:
+    """The messages for chat completions. Raises InvalidRequestError."""
+    turns = decoded(_messages, raw, "messages")
+    found: list[Json] = []
+    for role, group in groupby(turns, lambda turn: turn.role):
+        contents = [turn.content for turn in group]
+        blocks = [block for content in contents for block in _blocks(content)]
+        if role == "user":
+            found += _user(blocks)
+        elif role == "assistant":
+            found.append(_assistant(blocks))
+        else:
+            raise InvalidRequestError(
+                f'messages: the role {role[:50]!r} is not supported; use "user" or "assistant", and the field `system`.',
+                param="messages",
+            )
+    return found
+
+
+def system_text(raw: msgspec.Raw) -> str:
+    """The system prompt; empty without one. Raises InvalidRequestError."""
+    blocks = _blocks(decoded(_content, raw, "system") or "")
+    return "\n\n".join(_text(block, "system", "the system prompt") for block in blocks)
+
+
+def _blocks(content: Content) -> list[Block]:
+    return [Block("text", content)] if isinstance(content, str) else content
+
+
+def _user(blocks: list[Block]) -> list[Json]:
+    results: list[Json] = []
+    seen: list[Json] = []  # by tools
+    parts: list[Json] = []
+    for block in blocks:
+        if block.type == "tool_result":
+            text, pictures = _result(block)
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
+            seen += pictures
+        elif block.type == "image":
+            parts.append(_picture(block))
+        else:
+            parts.append({"type": "text", "text": _text(block, "messages", "a message of the user")})
+    parts = seen + parts
+    if parts or not results:
+        results.append({"role": "user", "content": _shortest(parts)})
+    return results
+
+
+def _assistant(blocks: list[Block]) -> Json:
+    texts: list[str] = []
+    calls: list[Json] = []
+    for block in blocks:
+        if block.type in _DROPPED:
+            continue
+        if block.type == "tool_use":
+            calls.append(_call(block))
+        else:
+            texts.append(_text(block, "messages", "a message of the assistant"))
+    text = "\n".join(texts)
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": text or None, "tool_calls": calls}
+
+
+def _call(block: Block) -> Json:
+    """An earlier call of a tool."""
+    if not block.id or not block.name:
+        raise InvalidRequestError("messages: a tool_use block needs an `id` and a `name`.", param="messages")
+    arguments = bytes(block.input) if is_set(block.input) else b"{}"
+    if not arguments.startswith(b"{"):
+        raise InvalidRequestError("messages: the `input` of a tool_use block must be an object.", param="messages")
+    try:
+        text = arguments.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            "messages: the `input` of a tool_use block is not UTF-8.", param="messages"
+        ) from error
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": text}}
+
+
+def _result(block: Block) -> tuple[str, list[Json]]:
+    """What a tool gave: its text, and its pictures."""
+    if not block.tool_use_id:
+        raise InvalidRequestError("messages: a tool_result block needs a `tool_use_id`.", param="messages")
+    content = decoded(_content, block.content, "messages") if is_set(block.content) else None
+    texts: list[str] = []
+    pictures: list[Json] = []
+    for part in _blocks(content or ""):
+        if part.type == "image":
+            pictures.append(_picture(part))
+        else:
+            texts.append(_text(part, "messages", "the result of a tool"))
+    text = "\n".join(texts)
+    return f"Error: {text}" if block.is_error else text, pictures
+
+
+def _text(block: Block, param: str, where: str) -> str:
+    if block.type != "text":
+        raise refuse(param, f"{param}: this model takes no {block.type[:50]!r} block in {where}; leave it out")
+    if block.text is None:
+        raise InvalidRequestError(f"{param}: a text block needs a `text`.", param=param)
+    return block.text
+
+
+def _picture(block: Block) -> Json:
+    """By reference as well: what refuses references in any request refuses those."""
+    if not is_set(block.source):
+        raise InvalidRequestError("messages: an image block needs a `source`.", param="messages")
+    source = decoded(_source, block.source, "messages")
+    if source.type == "base64" and source.data is not None:
+        kind = source.media_type or ""
+        if not kind.startswith("image/"):
+            raise InvalidRequestError(
+                "messages: the `source` of an image needs a `media_type` such as image/png.", param="messages"
+            )
+        url = f"{_DATA}{kind};base64,{source.data}"
+    elif source.type == "url" and source.url is not None:
+        url = source.url
+    else:
+        raise refuse(
+            "messages",
+            f"messages: an image's `source` of type {source.type[:50]!r} can't be used; send base64 and its `data`",
+        )
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _shortest(parts: list[Json]) -> object:
+    """Content as a text where it is one: some chat templates take nothing else."""
+    if not parts:
+        return ""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
