@@ -54,7 +54,7 @@ class Choice(msgspec.Struct):
     message: Message = msgspec.field(default_factory=Message)
     delta: Message = msgspec.field(default_factory=Message)
     finish_reason: str | None = None
-    logprobs: msgspec.Raw | None = None
+    logprobs: object = None  # decoded; a union with msgspec.Raw would take nothing but null
 
 
 class PromptDetails(msgspec.Struct):
@@ -106,7 +106,7 @@ class Answer(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
     timings: Timings | None = None
-    error: msgspec.Raw | None = None  # set iff the stream ends with it
+    error: object = None  # decoded; set iff the stream ends with it
 
 
 _answer: Final = msgspec.json.Decoder(Answer).decode
@@ -167,4 +167,4 @@ class ChatStream(abc.ABC):
         if answer.error is None:
             return self.event(answer)
         self._is_over = True
-        return self.failed(answer.error)
+        return self.failed(msgspec.Raw(msgspec.json.encode(answer.error)))

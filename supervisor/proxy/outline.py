@@ -41,7 +41,14 @@ _UNSPLIT: Final = re.compile(
 )
 """Whole escapes, and both halves of a character that has two."""
 
+_NO_CONTROLS: Final = bytes.maketrans(b"\t\r\n", b"   ")  # between the numbers of a list
+
 Bytes = bytes | bytearray
+
+
+def _within_text(part: Bytes) -> Bytes:
+    """JSON as it stands within a string."""
+    return part.translate(_NO_CONTROLS).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
 class Outline:
@@ -91,18 +98,25 @@ class Outline:
         return outline
 
     async def restored(self, text: Bytes) -> Bytes:
-        """`text` (the outline or a changed one) with its marks replaced by the cut parts."""
+        """`text` (the outline or a changed one) with its marks replaced by the cut parts.
+
+        In JSON that became a string itself, the quotation mark that ends a cut part has a backslash: then the part gets
+        its own as well.
+        """
         whole, mark = bytearray(), self._mark
         at = 0
         while (found := text.find(mark, at)) >= 0:
             digits = found + len(mark)
             end = text.index(b"-", digits)
             first, last, is_list = self._cuts[int(text[digits:end])]
-            whole += text[at : found - is_list * len(_LIST)]
+            at_quote = end + 1 + (text[end + 1 : end + 2] == b":")
+            is_nested = text[at_quote : at_quote + 2] == b'\\"'
+            whole += text[at : found - is_list * (len(_LIST) + is_nested)]
+            at = at_quote + is_list * (1 + is_nested)
             for start in range(first, last, _SLICE):
-                whole += self._body[start : min(start + _SLICE, last)]
+                part = self._body[start : min(start + _SLICE, last)]
+                whole += _within_text(part) if is_nested else part
                 await self._worked(_SLICE)
-            at = end + 1 + (is_list or text[end + 1 : end + 2] == b":")
             await self._worked(_STRING)
         for start in range(at, len(text), _SLICE):
             whole += text[start : start + _SLICE]

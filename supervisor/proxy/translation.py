@@ -64,7 +64,8 @@ class Translation(Protocol):
         """The canonical request's top-level fields, and what its answers become. Raises InvalidRequestError.
 
         `model` names the model in both. Strings may hold marks for what was cut out of a large body: they are passed on
-        as a whole.
+        as a whole, also within JSON that becomes a string itself. No text may follow one that begins with a quotation mark.
+        A private field (`x_keep_alive_s`) that it adds counts as if the client had sent it.
         """
 
 
