@@ -213,7 +213,7 @@ def _capabilities(model: CatalogModel) -> list[JsonValue]:
 def _loaded(daemon: Daemon, row: catalog.Route, found: ModelStatus) -> Json:
     model = daemon.fleet.effective(row.model.id)
     on_gpus = {device.id for device in daemon.engine.devices() if not device.spec.takes_whole}
-    held = [(lease.device, lease.mib if lease.measured_mib is None else lease.measured_mib) for lease in found.leases]
+    held = [(lease.device, lease.measured_mib or lease.mib) for lease in found.leases]
     left_s = _FOR_EVER_S if found.unload_s is None else found.unload_s
     return {
         **_entry(row.name, model),
