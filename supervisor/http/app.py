@@ -140,12 +140,17 @@ class Application:
         self, order: OrderError, dialect: OpenAI, scope: Scope, receive: Receive, send: Send, context: RequestContext
     ) -> None:
         """Do what a request on a path of inference asks of the daemon. What changes something is for the one that goes on."""
-        self._auth.authorize(scope, dialect, order.scope)
-        await self._daemon.settled.wait()
+        body = context.waiting
+        assert body is not None
+        try:
+            self._auth.authorize(scope, dialect, order.scope)
+            await self._daemon.settled.wait()
+        except BaseException:
+            body.release()
+            raise
         if self._daemon.successor is not None:
             raise HandedOverError
-        assert context.waiting is not None
-        context.waiting.release()
+        body.release()
         response = dialect.obey(self._daemon, scope["path"], order.fields)
         await response(scope, receive, send)
 
